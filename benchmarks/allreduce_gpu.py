@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from mpistrat.arrays.gpu.bounds import bounds
 from mpistrat.bench.allreduce import SIZES, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.reduction.array_way import BOUND, ArrayWay, wrong_sums
-from mpistrat.runtime.gpu.bounds import bounds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,7 +112,7 @@ def _ways(
     import numpy as np
 
     from mpistrat.bench.reduction.by_library import all_reduces
-    from mpistrat.runtime.process import mpi
+    from mpistrat.process import mpi
 
     MPI = mpi.start()
     ways: dict[tuple[str, str], ArrayWay] = {}
@@ -153,7 +153,7 @@ def _ways(
         receive[...] = cupy.asarray(total)
 
     def down_and_up(send: Any, receive: Any) -> None:
-        from mpistrat.runtime.gpu import pinned
+        from mpistrat.arrays.gpu import pinned
 
         step, source, target = pinned.CHUNK_BYTES, int(send.data.ptr), int(receive.data.ptr)
         work = [

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 from mpistrat import absent
-from mpistrat.runtime.record import observers
+from mpistrat.record import observers
 from mpistrat.version import __version__
 
 if TYPE_CHECKING:
-    from mpistrat.runtime.record.flight_record import FlightRecord
+    from mpistrat.record.flight_record import FlightRecord
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __getattr__ = absent.explained(__name__, __getattr__, absent.OF_DISTRIBUTE)
@@ -29,7 +29,7 @@ def _watch(record: FlightRecord) -> None:
 
 
 if "OMPI_MCA_mpi_ft_enable" in os.environ:
-    from mpistrat.runtime.process import mpi as _mpi
+    from mpistrat.process import mpi as _mpi
 
     _mpi.end_job_on_early_error()
 observers.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays import arrays
+from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
@@ -16,8 +18,6 @@ from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime import arrays
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import Mirrored, reducible
 

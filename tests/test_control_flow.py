@@ -10,7 +10,7 @@ TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path
 # HDF5 tells why it cannot open a file in the text of an OSError alone: h5py gives it no number and no class.
 OF_HDF5 = {"data/hdf5/open_file.py"}
 # CPython shows a SystemExit that is not caught to no hook.
-OF_CPYTHON = {"runtime/process/failure.py"}
+OF_CPYTHON = {"process/failure.py"}
 
 
 def found(is_wrong, allowed=()):

@@ -19,9 +19,9 @@ from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.messages.losses import LostRankError
 from mpistrat.messages.pickling import Packed, unpack
 from mpistrat.messages.post import Letter, Post
-from mpistrat.runtime.backoff import Backoff
+from mpistrat.process import failure
+from mpistrat.process.backoff import Backoff
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process import failure
 
 _log = logging.getLogger(__name__)
 _QUICK = 0.002  # seconds; a worker whose last task took less is handed one more before it asks

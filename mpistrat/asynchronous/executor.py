@@ -17,9 +17,9 @@ from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import mpi, program_end
-from mpistrat.runtime.process.program_end import EndStep
+from mpistrat.process import mpi, program_end
+from mpistrat.process.backoff import Backoff
+from mpistrat.process.program_end import EndStep
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
 

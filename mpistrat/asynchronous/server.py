@@ -10,7 +10,7 @@ from mpistrat.asynchronous.service import serve
 from mpistrat.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
 from mpistrat.messages import contact
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 
 
 @dataclass(frozen=True)

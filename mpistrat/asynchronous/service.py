@@ -15,16 +15,16 @@ from typing import Any
 
 from mpistrat import context, nest
 from mpistrat.asynchronous import on_worker
+from mpistrat.memory.published import Memory, PrivateMemory, PublishedMemory
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import is_plain, pack, unpack
 from mpistrat.messages.post import Letter, Post
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.memory.published import Memory, PrivateMemory, PublishedMemory
-from mpistrat.runtime.process import mpi
-from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.layout import Phase
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
+from mpistrat.record import flight_record
+from mpistrat.record.layout import Phase
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, PreparedWrites

@@ -9,7 +9,7 @@ from statistics import median
 
 from mpistrat.bench.allreduce import algorithms, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
-from mpistrat.runtime import cache_file
+from mpistrat.process import cache_file
 from mpistrat.runtime.environment import RuntimeOptions
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"

@@ -11,8 +11,9 @@ import click
 from mpistrat.cli import table
 from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
 from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
-from mpistrat.runtime.process import affinity, mpi
-from mpistrat.runtime.ranges import ranges
+from mpistrat.process import mpi
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 
 _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")

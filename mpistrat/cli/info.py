@@ -14,10 +14,9 @@ import click
 
 from mpistrat.cli.check.checks.library import LEVELS, loaded_library
 from mpistrat.cli.run import machine
-from mpistrat.runtime import environment
-from mpistrat.runtime.process import affinity
-from mpistrat.runtime.process.launch import launcher_variables
-from mpistrat.runtime.ranges import ranges
+from mpistrat.launch.launch import launcher_variables
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime import affinity, environment
 from mpistrat.version import __version__
 
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
@@ -91,7 +90,7 @@ def _version(name: str) -> str:
 
 def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     """Fill in the facts of MPI. Return the rank of this process and the table of algorithms."""
-    from mpistrat.runtime.process import mpi
+    from mpistrat.process import mpi
 
     try:
         MPI = mpi.start()
@@ -145,8 +144,8 @@ def _routes(topology: Any) -> tuple[str, str]:
 
 def _devices() -> str:
     """Return the GPUs of this node as text, or the reason why it has no usable GPU."""
-    from mpistrat.runtime.device import cupy_for, gpu_count
-    from mpistrat.runtime.gpu.bounds import bounds
+    from mpistrat.arrays.device import cupy_for, gpu_count
+    from mpistrat.arrays.gpu.bounds import bounds
 
     try:
         count = gpu_count("a GPU")

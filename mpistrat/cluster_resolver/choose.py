@@ -19,8 +19,8 @@ from mpistrat.cluster_resolver.schedulers import (
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
-from mpistrat.runtime.process.launchers import FLUX, HYDRA, JSRUN, PMIX
-from mpistrat.runtime.process.left_over_step import left_over
+from mpistrat.launch.launchers import FLUX, HYDRA, JSRUN, PMIX
+from mpistrat.launch.left_over_step import left_over
 
 _OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
 _SRUN = slurm_step.SIZE

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpistrat.cluster_resolver.variables import integer
-from mpistrat.runtime.process.launchers import JSRUN
+from mpistrat.launch.launchers import JSRUN
 
 _BIND = "SLURMD_TRES_BIND"
 _MASKS = re.compile(r"\bmask_gpu:((?:(?:0x)?[0-9a-fA-F]+(?:\*\d+)?(?:,|$))+)")

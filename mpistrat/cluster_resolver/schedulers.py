@@ -14,8 +14,8 @@ from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterReso
 from mpistrat.cluster_resolver.mpi.resolver import placement_in_job
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import integer, required
-from mpistrat.runtime.process.hostlist import expand_hostlist
-from mpistrat.runtime.process.launchers import FLUX, JSRUN
+from mpistrat.launch.hostlist import expand_hostlist
+from mpistrat.launch.launchers import FLUX, JSRUN
 
 _NODES = "FLUX_JOB_NNODES"
 

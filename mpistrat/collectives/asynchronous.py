@@ -18,11 +18,11 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, prepared
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
+from mpistrat.record.layout import Kind
+from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import mpi
-from mpistrat.runtime.record.layout import Kind
-from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 

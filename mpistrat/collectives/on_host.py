@@ -28,9 +28,9 @@ from mpistrat.collectives.packing import (
     unpack,
 )
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps, steps_alone
+from mpistrat.record.layout import Kind
+from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.record.layout import Kind
-from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.topology import Topology
 
 _PACK_BYTES = 4 << 20  # of small arrays in one message

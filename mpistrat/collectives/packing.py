@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import COMBINE, Op
-from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.values import ReduceOp
 
 # New memory costs a page fault for every 4 KiB of a result, which takes longer than the sum. A training step has as

@@ -17,11 +17,11 @@ import numpy as np
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
+from mpistrat.process.cache import Cache
+from mpistrat.record import ring as trace
 from mpistrat.runtime.agreement.collective_lock import BROKEN
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.cache import Cache
-from mpistrat.runtime.record import ring as trace
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 

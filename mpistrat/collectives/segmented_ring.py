@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.memory.buffer_pool import Buffers
+from mpistrat.memory.buffer_pool import Buffers
 
 _AHEAD = 16  # receives posted at a time, so that the wire is busy while other segments are added
 # A rank's own segments may overtake those that it passes on, so they have different tags.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.runtime.agreement.operation import Remark, operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, Mirrored

@@ -24,7 +24,7 @@ except ImportError as error:
     raise ImportError("mpistrat.integrations.lightning needs Lightning: pip install lightning") from error
 
 from mpistrat.integrations.torch import BACKEND
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 __all__ = ["MpiEnvironment", "MpistratStrategy"]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpistrat.runtime.process import failure, mpi
+from mpistrat.process import failure, mpi
 
 _MOST_UNTIL_TOLD = 3.0  # seconds from the first error of a message until MPI names the lost rank
 _NAP = 0.01

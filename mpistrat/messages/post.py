@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.messages.failures import Failure, failure_of
 from mpistrat.messages.losses import Losses
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.memory.buffer_pool import Buffers
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
 
 REQUEST, REPLY = 1, 3  # tags; the memory of large arrays has the next one
 _HEADER = struct.Struct("<IIB")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.memory.buffer_pool import Buffers
+from mpistrat.memory.published import Place, Reader, View
 from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY
-from mpistrat.runtime.cache import Cache
-from mpistrat.runtime.memory.buffer_pool import Buffers
-from mpistrat.runtime.memory.published import Place, Reader, View
+from mpistrat.process.cache import Cache
 
 Request = tuple[int, str, tuple[Any, ...], Any]  # server, kind, head, value
 _READS = frozenset({"read", "rows"})

@@ -23,7 +23,7 @@ from typing import Any
 from mpistrat.monitor import view
 from mpistrat.monitor.view import JobView
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process.without_mpi.board import Board
+from mpistrat.runtime.without_mpi.board import Board
 
 _ASKS, _SAYS, _LOOKS, _COLLECTS, _LEFT = "asks", "says", "looks", "collects", "left"
 _NAME = re.compile(r".+\.[a-z]+\.\d+")  # the call, what is said, and the rank

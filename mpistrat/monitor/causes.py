@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from mpistrat.monitor import process
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks, source_line
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Record
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Record
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep

@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from mpistrat.runtime.atomic_file import publish
+from mpistrat.process.atomic_file import publish
 from mpistrat.runtime.environment import rc
 
 

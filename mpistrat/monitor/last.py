@@ -11,14 +11,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mpistrat.launch import proc
 from mpistrat.monitor import folder
 from mpistrat.monitor.waits import Wait, of_one_job, waits
-from mpistrat.runtime.process import process_facts
-from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.record import read
-from mpistrat.runtime.record.json_form import as_json, from_json
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Record
+from mpistrat.process.patience import within
+from mpistrat.record import read
+from mpistrat.record.json_form import as_json, from_json
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Record
 
 _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
@@ -117,7 +117,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
                 "when": time.time(),
                 "notes": list(notes),
                 "end": end,
-                "out_of_memory_kills": process_facts.out_of_memory_kills(),
+                "out_of_memory_kills": proc.out_of_memory_kills(),
                 "records": [as_json(each) for each in records],
             }
         )
@@ -238,7 +238,7 @@ def latest(job: str = "") -> Ended | None:
     kept, problems = _newest(_files(folder.folder()), job)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
-        kills = process_facts.out_of_memory_kills()
+        kills = proc.out_of_memory_kills()
         return Ended(tuple(of_one_job(newest, gone)), (), max(times), UNKNOWN, kills)
     if kept is None and problems:
         raise problems[0]

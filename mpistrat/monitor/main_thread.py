@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from mpistrat.runtime.process import process_facts
+from mpistrat.launch import proc
 
 _BETWEEN = 0.002  # seconds between two samples
 _FEWEST = 5  # samples before a thread is said to stay
@@ -32,7 +32,7 @@ def moves() -> bool | None:
     began, before = time.monotonic(), _scheduled(thread)
     for sample in itertools.count(1):
         waited, now = time.monotonic() - began, _scheduled(thread)
-        asleep = now == before and process_facts.state(os.getpid()) != "R"
+        asleep = now == before and proc.state(os.getpid()) != "R"
         frame = sys._current_frames().get(main)
         if frame is None:
             break

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mpistrat.runtime.process import process_facts
+from mpistrat.launch import proc
 
 FILE, SLEEP, LOCK, MESSAGE = "file", "sleep", "lock", "message"
 CHILD, FILE_LOCK, SIGNAL, UNKNOWN = "child", "file lock", "signal", ""
@@ -165,12 +165,10 @@ class ProcessFacts:
 
 def look(process: int, started: int, path: str = "") -> ProcessFacts:
     """Return what the system tells about the process with this number that started at this time, with this record."""
-    if process_facts.started(process) != started:
+    if proc.started(process) != started:
         return gone()
-    if process_facts.state(process) == "Z":
-        return ProcessFacts(
-            "Z", ended_by=_status(process), out_of_memory_kills=process_facts.out_of_memory_kills()
-        )
+    if proc.state(process) == "Z":
+        return ProcessFacts("Z", ended_by=_status(process), out_of_memory_kills=proc.out_of_memory_kills())
     main = Path(f"/proc/{process}/task/{process}")
     try:
         fields = (main / "stat").read_text().rpartition(")")[2].split()
@@ -193,12 +191,12 @@ def _thread_state(thread: Path) -> str:
 
 def _replaced(process: int, path: str) -> bool:
     """Return whether a process has another memory than the one that mapped this record."""
-    return bool(path and _text(Path(f"/proc/{process}/maps"))) and not process_facts.maps(process, path)
+    return bool(path and _text(Path(f"/proc/{process}/maps"))) and not proc.maps(process, path)
 
 
 def gone() -> ProcessFacts:
     """Return what is known of a process that does not exist."""
-    return ProcessFacts("X", out_of_memory_kills=process_facts.out_of_memory_kills())
+    return ProcessFacts("X", out_of_memory_kills=proc.out_of_memory_kills())
 
 
 def _waiting(main: Path, process: int, state: str) -> ProcessFacts:

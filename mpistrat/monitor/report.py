@@ -14,9 +14,9 @@ from mpistrat.monitor.links import Links
 from mpistrat.monitor.stacks import Frame, Stacks, source_lines
 from mpistrat.monitor.view import JobView
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Record
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Record
 
 _MOST_FRAMES = 12
 _MOST_PROCESSES = 4

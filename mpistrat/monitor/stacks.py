@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mpistrat.launch import proc
 from mpistrat.monitor import process
-from mpistrat.runtime.process import process_facts
-from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.record import read
-from mpistrat.runtime.record.read import Record
+from mpistrat.process.patience import within
+from mpistrat.record import read
+from mpistrat.record.read import Record
 
 _PATIENCE = 2.0  # seconds for the file system of a program
 _silent: set[str] = set()  # directories that did not answer
@@ -99,9 +99,7 @@ def _wait_for_signals(sizes: dict[str, int], beat: Callable[[], object]) -> None
 
 
 def _runs(record: Record) -> bool:
-    return (
-        process_facts.started(record.pid) == record.started and process_facts.state(record.pid) not in "TtZX"
-    )
+    return proc.started(record.pid) == record.started and proc.state(record.pid) not in "TtZX"
 
 
 def _bears_signal(record: Record) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.record import flight_record, read
+from mpistrat.record import flight_record, read
 from mpistrat.runtime.topology import Topology
 
 _FEWEST_STEPS = 20

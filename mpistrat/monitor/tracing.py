@@ -7,10 +7,10 @@ import logging
 import os
 from collections.abc import Iterator
 
+from mpistrat.record import flight_record, ring
 from mpistrat.runtime import topology
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.record import flight_record, ring
 
 _CLOCKS = operation("trace")
 _log = logging.getLogger(__name__)

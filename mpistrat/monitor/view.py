@@ -13,8 +13,8 @@ from mpistrat.monitor.last import UNKNOWN, End
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.runtime.record import json_form, read
-from mpistrat.runtime.record.read import Record
+from mpistrat.record import json_form, read
+from mpistrat.record.read import Record
 
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
 _POLL = 0.1  # seconds

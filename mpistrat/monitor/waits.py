@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.read import Entry, Membership, Record
 
 
 @dataclass(frozen=True)

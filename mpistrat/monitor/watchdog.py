@@ -18,21 +18,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mpistrat.launch import exit_status
+from mpistrat.launch.launchers import LAUNCHERS, MPIRUN
 from mpistrat.monitor import main_thread
+from mpistrat.process import program_end
+from mpistrat.process.atomic_file import write_all
+from mpistrat.process.patience import within
+from mpistrat.process.program_end import EndStep
+from mpistrat.record import flight_record, read
+from mpistrat.record.flight_record import FlightRecord
 from mpistrat.runtime import topology
-from mpistrat.runtime.atomic_file import write_all
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process import exit_status, program_end
-from mpistrat.runtime.process.launchers import LAUNCHERS, MPIRUN
-from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.process.program_end import EndStep
-from mpistrat.runtime.record import flight_record, read
-from mpistrat.runtime.record.flight_record import FlightRecord
 
 if TYPE_CHECKING:
     from mpistrat.monitor.between_nodes import Notices
     from mpistrat.monitor.view import JobView
-    from mpistrat.runtime.record.read import Record
+    from mpistrat.record.read import Record
     from mpistrat.runtime.topology import Topology
 
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
@@ -250,8 +251,8 @@ class Watchdog(threading.Thread):
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
         if self._notices is None:
+            from mpistrat.launch.launch_key import key_of
             from mpistrat.monitor.between_nodes import Notices
-            from mpistrat.runtime.process.launch_key import key_of
 
             key = key_of(os.environ, one_node=False)
             if key is None:

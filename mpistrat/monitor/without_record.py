@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpistrat.runtime.process import process_facts
-from mpistrat.runtime.process.launch_key import hashed, key_of
-from mpistrat.runtime.process.launchers import LAUNCHERS
-from mpistrat.runtime.record import read
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Record
+from mpistrat.launch import proc
+from mpistrat.launch.launch_key import hashed, key_of
+from mpistrat.launch.launchers import LAUNCHERS
+from mpistrat.record import read
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Record
 
 
 def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
@@ -32,14 +32,14 @@ def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
     recorded = {(each.pid, each.started): each for each in read.records()}
     found = []
     for process in _processes():
-        environ = process_facts.environ(process)
+        environ = proc.environ(process)
         rank = environ.get(variables[0], "")
-        parent = process_facts.parent(process)
+        parent = proc.parent(process)
         if (
             rank.isdecimal()
             and int(rank) not in known
             and _place(process) == _place(os.getpid())
-            and variables[0] not in process_facts.environ(parent)  # else it was started by the rank
+            and variables[0] not in proc.environ(parent)  # else it was started by the rank
             and hashed(key_of(environ, one_node=True, parent=parent) or "") == own.launch
         ):
             empty = _empty(process, int(rank), own)
@@ -54,7 +54,7 @@ def _empty(process: int, rank: int, own: Record) -> Record:
     return Record(
         path="",
         pid=process,
-        started=process_facts.started(process),
+        started=proc.started(process),
         rank=rank,
         size=own.size,
         main_thread=0,

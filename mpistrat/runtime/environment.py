@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
-from mpistrat.runtime.device import Device
+from mpistrat.arrays.device import Device
 
 _T = TypeVar("_T")
 _MOST_CHARACTERS = 80

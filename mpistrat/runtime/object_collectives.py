@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, Remark, operation
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.process import mpi
 
 _BARRIER = operation("barrier")
 _AGREE = operation("agree")

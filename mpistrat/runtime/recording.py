@@ -7,12 +7,13 @@ import logging
 import os
 from typing import Any
 
+from mpistrat.launch import launch, proc
+from mpistrat.process import mpi
+from mpistrat.record import flight_record, layout
+from mpistrat.record import ring as trace
+from mpistrat.record.creation import Creation
+from mpistrat.record.flight_record import FlightRecord
 from mpistrat.runtime import environment
-from mpistrat.runtime.process import launch, mpi, process_facts
-from mpistrat.runtime.record import flight_record, layout
-from mpistrat.runtime.record import ring as trace
-from mpistrat.runtime.record.creation import Creation
-from mpistrat.runtime.record.flight_record import FlightRecord
 
 _untraced = False  # whether a trace of this process could not be made
 _log = logging.getLogger(__name__)
@@ -44,10 +45,10 @@ def _is_started_by_rank() -> bool:
     """Return whether a process between this one and its launcher keeps a record: it is the rank, not this one."""
     started = launch.started_tasks(os.environ)
     process = os.getppid()
-    while started is not None and started.variable in process_facts.environ(process):
-        if process_facts.maps(process, os.path.join(layout.FOLDER, layout.PREFIX)):
+    while started is not None and started.variable in proc.environ(process):
+        if proc.maps(process, os.path.join(layout.FOLDER, layout.PREFIX)):
             return True
-        process = process_facts.parent(process)
+        process = proc.parent(process)
     return False
 
 

@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpistrat.runtime import environment, repeated_output
+from mpistrat.memory.node import NodeMemory
+from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.process import failure, mpi, program_end, repeated_output
+from mpistrat.process.program_end import EndStep
+from mpistrat.record import clock, flight_record
+from mpistrat.record import ring as trace
+from mpistrat.record.flight_record import FlightRecord
+from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.memory.node import NodeMemory
-from mpistrat.runtime.memory.shared import NoSharedMemoryError
 from mpistrat.runtime.object_collectives import ObjectCollectives
-from mpistrat.runtime.process import failure, mpi, program_end
-from mpistrat.runtime.process.program_end import EndStep
-from mpistrat.runtime.record import clock, flight_record
-from mpistrat.runtime.record import ring as trace
-from mpistrat.runtime.record.flight_record import FlightRecord
 from mpistrat.runtime.recording import creation, start_record
 from mpistrat.runtime.slot import Slot
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpistrat import nest
+from mpistrat.arrays.device import Device
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import Device
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.strategy.components import components

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 
 _NAME = "virtual_replicas"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.arrays.device import Device
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
 from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.device import Device
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended

@@ -10,7 +10,8 @@ from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.runtime.process import affinity, mpi
+from mpistrat.process import mpi
+from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended

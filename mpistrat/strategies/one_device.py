@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpistrat.runtime.device import Device
+from mpistrat.arrays.device import Device
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.values import VariableSynchronization
 from mpistrat.variables import kind_on

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
-from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.arrays import arrays
+from mpistrat.arrays.arrays import NUMBERS
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import broadcast, gather, scatter
 from mpistrat.collectives.ops.of_replicas import components_of
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.arrays import NUMBERS
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.components import regrouped

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.values import DistributedValues, PerReplica, component, snapshot
 from mpistrat.variables import Variable
 

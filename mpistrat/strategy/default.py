@@ -12,7 +12,7 @@ from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.copies import Copies
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.strategy.checks import checked_replica
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import context, data, nest
+from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
@@ -16,7 +17,6 @@ from mpistrat.engine import Engine
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.ops.of_replicas import GrowingTotal, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
-from mpistrat.runtime import arrays
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import apart, components_but_variables, regrouped
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext, own_rows, refuse_scatter

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.arrays import arrays
+from mpistrat.arrays.arrays import NUMBERS
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.arrays import NUMBERS
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible

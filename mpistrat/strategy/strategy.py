@@ -13,9 +13,9 @@ from mpistrat.collectives.arenas.arena import buffers_like
 from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
+from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.record import flight_record
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from mpistrat.process import mpi
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.process import mpi
 from mpistrat.strategy import Strategy, get_strategy
 from mpistrat.version import __version__
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 
 _ON_HOST = frozenset({np.ndarray, bool, int, float, complex, np.float32, np.float64, np.int64})
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.runtime.arrays import as_numpy, on_gpu, to_cupy
+from mpistrat.arrays.arrays import as_numpy, on_gpu, to_cupy
 from mpistrat.values.array_like import ArrayLike
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 
 
 class IndexedSlices:

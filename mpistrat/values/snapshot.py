@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.values.distributed import component
 from mpistrat.values.indexed_slices import IndexedSlices
 

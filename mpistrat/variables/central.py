@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.runtime import arrays
+from mpistrat.memory.shared import NoSharedMemoryError, share
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.local import LocalVariable

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
+from mpistrat.arrays import arrays
 from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import DistributedValues, VariableSynchronization

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.storage import placed_beside
 from mpistrat.variables.variable import Variable

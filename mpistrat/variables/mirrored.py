@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.collectives.movement import any_library
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (

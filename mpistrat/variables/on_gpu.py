@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
-from mpistrat.runtime.device import Device, cupy_for
-from mpistrat.runtime.gpu import pinned
+from mpistrat.arrays import arrays
+from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.gpu import pinned
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.local import LocalVariable
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
+from mpistrat.arrays import arrays
 from mpistrat.messages.pickling import refer
 from mpistrat.messages.servers import Update
-from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, component
 from mpistrat.variables.sharding import Sharding
 from mpistrat.variables.variable import Variable

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import representation
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 
 
 def _own_values(variable: Any) -> str:

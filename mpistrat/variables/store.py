@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.memory.published import Memory, Place, PrivateMemory
 from mpistrat.messages.bundles import SEVERAL, outcomes_of
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import Packed, pack, unpack
 from mpistrat.messages.post import Letter, Post
-from mpistrat.runtime.memory.published import Memory, Place, PrivateMemory
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable

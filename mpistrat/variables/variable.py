@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mpistrat import context
+from mpistrat.arrays import arrays
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
-from mpistrat.runtime import arrays
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.values.array_methods import ArrayMethods, NotProvided
 from mpistrat.variables import shown

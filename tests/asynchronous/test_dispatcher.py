@@ -11,7 +11,7 @@ from mpistrat.messages.failures import failure_of
 from mpistrat.messages.losses import LostRankError
 from mpistrat.messages.pickling import EMPTY, pack
 from mpistrat.messages.post import Letter
-from mpistrat.runtime.process import failure
+from mpistrat.process import failure
 
 WORKERS = 600
 FUNCTIONS = SimpleNamespace(send=lambda *_: None)

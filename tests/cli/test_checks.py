@@ -286,7 +286,7 @@ def test_hosts(run_ranks, tmp_path):
 WRONG = """
 import os
 from mpistrat.cli import main
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 
 rank = mpi.start().COMM_WORLD.rank
 for size in {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"} & set(os.environ) if rank == 1 else ():

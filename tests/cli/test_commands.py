@@ -136,7 +136,7 @@ def test_info_on_several_ranks(run_ranks):
 
 def test_info_without_mpi(monkeypatch):
     """It is asked for where something is wrong: it says so, and goes on."""
-    from mpistrat.runtime.process import mpi
+    from mpistrat.process import mpi
 
     def start():
         raise RuntimeError("cannot load MPI library")

@@ -6,9 +6,9 @@ import struct
 import pytest
 
 from mpistrat.cli.trace import files
-from mpistrat.runtime.record import layout
-from mpistrat.runtime.record.layout import Kind, Word
-from mpistrat.runtime.record.ring import TraceRing
+from mpistrat.record import layout
+from mpistrat.record.layout import Kind, Word
+from mpistrat.record.ring import TraceRing
 
 
 @pytest.fixture

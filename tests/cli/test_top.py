@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from mpistrat.cli import commands
 from mpistrat.cli.top import jobs
-from mpistrat.runtime.record import read
+from mpistrat.record import read
 
 PROGRAM = """
 import sys, threading, time
@@ -160,7 +160,7 @@ def test_ranks_on_all_nodes_of_a_slurm_job(tmp_path, monkeypatch):
 
 def test_the_record_of_a_job_that_never_was(tmp_path, monkeypatch):
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path))
-    monkeypatch.setattr("mpistrat.runtime.record.read.records", list)
+    monkeypatch.setattr("mpistrat.record.read.records", list)
     output, status = top("--last")
     assert status == 1
     assert "MPISTRAT_RECORD_DIR" in output

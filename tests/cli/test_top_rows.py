@@ -7,8 +7,8 @@ import pytest
 from monitor.records import new_record
 
 from mpistrat.cli.top import jobs
+from mpistrat.record import read
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.record import read
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from trace_format import Merged
 
 from mpistrat.cli import commands
 from mpistrat.cli.trace import files
-from mpistrat.runtime.record import layout
-from mpistrat.runtime.record.clock import Sample
-from mpistrat.runtime.record.layout import Kind, Word
-from mpistrat.runtime.record.ring import TraceRing
+from mpistrat.record import layout
+from mpistrat.record.clock import Sample
+from mpistrat.record.layout import Kind, Word
+from mpistrat.record.ring import TraceRing
 
 ROOM = layout.TRACE_EVENTS + 1000 * layout.EVENT.size
 STEPS = 10

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime.process import private_file
+from mpistrat.process import private_file
 
 where, victim, named = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "named"
 

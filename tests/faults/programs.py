@@ -15,9 +15,9 @@ import mpistrat
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
+from mpistrat.memory.node import NodeMemory
 from mpistrat.runtime.agreement.agreement import NodeAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.memory.node import NodeMemory
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD

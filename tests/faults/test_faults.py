@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.runtime.process import failure
+from mpistrat.process import failure
 
 pytestmark = pytest.mark.fault
 mpich = pytest.mark.mpich

@@ -16,8 +16,8 @@ import cupy
 import ml_dtypes
 import numpy as np
 
+from mpistrat.arrays.gpu.kernels import copy_each
 from mpistrat.optimizers import SGD, Adam
-from mpistrat.runtime.gpu.kernels import copy_each
 
 
 def seconds(action: Callable[[], object], repetitions: int) -> float:

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.gpu import combine as gpu_combine
-from mpistrat.runtime.gpu import kernels
 from mpistrat.training.optimizers import adam, sgd
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.runtime.arrays import buffer_like, copied, from_host, to_host
+from mpistrat.arrays.arrays import buffer_like, copied, from_host, to_host
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

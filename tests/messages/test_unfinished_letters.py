@@ -10,7 +10,7 @@ import pytest
 from mpistrat.messages import losses
 from mpistrat.messages.pickling import Packed
 from mpistrat.messages.post import REQUEST, Post
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 
 
 class Comm:

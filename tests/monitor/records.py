@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpistrat.runtime.record.flight_record import FlightRecord
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.flight_record import FlightRecord
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Membership, Record
 
 
 def record_of(rank: int, entry: Entry) -> Record:

@@ -7,7 +7,7 @@ from mpistrat.monitor import report, waits
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import JobView
-from mpistrat.runtime.record.read import Entry
+from mpistrat.record.read import Entry
 
 NOW = 130.0
 

@@ -5,8 +5,8 @@ import pytest
 from mpistrat.monitor import last, report, waits
 from mpistrat.monitor.process import ProcessFacts, gone
 from mpistrat.monitor.view import JobView
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Membership, Record
 
 SIZE = 4
 

@@ -5,8 +5,8 @@ import pytest
 from mpistrat.cli.top import jobs
 from mpistrat.monitor import last, report
 from mpistrat.monitor.last import End, Ended
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Membership, Record
 
 SIZE = 4
 
@@ -124,6 +124,6 @@ def test_only_the_first_was_killed_for_want_of_memory(first, causes):
 
 def test_a_file_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path))
-    monkeypatch.setattr("mpistrat.runtime.process.process_facts.out_of_memory_kills", lambda: 5)
+    monkeypatch.setattr("mpistrat.launch.proc.out_of_memory_kills", lambda: 5)
     kept = last.load(last.keep(job({0, 3}), [], failed=True, end=End(2)))
     assert (kept.end, kept.out_of_memory_kills) == (End(2), 5)

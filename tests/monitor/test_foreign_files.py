@@ -7,7 +7,7 @@ import pytest
 
 from mpistrat.monitor import folder, last
 from mpistrat.monitor.between_nodes import Notices
-from mpistrat.runtime.record import flight_record, layout, read
+from mpistrat.record import flight_record, layout, read
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 
 import mpistrat
 from mpistrat.monitor import folder, last
-from mpistrat.runtime.record import read
+from mpistrat.record import read
 
 JOB = secrets.token_hex(8)  # other programs of this user may be killed meanwhile
 TOKEN = str(secrets.randbits(60))  # of the communicator, by which the records of a job are found
 PROGRAM = """
 import os, sys
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.record import flight_record
+from mpistrat.record import flight_record
 record = flight_record.start(0, 1, 0)
 if record.path is None:
     sys.exit(77)

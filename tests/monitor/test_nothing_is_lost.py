@@ -12,7 +12,7 @@ import pytest
 from monitor.records import new_record
 
 from mpistrat.monitor import folder, last
-from mpistrat.runtime.record import flight_record, layout, read
+from mpistrat.record import flight_record, layout, read
 
 pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
 

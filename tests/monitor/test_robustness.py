@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpistrat.monitor import folder, stacks
+from mpistrat.record import flight_record, layout, read
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.record import flight_record, layout, read
 
 needs_memory = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
 
@@ -44,7 +44,7 @@ def test_a_handler_that_the_program_installs_later_is_not_sent_the_signal(record
 @needs_memory
 def test_a_record_that_disappears_while_it_is_looked_at_is_left_out():
     program = (
-        "import signal, sys; from mpistrat.runtime.record import flight_record as f; r = f.start(0, 1, 41)\n"
+        "import signal, sys; from mpistrat.record import flight_record as f; r = f.start(0, 1, 41)\n"
         "print(r.path, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -107,7 +107,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path, monkeypatch)
 
 KILLED = """
 import os
-from mpistrat.runtime.record import flight_record
+from mpistrat.record import flight_record
 record = flight_record.FlightRecord(0, 1)
 record.phase(0)
 print(record.path, flush=True)

@@ -7,7 +7,7 @@ from monitor.records import new_record
 
 from mpistrat.monitor import process, view
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.runtime.record import read
+from mpistrat.record import read
 
 RUNS, SLEEPS = ProcessFacts("R"), ProcessFacts("S", "clock_nanosleep")
 

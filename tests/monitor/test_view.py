@@ -13,8 +13,8 @@ from mpistrat.monitor.between_nodes import Notices
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Membership, Record
 
 SIZE = 4
 PATIENCE = 60.0  # seconds

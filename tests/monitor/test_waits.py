@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from mpistrat.monitor import waits
-from mpistrat.runtime.record.layout import Phase
-from mpistrat.runtime.record.read import Entry, Membership, Record
+from mpistrat.record.layout import Phase
+from mpistrat.record.read import Entry, Membership, Record
 
 
 def record(rank, *memberships):

@@ -37,7 +37,7 @@ def test_a_reader_gets_all_of_a_long_report():
 OPTION = """
 import os, time
 from mpistrat.monitor import watchdog
-from mpistrat.runtime.record import flight_record, read
+from mpistrat.record import flight_record, read
 os.environ["MPISTRAT_HANG_SECONDS"] = "soon"
 record = flight_record.FlightRecord(0, 2)
 started = watchdog.Watchdog(record)

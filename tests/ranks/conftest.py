@@ -84,10 +84,10 @@ def tmp_path(comm, request, tmp_path_factory):
 @pytest.fixture
 def cupy(monkeypatch):
     """CuPy where MPISTRAT_TEST_GPU is set, else what stands in for it on a machine without a GPU."""
+    from mpistrat.arrays import arrays
+    from mpistrat.arrays.gpu import feed as device_feed
+    from mpistrat.arrays.gpu import pinned
     from mpistrat.collectives.gpu import pointers as gpu_pointers
-    from mpistrat.runtime import arrays
-    from mpistrat.runtime.gpu import feed as device_feed
-    from mpistrat.runtime.gpu import pinned
 
     if os.environ.get("MPISTRAT_TEST_GPU"):
         import cupy

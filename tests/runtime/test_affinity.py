@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from mpistrat.runtime.process import affinity
-from mpistrat.runtime.ranges import ranges
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime import affinity
 
 PROGRAM = """
 import os, warnings

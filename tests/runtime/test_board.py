@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mpistrat.runtime.process.patience import within
-from mpistrat.runtime.process.without_mpi.board import Board
+from mpistrat.process.patience import within
+from mpistrat.runtime.without_mpi.board import Board
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +48,14 @@ def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, 
 
     board = Board("job")
     board.post("first", 1)
-    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._PATIENCE", 0.2)
+    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._PATIENCE", 0.2)
     monkeypatch.setattr("os.listdir", hang)
     assert board.names() == set()
     assert board.names() == set()
     while not hangs:  # until the thread that asks had a core
         pass
     assert len(hangs) == 1
-    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._PATIENCE", 60.0)
+    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._PATIENCE", 60.0)
     release.set()
     while not board.names():  # until the thread that hung has ended
         pass
@@ -141,7 +141,7 @@ def test_a_call_that_does_not_return_is_left_alone():
 
 def test_a_notice_that_comes_late_is_taken_down_all_the_same(places, monkeypatch):
     """A file system hangs while a rank asks, and answers again after the hang: other ranks must not see it then."""
-    from mpistrat.runtime.process.without_mpi import board as module
+    from mpistrat.runtime.without_mpi import board as module
 
     answers, write = threading.Event(), module.write_json
 
@@ -173,5 +173,5 @@ def test_a_network_file_system_may_show_notices_late(places, monkeypatch, kind, 
         f"36 25 {os.major(device)}:{os.minor(device)} / /home rw,relatime shared:1 - {kind} server:/home rw\n",
         encoding="latin-1",
     )
-    monkeypatch.setattr("mpistrat.runtime.process.without_mpi.board._MOUNTS", mounts)
+    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._MOUNTS", mounts)
     assert Board("job").delay == delay

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.runtime.process.launch_key import key_of
-from mpistrat.runtime.process.without_mpi.mailbox import Inbox, Outbox
+from mpistrat.launch.launch_key import key_of
+from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
 
 
 @pytest.mark.parametrize(

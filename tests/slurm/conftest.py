@@ -14,7 +14,7 @@ import pytest
 from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
 from mpistrat.cli.run.mpirun import library_of
-from mpistrat.runtime.process.launch import srun_plugin
+from mpistrat.launch.launch import srun_plugin
 
 SECONDS = pytest.StashKey[list[str]]()
 

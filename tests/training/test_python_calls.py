@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mpistrat
+from mpistrat import record
 from mpistrat.optimizers import SGD, Adam, AdamW
-from mpistrat.runtime import record
 
 RECORD = os.path.dirname(record.__file__)
 

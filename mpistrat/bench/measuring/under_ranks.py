@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpistrat.runtime.process import children
-from mpistrat.runtime.process.launch import started_tasks, without_launcher
+from mpistrat.launch.launch import started_tasks, without_launcher
+from mpistrat.process import children
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 

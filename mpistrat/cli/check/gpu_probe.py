@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import cupy_for
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives.gpu import pointers, verdicts
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _ELEMENTS = (5, 100_003)  # one message, and several messages

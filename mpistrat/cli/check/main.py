@@ -14,7 +14,7 @@ from mpistrat.cli.check.checks import CHECKS
 from mpistrat.cli.check.checks.finding import Check, CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.cli.check.checks.watch import Watcher
 from mpistrat.cluster_resolver import resolve
-from mpistrat.runtime.process.launch_key import key_of
+from mpistrat.launch.launch_key import key_of
 
 _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
 

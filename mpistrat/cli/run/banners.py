@@ -13,7 +13,7 @@ import signal
 import threading
 from typing import IO, NamedTuple
 
-from mpistrat.runtime.atomic_file import write_all
+from mpistrat.process.atomic_file import write_all
 
 _LONGEST = 4096  # bytes of a banner
 _PATIENCE = 0.5  # seconds of silence after which a message is complete

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpistrat.runtime.record import layout
+from mpistrat.record import layout
 
 _CLOSES_DOWNWARD = (4, 4)  # the Linux since which a process that ends closes its last files first
 _CLOSED = 0x8  # IN_CLOSE_WRITE
@@ -34,7 +34,7 @@ class EndOrder:
     """The order in which the ranks of a job end.
 
     MPICH kills all ranks a few milliseconds after the first one, and does not report which one that was. Each rank
-    keeps a file open (`mpistrat.runtime.record.end_mark`), and Linux queues a notice when it is closed (inotify). So
+    keeps a file open (`mpistrat.record.end_mark`), and Linux queues a notice when it is closed (inotify). So
     one look at the end of the job is enough. The order in which processes exit is not: on a busy machine the first
     one may still be exiting when the launcher has killed others. The order is empty if inotify is unavailable.
 

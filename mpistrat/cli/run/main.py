@@ -14,8 +14,8 @@ import click
 from mpistrat.cli.run import machine, mpirun, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.cli.run.streams import RANK
+from mpistrat.launch.launch import without_launcher
 from mpistrat.runtime.environment import RuntimeOptions
-from mpistrat.runtime.process.launch import without_launcher
 
 
 class _PythonLike(click.Command):

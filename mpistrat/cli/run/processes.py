@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpistrat.runtime.process.launchers import HYDRA, OPEN_MPI
-from mpistrat.runtime.process.process_facts import parent
+from mpistrat.launch.launchers import HYDRA, OPEN_MPI
+from mpistrat.launch.proc import parent
 
 _RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 

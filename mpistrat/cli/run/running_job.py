@@ -21,12 +21,12 @@ from mpistrat.cli.run.banners import Death, LauncherMessages
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.job_end import EndOrder, Guard
 from mpistrat.cli.run.streams import Streams
-from mpistrat.runtime.record import end_mark, layout
-from mpistrat.runtime.record.layout import Phase
+from mpistrat.record import end_mark, layout
+from mpistrat.record.layout import Phase
 
 if TYPE_CHECKING:
     from mpistrat.monitor.last import End
-    from mpistrat.runtime.record.read import Record
+    from mpistrat.record.read import Record
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)

@@ -20,7 +20,7 @@ import tty
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpistrat.runtime.atomic_file import write_all
+from mpistrat.process.atomic_file import write_all
 
 _BLOCK = 1 << 16
 _MOST_BLOCKS = 16  # that a pipe holds

@@ -12,8 +12,8 @@ import click
 
 from mpistrat.cli.run import mpirun
 from mpistrat.cli.slurm.script import Resources, Script, text
-from mpistrat.runtime.atomic_file import appearing
-from mpistrat.runtime.process.launch import srun_plugin
+from mpistrat.launch.launch import srun_plugin
+from mpistrat.process.atomic_file import appearing
 
 _COUNT = click.IntRange(min=1)
 

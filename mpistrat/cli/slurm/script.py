@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mpistrat.runtime.process.exit_status import RESTART
+from mpistrat.launch.exit_status import RESTART
 
 _THREADS = " ".join(f'{name}_NUM_THREADS="$threads"' for name in ("OMP", "OPENBLAS", "MKL"))
 _COLUMN = 36  # where comments begin

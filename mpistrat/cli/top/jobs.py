@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.cli.table import counted, echo
+from mpistrat.launch.proc import parent
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.view import JobView
-from mpistrat.runtime.process import children
-from mpistrat.runtime.process.process_facts import parent
-from mpistrat.runtime.record import read
-from mpistrat.runtime.record.read import Record
+from mpistrat.process import children
+from mpistrat.record import read
+from mpistrat.record.read import Record
 
 _STEPS = 20  # the last steps, for the time of a step
 _SAMPLE = 0.2  # seconds between two looks, for the rate of bytes

@@ -13,11 +13,11 @@ import click
 from mpistrat.cli import table
 from mpistrat.cli.table import amount, echo, three_digits
 from mpistrat.cli.top import jobs
+from mpistrat.launch.proc import batch_job
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import report, view
-from mpistrat.runtime.process.process_facts import batch_job
-from mpistrat.runtime.record import json_form
-from mpistrat.runtime.record.read import Record
+from mpistrat.record import json_form
+from mpistrat.record.read import Record
 
 if TYPE_CHECKING:
     from rich.table import Table

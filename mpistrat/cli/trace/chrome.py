@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mpistrat.cli.trace.spans import Call, Track
-from mpistrat.runtime import atomic_file
+from mpistrat.process import atomic_file
 
 # The number of a thread: that of the rank behind a digit. Perfetto takes thread 0 for an idle core, and a thread with
 # the number of a process for a thread of that.

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from mpistrat.cli.table import printable
-from mpistrat.runtime.record import layout
-from mpistrat.runtime.record.clock import Sample
-from mpistrat.runtime.record.layout import Kind, Word
-from mpistrat.runtime.record.read import RecordBytes
+from mpistrat.record import layout
+from mpistrat.record.clock import Sample
+from mpistrat.record.layout import Kind, Word
+from mpistrat.record.read import RecordBytes
 
 _EVENT = np.dtype(
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.trace.spans import PHASES, Track
-from mpistrat.runtime import atomic_file
+from mpistrat.process import atomic_file
 
 _COLOURS = dict(
     zip(PHASES, ("#e69f00", "#f0e442", "#d55e00", "#0072b2", "#56b4e9", "#cc79a7", "#c9d6c0"), strict=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpistrat.cli.trace.files import Aligned, Trace
-from mpistrat.runtime.record.layout import NO_COMMUNICATOR, Kind
+from mpistrat.record.layout import NO_COMMUNICATOR, Kind
 
 USER, MEET, WIRE = "USER", "REDUCE_MEET", "REDUCE_WIRE"
 _DEEPEST = 20  # events inside each other

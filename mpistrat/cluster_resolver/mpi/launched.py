@@ -15,9 +15,9 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import first_of, own_host, position_of
-from mpistrat.runtime.process import mpi
-from mpistrat.runtime.process.hostlist import expand_hostlist, parsed
-from mpistrat.runtime.process.launchers import FLUX, MPIRUN, OPEN_MPI, LauncherVariables
+from mpistrat.launch.hostlist import expand_hostlist, parsed
+from mpistrat.launch.launchers import FLUX, MPIRUN, OPEN_MPI, LauncherVariables
+from mpistrat.process import mpi
 
 
 class Launched(NamedTuple):

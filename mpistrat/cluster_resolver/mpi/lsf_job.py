@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpistrat.cluster_resolver.layout import Allocation, from_lines
-from mpistrat.runtime.process.hostlist import parsed
-from mpistrat.runtime.process.launchers import JSRUN
+from mpistrat.launch.hostlist import parsed
+from mpistrat.launch.launchers import JSRUN
 
 JOB = "LSB_JOBID"
 HOSTS = "LSB_MCPU_HOSTS"

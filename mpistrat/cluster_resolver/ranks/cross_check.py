@@ -14,8 +14,8 @@ from mpistrat.cluster_resolver.mpi.resolver import placement_in
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger(__name__)

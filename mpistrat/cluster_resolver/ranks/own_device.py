@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from mpistrat.arrays.device import Device, any_gpu, seen_gpus
 from mpistrat.cluster_resolver.gpus import share
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.device import Device, any_gpu, seen_gpus
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 

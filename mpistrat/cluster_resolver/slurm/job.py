@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.slurm.step import GROUPS, NODELIST
 from mpistrat.cluster_resolver.variables import integer
-from mpistrat.runtime.process.hostlist import expand_counts, expand_hostlist, parsed
-from mpistrat.runtime.process.left_over_step import groups
+from mpistrat.launch.hostlist import expand_counts, expand_hostlist, parsed
+from mpistrat.launch.left_over_step import groups
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:

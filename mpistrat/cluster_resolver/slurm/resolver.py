@@ -14,7 +14,7 @@ from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 
 
 class SlurmClusterResolver(ClusterResolver):

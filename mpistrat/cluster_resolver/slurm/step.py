@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.variables import integer, position_of, required
-from mpistrat.runtime.process.hostlist import MOST_TASKS, expand_counts, expand_hostlist, parsed
-from mpistrat.runtime.process.launchers import SRUN
-from mpistrat.runtime.process.left_over_step import groups, left_over
+from mpistrat.launch.hostlist import MOST_TASKS, expand_counts, expand_hostlist, parsed
+from mpistrat.launch.launchers import SRUN
+from mpistrat.launch.left_over_step import groups, left_over
 
 _SRUN = "srun sets it for every task that it starts; is this program started by srun?"
 NODELIST = "SLURM_STEP_NODELIST"

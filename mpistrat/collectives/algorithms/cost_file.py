@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpistrat.runtime import cache_file
+from mpistrat.process import cache_file, mpi
 from mpistrat.runtime.environment import RuntimeOptions, rc
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending

@@ -20,8 +20,8 @@ from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
 from mpistrat.collectives.segmented_ring import segmented_ring_all_reduce
+from mpistrat.process import mpi
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Combines an array over all ranks, in place.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm, Cost, agreement_cost
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays import arrays
+from mpistrat.arrays.device import Device, cupy_for
 from mpistrat.collectives import structures
-from mpistrat.runtime import arrays
+from mpistrat.memory.shared import NoSharedMemoryError, share
+from mpistrat.memory.side_by_side import map_side_by_side
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import Device, cupy_for
-from mpistrat.runtime.memory.shared import NoSharedMemoryError, share
-from mpistrat.runtime.memory.side_by_side import map_side_by_side
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import component

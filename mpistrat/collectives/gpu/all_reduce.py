@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.division import finish
@@ -20,11 +22,9 @@ from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Key, Message, message_of
 from mpistrat.collectives.reduction import Reduction, Steps
+from mpistrat.record.layout import Kind
+from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.device import Device, cupy_for
-from mpistrat.runtime.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
-from mpistrat.runtime.record.layout import Kind
-from mpistrat.runtime.record.ring import timed
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.arrays.gpu.kernels import EachElement
 
 _TOGETHER = 8  # rows in one launch: a thread holds some elements of each
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import cupy_for, gpu_count
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
+from mpistrat.process.backoff import Backoff
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.device import cupy_for, gpu_count
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 

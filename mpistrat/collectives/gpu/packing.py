@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.packing import Key, Message, MessageSizes, pack
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.gpu import kernels
 
 PACK_BYTES = 64 << 20  # of a message of several arrays
 _ALONE_BYTES = 8 << 20  # a larger array is a message of its own

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import cupy_for
 from mpistrat.collectives.gpu import verdicts as gpu_verdicts
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import cupy_for
 from mpistrat.runtime.environment import RuntimeOptions, rc
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 

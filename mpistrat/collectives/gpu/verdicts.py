@@ -10,9 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpistrat.runtime import cache_file
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.process import mpi
+from mpistrat.arrays.device import cupy_for
+from mpistrat.process import cache_file, mpi
 from mpistrat.runtime.topology import Topology
 
 # Blocking moves only: reductions and non-blocking operations are never used.

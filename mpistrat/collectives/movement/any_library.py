@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.movement import broadcast, gather
-from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 
 

@@ -6,11 +6,11 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.pieces import Piece, cut, lay, take
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.topology import Topology
 
 _BYTE = np.dtype(np.uint8)

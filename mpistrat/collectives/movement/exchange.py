@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _TAG = 3  # in the communicator in which one collective runs at a time

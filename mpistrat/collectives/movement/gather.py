@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.collectives.pieces import cut, lay, take
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _LENGTH_BYTES = 8

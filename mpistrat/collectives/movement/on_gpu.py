@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu.kernels import as_bits, copy_each
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.gpu import pointers as gpu_pointers
@@ -18,8 +20,6 @@ from mpistrat.collectives.movement.gather import checked_axis, lengths_by_mpi
 from mpistrat.collectives.packing import message_of
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.gpu.kernels import as_bits, copy_each
 from mpistrat.runtime.topology import Topology
 
 _EVEN, _UNEVEN = "Allgather", "Allgatherv"

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.collectives.movement.gather import Gathered, checked_axis
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.arrays import as_bytes
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 
 

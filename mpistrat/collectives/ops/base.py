@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import any_library
@@ -16,7 +17,6 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import reduction, structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.arenas import arena
@@ -21,7 +22,6 @@ from mpistrat.collectives.options import CommunicationImplementation, Communicat
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.collectives.sparse import all_reduce_slices
-from mpistrat.runtime import arrays
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, component
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.tree import Shares
 from mpistrat.collectives.arithmetic.operations import Op
@@ -16,9 +17,8 @@ from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.replica_sums import ReplicaSums
 from mpistrat.collectives.sparse import all_reduce_slices
-from mpistrat.runtime import arrays
+from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.cache import Cache
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, component
 

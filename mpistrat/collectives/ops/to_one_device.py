@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
+from mpistrat.arrays.device import Device
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.operations import COMBINE, Op
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.ops.base import CrossDeviceOps
 from mpistrat.collectives.sparse import all_reduce_slices
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.device import Device
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component
 
 

@@ -12,7 +12,7 @@ from mpistrat.compat.v1.strategy import Strategy
 from mpistrat.data import Dataset, InputContext, InputOptions
 from mpistrat.messages import contact
 from mpistrat.messages.contact import Contact, role_in_words
-from mpistrat.runtime.backoff import Backoff
+from mpistrat.process.backoff import Backoff
 from mpistrat.runtime.environment import rc
 from mpistrat.strategies.parameter_server import SentByNumber, number_of, refuse_to_serve
 from mpistrat.strategies.placing import PlacingExtended

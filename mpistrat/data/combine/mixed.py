@@ -15,7 +15,7 @@ from mpistrat.data.combine.parts import DatasetPart, OfParts
 from mpistrat.data.combine.streamed import Openers, StreamedSource, alike
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows.contracts import Seed
-from mpistrat.runtime.cache import Cache
+from mpistrat.process.cache import Cache
 
 if TYPE_CHECKING:
     from typing_extensions import Self

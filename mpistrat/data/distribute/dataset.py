@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.distribute.autoshard import Division, described, divide, pipelines_of
 from mpistrat.data.distribute.iterator import DistributedIterator, Passes
@@ -28,7 +29,6 @@ from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
 from mpistrat.data.rows.contracts import Seed, ranks_of_node
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.device import Device
 from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.arrays.device import Device
+from mpistrat.arrays.gpu.feed import Sent, feed, received
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.distribute.throughput_log import ThroughputLog
@@ -19,10 +21,8 @@ from mpistrat.data.options import AUTOTUNE
 from mpistrat.data.pipeline.optional import NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows import spec
-from mpistrat.runtime.device import Device
-from mpistrat.runtime.gpu.feed import Sent, feed, received
-from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.layout import Phase
+from mpistrat.record import flight_record
+from mpistrat.record.layout import Phase
 from mpistrat.values import PerReplica
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.values import PerReplica
 
 if TYPE_CHECKING:

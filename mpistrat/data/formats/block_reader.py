@@ -15,7 +15,7 @@ from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json, without_times
 from mpistrat.data.rows.byte_order import native
-from mpistrat.runtime.memory.made_once import Chunk, MadeOnce, in_turn
+from mpistrat.memory.made_once import Chunk, MadeOnce, in_turn
 
 _LINE = 64  # bytes of a cache line
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data import limits, named_files
 from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
@@ -23,7 +24,6 @@ from mpistrat.data.formats.contract import needed
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.byte_order import in_native_order
-from mpistrat.runtime.arrays import as_numpy
 
 _FILES = (
     ".zarray",

@@ -10,7 +10,7 @@ from typing import Any
 
 from mpistrat.data import named_files
 from mpistrat.data.hdf5.signatures import told
-from mpistrat.runtime.local_path import local_path
+from mpistrat.process.local_path import local_path
 
 _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
 

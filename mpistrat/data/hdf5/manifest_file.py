@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.errors import DataFileError
-from mpistrat.runtime.atomic_file import appearing
+from mpistrat.process.atomic_file import appearing
 
 if TYPE_CHECKING:
     from mpistrat.data.hdf5.records import FileRecord

@@ -16,8 +16,8 @@ from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
 from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
 from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json, without_times
 from mpistrat.data.rows.blocks import MOST_DECODED
-from mpistrat.runtime.cache import Cache
-from mpistrat.runtime.memory.made_once import MadeOnce
+from mpistrat.memory.made_once import MadeOnce
+from mpistrat.process.cache import Cache
 
 _LAYOUTS_KEPT = 256
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from mpistrat.data.hdf5.manifest import Manifest
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.runtime.memory.buffer_pool import Buffers
-from mpistrat.runtime.memory.filled_once import FilledOnce
+from mpistrat.memory.buffer_pool import Buffers
+from mpistrat.memory.filled_once import FilledOnce
 
 _PIECE_BYTES = 4 << 20
 _LINE = 64  # bytes of a cache line

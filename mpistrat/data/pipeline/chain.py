@@ -20,7 +20,7 @@ from mpistrat.data.pipeline.transforms import (
     Transform,
     integer,
 )
-from mpistrat.runtime.process import affinity
+from mpistrat.runtime import affinity
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,7 +15,7 @@ from mpistrat.data.pipeline.mapping import mapped_rows
 from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
-from mpistrat.runtime.cache import Cache
+from mpistrat.process.cache import Cache
 
 _READ_AHEAD_BYTES = 1 << 20
 _READ_AHEAD_ROWS = 1024

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from mpistrat import context
 from mpistrat.data.pipeline.optional import NextAsOptional
+from mpistrat.process import program_end
+from mpistrat.process.program_end import EndStep
 from mpistrat.runtime.agreement import threads
-from mpistrat.runtime.process import program_end
-from mpistrat.runtime.process.program_end import EndStep
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0

@@ -23,7 +23,7 @@ from mpistrat.data.pipeline.transforms import (
 )
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
-from mpistrat.runtime.cache import Cache
+from mpistrat.process.cache import Cache
 
 _OPEN_AT_ONCE = 2
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays import arrays
 from mpistrat.data.rows.byte_order import in_native_order
-from mpistrat.runtime import arrays
 
 _ONLY_ARRAYS = {np.ndarray}
 _NUMBERS = (bool, int, float, complex)

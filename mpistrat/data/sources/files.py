@@ -22,11 +22,11 @@ from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
 from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
 from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.memory.buffer_pool import Buffers
+from mpistrat.memory.made_once import MadeOnce
+from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.memory.buffer_pool import Buffers
-from mpistrat.runtime.memory.made_once import MadeOnce
-from mpistrat.runtime.memory.shared import NoSharedMemoryError
-from mpistrat.runtime.process import mpi
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays import arrays
 from mpistrat.data.rows import elements
 from mpistrat.data.rows.contracts import StreamSource
 from mpistrat.data.rows.spec import ArraySpec
-from mpistrat.runtime import arrays
 
 
 class IterableSource(StreamSource):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import h5py
 
-from mpistrat.runtime.atomic_file import write_all
+from mpistrat.process.atomic_file import write_all
 
 _PAGE = 4096
 _LOOK_AROUND = 0.2  # seconds between two looks whether the caller is still there

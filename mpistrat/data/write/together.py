@@ -16,8 +16,8 @@ from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import Storage, put
 from mpistrat.data.write.writable import NewColumn, WritableRows
+from mpistrat.process.atomic_file import publish, to_disk, write_all
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.atomic_file import publish, to_disk, write_all
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.arrays.arrays import as_numpy, refuse_masked
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.options import INFINITE_CARDINALITY
-from mpistrat.runtime.arrays import as_numpy, refuse_masked
 
 _UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
+from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.split import piece
@@ -26,10 +27,9 @@ from mpistrat.data.write.writable import (
     named,
     random_access,
 )
-from mpistrat.runtime.arrays import as_numpy
-from mpistrat.runtime.atomic_file import appearing_together
-from mpistrat.runtime.local_path import local_path
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
+from mpistrat.process.atomic_file import appearing_together
+from mpistrat.process.local_path import local_path
 
 
 def write_hdf5(

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.arrays import as_bytes
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 

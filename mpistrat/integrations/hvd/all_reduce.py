@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.integrations.hvd.handles import with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, op_of
 from mpistrat.integrations.hvd.reductions import all_reduced, reduce_scattered
-from mpistrat.runtime import arrays
 
 
 def copy_into(target: Any, result: np.ndarray) -> Any:

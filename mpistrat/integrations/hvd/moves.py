@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.collectives.movement import gather, scatter
@@ -16,7 +17,6 @@ from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reductions import named
-from mpistrat.runtime import arrays
 
 _Result = TypeVar("_Result")
 

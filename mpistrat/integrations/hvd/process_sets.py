@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
@@ -14,7 +15,6 @@ from mpistrat.integrations.hvd import adasum, job
 from mpistrat.integrations.hvd.joining import Substitute, collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum
-from mpistrat.runtime import arrays
 
 _OPTIONS = CommunicationOptions()
 

@@ -19,7 +19,7 @@ import os
 from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.batch_normalization import SyncBatchNormalization
 from mpistrat.integrations.keras.training import train
-from mpistrat.runtime.process.own_files import skip_in_call_sites
+from mpistrat.process.own_files import skip_in_call_sites
 from mpistrat.strategy import keras_models
 
 __all__ = ["SyncBatchNormalization"]

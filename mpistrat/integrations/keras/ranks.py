@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives.movement import gather
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.engine import Engine
-from mpistrat.runtime import arrays
 from mpistrat.values import ReduceOp
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

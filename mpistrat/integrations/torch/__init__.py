@@ -30,7 +30,7 @@ from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_
 from mpistrat.integrations.torch.store import MpiStore
 from mpistrat.integrations.torch.store import register as _register_rendezvous
 from mpistrat.integrations.torch.work import Done, PendingWork
-from mpistrat.runtime.process.own_files import skip_in_call_sites
+from mpistrat.process.own_files import skip_in_call_sites
 
 __all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime.process import mpi, program_end
-from mpistrat.runtime.process.program_end import EndStep
+from mpistrat.process import mpi, program_end
+from mpistrat.process.program_end import EndStep
 
 _TAG = 0
 _goodbyes: Goodbyes | None = None

@@ -24,10 +24,11 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import gather
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.tensors import require
+from mpistrat.launch import launch
+from mpistrat.process import mpi, program_end
+from mpistrat.process.backoff import Backoff
+from mpistrat.process.program_end import EndStep
 from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import launch, mpi, program_end
-from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.topology import Topology
 
 _TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag

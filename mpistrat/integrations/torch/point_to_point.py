@@ -13,7 +13,7 @@ from mpistrat.collectives.movement.exchange import messages
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, require_rank, write
 from mpistrat.integrations.torch.work import PendingWork
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.

@@ -19,7 +19,7 @@ from mpistrat.integrations.torch.point_to_point import Messages
 from mpistrat.integrations.torch.reductions import TensorReductions, op_of
 from mpistrat.integrations.torch.tensors import require_rank, write_each
 from mpistrat.integrations.torch.work import Done, PendingWork
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 _SHORTEST = 0.001  # seconds of a limit: 0 would be none

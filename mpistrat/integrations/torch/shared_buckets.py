@@ -16,10 +16,10 @@ import torch
 from torch.distributed import GradBucket
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives.arenas import arena
 from mpistrat.integrations.torch.process_group import ProcessGroup
-from mpistrat.runtime import arrays
-from mpistrat.runtime.memory.shared import FOLDER
+from mpistrat.memory.shared import FOLDER
 
 
 class SharedBuckets:

@@ -23,9 +23,9 @@ from torch.distributed import register_rendezvous_handler
 
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.new_groups import all_ranks
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
 from mpistrat.runtime.agreement.operation import TimedOutError
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.recording import creation
 
 _OWNER = 0

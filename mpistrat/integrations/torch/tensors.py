@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 
 # NumPy has no such dtype, and none is needed to move the bytes.
 BYTES_ONLY = frozenset(

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
 from mpistrat.runtime.agreement.operation import TimedOutError
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import mpi
 
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 _PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.cache import Cache
-from mpistrat.runtime.memory.node import NodeMemory
-from mpistrat.runtime.process import mpi
+from mpistrat.memory.node import NodeMemory
+from mpistrat.process import mpi
+from mpistrat.process.cache import Cache
 
 PAYLOAD_BYTES = 1 << 20  # the largest payload of a message between leaders
 _DISAGREED = -1

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime.backoff import Backoff
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
+from mpistrat.process.backoff import Backoff
 
 _COME, _GO = 1, 2  # tags
 _ALL_HERE, _TIME_IS_UP = -1, -2

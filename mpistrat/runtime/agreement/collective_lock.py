@@ -22,6 +22,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar
 
+from mpistrat.process import float_errors
+from mpistrat.record import flight_record
+from mpistrat.record.writers import Flight
 from mpistrat.runtime.agreement import arrival, threads
 from mpistrat.runtime.agreement.agreement import Agreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.agreement.operation import (
@@ -35,9 +38,6 @@ from mpistrat.runtime.agreement.operation import (
     ranks_in_words,
     with_article,
 )
-from mpistrat.runtime.process import float_errors
-from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.writers import Flight
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
 # operation. A rank whose lock is broken sets bit 62, and gives its rank for the number: it agrees with no other.

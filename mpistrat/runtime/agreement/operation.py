@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime.process.own_files import is_own
-from mpistrat.runtime.ranges import ranges
+from mpistrat.process.own_files import is_own
+from mpistrat.process.ranges import ranges
 
 _MOST_PARTS = 4
 _BELOW = 30

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from mpistrat.runtime.memory.buffer_pool import new_memory
-from mpistrat.runtime.process.affinity import cores
+from mpistrat.memory.buffer_pool import new_memory
+from mpistrat.runtime.affinity import cores
 
 _ALIGNED = 64
 _PIECE = 2 << 20

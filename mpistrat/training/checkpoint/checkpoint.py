@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
-from mpistrat.runtime.local_path import local_path
+from mpistrat.process.local_path import local_path
 from mpistrat.training.checkpoint import pending_save
 from mpistrat.training.checkpoint.object_graph import (
     Stateful,

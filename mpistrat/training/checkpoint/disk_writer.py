@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mpistrat.runtime.atomic_file import write_all
+from mpistrat.process.atomic_file import write_all
 
 _AT_ONCE = 16 << 20
 _SMALL = 64 << 10

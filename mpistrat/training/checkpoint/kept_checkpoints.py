@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpistrat.data import DataFileError
-from mpistrat.runtime.atomic_file import appearing
-from mpistrat.runtime.local_path import local_path
+from mpistrat.process.atomic_file import appearing
+from mpistrat.process.local_path import local_path
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.variables import of_file, ranks_of
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpistrat import nest
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.strategy import Variable
 
 _NUMBERS = (bool, int, float, complex)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.strategy import Variable
 
 _STATE = ".state"  # the last part of the name of a state, which no attribute has

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mpistrat.process import program_end
+from mpistrat.process.program_end import EndStep
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.process import program_end
-from mpistrat.runtime.process.program_end import EndStep
 from mpistrat.runtime.topology import Key, Topology
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 

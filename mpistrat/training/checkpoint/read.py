@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 import h5py
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.describe import opened
-from mpistrat.runtime.arrays import as_bytes
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,

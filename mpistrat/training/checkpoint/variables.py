@@ -11,19 +11,19 @@ import numpy as np
 import xxhash
 
 from mpistrat import context, nest
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.engine import Engine
 from mpistrat.messages import contact
+from mpistrat.process import mpi
+from mpistrat.process.local_path import local_path
+from mpistrat.process.ranges import ranges
+from mpistrat.record import flight_record
+from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime import arrays
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.local_path import local_path
-from mpistrat.runtime.process import mpi
-from mpistrat.runtime.ranges import ranges
-from mpistrat.runtime.record import flight_record
-from mpistrat.runtime.record.layout import Phase
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica

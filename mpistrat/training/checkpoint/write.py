@@ -15,8 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.runtime.arrays import as_bytes
-from mpistrat.runtime.atomic_file import appearing
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.process.atomic_file import appearing
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,

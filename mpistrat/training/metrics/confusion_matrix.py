@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.training.metrics.metric import Metric, require_same_shape, weighted
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.training.metrics.metric import Metric, as_float64, require_same_shape, weighted
 from mpistrat.training.metrics.total import results
 

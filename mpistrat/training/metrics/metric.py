@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.training.metrics.total import Total, new_total

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
+from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import Checksum
-from mpistrat.runtime.cache import Cache
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.rule import Rule, blocks, for_update

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime import arrays
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from mpistrat import absent, context, representation
 from mpistrat import strategy as strategies
+from mpistrat.arrays import arrays
+from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
-from mpistrat.runtime import arrays
+from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.gpu.kernels import EachElement
-from mpistrat.runtime.record import flight_record
 from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps, may_join
 from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, fitting, names_of, no_nan, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation

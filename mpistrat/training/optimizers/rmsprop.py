@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.training.optimizers.rule import blocks
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.values import IndexedSlices
 
 ELEMENTS = 1 << 16

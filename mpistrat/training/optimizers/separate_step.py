@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
-from mpistrat.runtime.device import cupy_for
-from mpistrat.runtime.gpu.kernels import FLOATS
+from mpistrat.arrays import arrays
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu.kernels import FLOATS
 from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from mpistrat.runtime.process.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
+from mpistrat.launch.exit_status import DONE, NO_PROGRESS, RESTART, STAY_AWAY
 
 # A requeued job ends at once, scontrol with it: without the trap, scontrol would not report its success.
 _KEPT = ("/bin/sh", "-c", 'trap "" TERM; exec "$0" "$@"')

@@ -16,8 +16,8 @@ import numpy as np
 
 from mpistrat.cluster_resolver.ranks.cross_check import asked_once
 from mpistrat.engine import Engine
+from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.process import mpi
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.strategy.checks import require_cross_replica

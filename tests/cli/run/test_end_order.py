@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from mpistrat.cli.run.job_end import EndOrder
-from mpistrat.runtime.record import end_mark
+from mpistrat.record import end_mark
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this order")
 
 RANK = """
 import os, subprocess, sys, time
-from mpistrat.runtime.record import end_mark
+from mpistrat.record import end_mark
 
 end_mark.keep_open()
 end_mark.keep_open()  # a process keeps one
@@ -31,7 +31,7 @@ sys.stdin.read()
 PAIRS = """
 import os, pathlib, signal, sys
 from mpistrat.cli.run.job_end import EndOrder
-from mpistrat.runtime.record import end_mark
+from mpistrat.record import end_mark
 
 os.environ[end_mark.VARIABLE] = sys.argv[1]
 order, expected = EndOrder(pathlib.Path(sys.argv[1])), []
@@ -168,7 +168,7 @@ def test_an_old_system_closes_files_in_another_order(start, tmp_path, monkeypatc
 def test_a_process_with_few_descriptors_keeps_no_file(tmp_path):
     program = """
 import os, resource, sys
-from mpistrat.runtime.record import end_mark
+from mpistrat.record import end_mark
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 before = os.listdir("/proc/self/fd")
 end_mark.keep_open()

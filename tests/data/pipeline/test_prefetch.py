@@ -15,8 +15,8 @@ import pytest
 import mpistrat
 from mpistrat.data.pipeline import prefetch
 from mpistrat.data.pipeline.prefetch import Prefetched
+from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.runtime.agreement import threads
-from mpistrat.runtime.memory.buffer_pool import Buffers
 
 
 def readers():

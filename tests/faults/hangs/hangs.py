@@ -17,8 +17,8 @@ import hang_reports
 import numpy as np
 
 import mpistrat
+from mpistrat.record import read
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.record import read
 
 strategy = mpistrat.MultiWorkerMirroredStrategy()
 comm = strategy.comm

@@ -103,7 +103,8 @@ import os, pathlib, sys, time
 import hang_reports
 import mpistrat
 import mpistrat.integrations.hvd as hvd
-from mpistrat.runtime.process import launch, mpi
+from mpistrat.launch import launch
+from mpistrat.process import mpi
 
 rank, _ = launch.rank_and_size(os.environ)
 folder = pathlib.Path(os.environ["MPISTRAT_RECORD_DIR"])

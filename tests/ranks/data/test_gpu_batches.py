@@ -5,8 +5,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.runtime.gpu import feed as device_feed
-from mpistrat.runtime.gpu import pinned
+from mpistrat.arrays.gpu import feed as device_feed
+from mpistrat.arrays.gpu import pinned
 
 SIZE = MPI.COMM_WORLD.size
 ROWS = 240

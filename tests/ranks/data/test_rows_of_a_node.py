@@ -12,9 +12,9 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.runtime.memory import filled_once, shared
-from mpistrat.runtime.memory.filled_once import FilledOnce
-from mpistrat.runtime.memory.shared import NoSharedMemoryError
+from mpistrat.memory import filled_once, shared
+from mpistrat.memory.filled_once import FilledOnce
+from mpistrat.memory.shared import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (4000, 3501, 2999, 500)

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from mpistrat.data import AutoShardPolicy, Dataset, Options
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.runtime.memory import filled_once
-from mpistrat.runtime.memory.filled_once import FilledOnce
-from mpistrat.runtime.memory.shared import NoSharedMemoryError
+from mpistrat.memory import filled_once
+from mpistrat.memory.filled_once import FilledOnce
+from mpistrat.memory.shared import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (900, 501, 700, 33)

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
+from mpistrat.record import flight_record, read  # noqa: E402
 from mpistrat.runtime.agreement.operation import MismatchError  # noqa: E402
-from mpistrat.runtime.record import flight_record, read  # noqa: E402
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 HALVES = [list(range(SIZE // 2)), list(range(SIZE // 2, SIZE))] if SIZE > 1 else [[0]]

@@ -11,8 +11,8 @@ from layouts import layouts, on_nodes  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from mpistrat.arrays import arrays  # noqa: E402
 from mpistrat.integrations.torch import ProcessGroup, SharedBuckets, reduce_in_place  # noqa: E402
-from mpistrat.runtime import arrays  # noqa: E402
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about itself

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.runtime.record import flight_record, layout, read
+from mpistrat.record import flight_record, layout, read
 
 ONE = np.ones(1, np.float32)
 

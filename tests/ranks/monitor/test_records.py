@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.runtime.record import flight_record, layout, read
+from mpistrat.record import flight_record, layout, read
 
 needs_memory = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
 

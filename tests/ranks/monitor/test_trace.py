@@ -12,7 +12,7 @@ from trace_format import PHASES, Merged
 
 import mpistrat
 from mpistrat.cli import commands
-from mpistrat.runtime.record import layout, ring
+from mpistrat.record import layout, ring
 
 BARRIERS, STEPS = 20, 3
 pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")

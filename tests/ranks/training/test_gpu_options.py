@@ -5,8 +5,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.arrays.gpu import kernels
 from mpistrat.optimizers import LARS, Adagrad, Adam, RMSprop
-from mpistrat.runtime.gpu import kernels
 
 OPTIMIZERS = {
     "rmsprop": lambda: RMSprop(0.01),

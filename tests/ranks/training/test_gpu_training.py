@@ -7,8 +7,8 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat import VariableAggregation, VariableSynchronization
+from mpistrat.arrays.gpu import kernels
 from mpistrat.optimizers import SGD, Adam, AdamW
-from mpistrat.runtime.gpu import kernels
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 OPTIMIZERS = {

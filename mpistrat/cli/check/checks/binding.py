@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
-from mpistrat.runtime.process import affinity
-from mpistrat.runtime.ranges import ranges
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime import affinity
 
 
 def local(options: CheckOptions) -> dict[str, Any] | None:

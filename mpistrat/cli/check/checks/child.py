@@ -64,7 +64,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
     wire.stage(START)
     from mpi4py import MPI
 
-    from mpistrat.runtime.process.launch import AloneError, check_singleton
+    from mpistrat.launch.launch import AloneError, check_singleton
 
     if not MPI.Is_initialized():
         MPI.Init_thread()

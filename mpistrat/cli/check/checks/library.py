@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
+from mpistrat.launch.launch import library_family, library_name
+from mpistrat.launch.launchers import SRUN
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.process.launch import library_family, library_name
-from mpistrat.runtime.process.launchers import SRUN
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")

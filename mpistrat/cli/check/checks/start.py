@@ -37,7 +37,7 @@ def _troubles(job: CheckedJob) -> list[str]:
 
 
 def _advice(job: CheckedJob) -> str:
-    from mpistrat.runtime.process.launch import srun_plugin
+    from mpistrat.launch.launch import srun_plugin
 
     libraries = {facts["family"] for facts in job.of("library").values() if "family" in facts}
     if len(libraries) > 1:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.runtime.process import mpi
+from mpistrat.process import mpi
 
 _TAG = 23
 

@@ -20,7 +20,7 @@ from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.byte_order import native
-from mpistrat.runtime.memory.made_once import Chunk, Each, MadeOnce
+from mpistrat.memory.made_once import Chunk, Each, MadeOnce
 
 _MOST_THREADS = 4
 # Bytes of a chunk that ranks share, which takes 30 us. 2 ranks shuffled chunks of 128 KiB (gzip, by isal) in 0.85 of

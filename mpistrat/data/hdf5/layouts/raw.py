@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked, Contiguous
-from mpistrat.runtime.arrays import as_bytes
 
 _GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
 _SMALL_ROW = 2 << 10

@@ -33,7 +33,7 @@ from mpistrat.integrations.hvd.torch.gradients import (  # type: ignore[assignme
 )
 from mpistrat.integrations.hvd.torch.optimizer import DistributedOptimizer
 from mpistrat.integrations.hvd.torch.start_values import broadcast_optimizer_state, broadcast_parameters
-from mpistrat.runtime.process.own_files import skip_in_call_sites
+from mpistrat.process.own_files import skip_in_call_sites
 
 __all__ = [
     "Compression",

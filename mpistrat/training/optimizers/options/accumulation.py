@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.runtime import arrays
 from mpistrat.training.optimizers.gradients import Pairs, fitting
 from mpistrat.training.optimizers.state import NameOf, add_named
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization

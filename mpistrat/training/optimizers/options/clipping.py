@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.runtime import arrays
+from mpistrat.arrays import arrays
 from mpistrat.values import IndexedSlices
 
 _ELEMENTS = 1 << 15  # squared together; another number would change the last bits of norms

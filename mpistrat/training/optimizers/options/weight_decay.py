@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from mpistrat.runtime.gpu.kernels import EachElement
+from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.training.optimizers.rule import Rule
 from mpistrat.values import IndexedSlices
 

@@ -203,7 +203,7 @@ def test_further_operations(cupy, name):
 
 
 def test_pieces_are_packed_in_one_launch(cupy, monkeypatch):
-    from mpistrat.runtime.gpu import kernels
+    from mpistrat.arrays.gpu import kernels
 
     launches = []
     original = kernels.EachElement.__call__

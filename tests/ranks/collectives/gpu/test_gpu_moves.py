@@ -11,11 +11,11 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.arrays.gpu import pinned
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.collectives.gpu.all_reduce import Obstacles
 from mpistrat.experimental import CommunicationOptions
-from mpistrat.runtime.gpu import pinned
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 USER_SAYS_CUDA_AWARE = os.environ.get("MPISTRAT_GPU_DIRECT") == "on"

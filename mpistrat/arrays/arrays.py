@@ -1,0 +1,302 @@
+"""Conversions between array libraries: only this file knows which library an array belongs to.
+
+The package works on NumPy arrays on the host and CuPy arrays on a GPU. Arrays of other libraries (PyTorch, JAX, any
+that supports DLPack or the array API) are converted to one of the two. Results are converted back. Conversions copy
+only where the library requires it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.gpu import pinned
+from mpistrat.arrays.libraries import library_of, tensor_of_buffer
+
+_ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
+_ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
+_SCALARS = (np.generic, bool, int, float, complex)
+NUMBERS = frozenset(
+    {
+        int,
+        float,
+        complex,
+        *(np.dtype(char).type for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]),
+    }
+)
+"""Types of numbers: Python's and NumPy's. NumPy converts them as they are."""
+_NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold none
+
+
+def to_host(value: Any) -> np.ndarray:
+    """Return a value as a NumPy array, without a copy where the library allows.
+
+    Raises
+    ------
+    TypeError
+        If the value is not an array of numbers.
+    """
+    if type(value) is np.ndarray:
+        return value
+    refuse_masked(value)
+    if isinstance(value, (np.ndarray, *_SCALARS)):
+        return np.asarray(value)
+    if on_gpu(value):
+        return pinned.download(to_cupy(value))
+    library = library_of(value)
+    if library is not None:
+        array = library.to_host(value)
+    elif hasattr(value, "__dlpack__") and not hasattr(value, "assign"):
+        return _from_dlpack(value)
+    else:
+        array = _converted(value)
+    if array.dtype == object:
+        raise TypeError(f"expected an array or a number, got {value!r} of type {type(value).__name__}")
+    return array
+
+
+def from_host(result: np.ndarray, like: Any) -> Any:
+    """Return a NumPy array as an array of the library of ``like``, on the device of ``like``."""
+    if isinstance(like, np.ndarray):
+        return result
+    if isinstance(like, _SCALARS):
+        return result[()]
+    if on_gpu(like):
+        return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
+    library = library_of(like)
+    if library is not None:
+        return library.from_host(result, like)
+    if hasattr(like, "__dlpack__") and not hasattr(like, "assign"):
+        from array_api_compat import array_namespace, device
+
+        return array_namespace(like).asarray(result, device=device(like))
+    return result
+
+
+def dtype_and_shape(value: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return the NumPy dtype and the shape of an array or variable of any library."""
+    if on_gpu(value):
+        value = to_cupy(value)
+    elif library_of(value) is not None or not hasattr(value, "dtype"):
+        value = as_numpy(value)
+    return np.dtype(value.dtype), tuple(value.shape)
+
+
+def buffer_like(buffer: Any, like: Any) -> Any:
+    """Return a buffer as an array of the library of ``like`` on the same memory, if that library can change arrays."""
+    library = library_of(like)
+    if library is None or not library.shares_buffers or not isinstance(buffer, np.ndarray):
+        return buffer
+    return tensor_of_buffer(buffer, like)
+
+
+def on_gpu(value: Any) -> bool:
+    """Return whether a value lives on a GPU that CuPy can access."""
+    if isinstance(value, (np.ndarray, *_SCALARS)):
+        return False
+    if hasattr(value, "assign"):  # a variable
+        return hasattr(value, "__cupy_get_ndarray__")
+    where = getattr(value, "__dlpack_device__", None)
+    return where is not None and where()[0] in _ON_GPU and _cupy() is not None
+
+
+def to_cupy(value: Any) -> Any:
+    """Return a value on a GPU as a CuPy array of the same memory, ordered after its library's pending work."""
+    cupy = _cupy()
+    if type(value) is cupy.ndarray:
+        return value
+    if hasattr(value, "assign"):
+        return value.__cupy_get_ndarray__()
+    if hasattr(value, "detach"):  # a PyTorch tensor that records gradients
+        value = value.detach()
+    return cupy.from_dlpack(value)
+
+
+def from_cupy(result: Any, like: Any) -> Any:
+    """Return a CuPy array as an array of the library of ``like``, on the same memory."""
+    if type(like) is type(result) or hasattr(like, "assign"):
+        return result
+    from array_api_compat import array_namespace
+
+    return array_namespace(like).from_dlpack(result)
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return the bytes of a contiguous array as a flat array on the same memory.
+
+    Examples
+    --------
+    >>> as_bytes(np.zeros((2, 3))).shape
+    (48,)
+    """
+    return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+
+
+def numpy_or_cupy(value: Any) -> Any:
+    """Return a value as an array on its device: a CuPy array on a GPU, else a NumPy array."""
+    return to_cupy(value) if on_gpu(value) else to_host(value)
+
+
+def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
+    """Return CuPy's version of a NumPy ufunc if one of the values lives on a GPU, else the ufunc itself.
+
+    CuPy arrays also accept NumPy's ufuncs, but not those with a signature, such as ``matmul``.
+    """
+    return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
+
+
+def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
+    """Return ``numpy.asarray`` of a value that may live on a GPU.
+
+    Raises
+    ------
+    TypeError
+        As `refuse_masked`.
+    """
+    refuse_masked(value)
+    if on_gpu(value) or library_of(value) is not None:
+        return np.asarray(to_host(value), dtype)
+    return _converted(value, dtype)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of an array of any library, or of a variable's value. Return other values unchanged."""
+    refuse_masked(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    library = library_of(value)
+    if library is not None:
+        return library.copied(value)
+    if hasattr(value, "read_value"):
+        return value.read_value()
+    if hasattr(value, "__dlpack__"):
+        from array_api_compat import array_namespace
+
+        return array_namespace(value).asarray(value, copy=True)
+    return value
+
+
+def can_be_filled(value: Any) -> bool:
+    """Return whether `fill` can change the elements of an array. It cannot those of JAX, and of read-only arrays."""
+    if isinstance(value, np.ndarray):
+        return value.flags.writeable and not _is_masked(type(value))
+    library = library_of(value)
+    if library is not None:
+        return library.shares_buffers
+    return on_gpu(value) and isinstance(value, _cupy().ndarray)
+
+
+def fill(target: Any, value: np.ndarray) -> None:
+    """Set the elements of an array that `can_be_filled` to those of an array of its shape and dtype."""
+    library = library_of(target)
+    if library is not None:
+        target.detach().copy_(library.from_host(value, target))
+    else:
+        target[...] = from_host(value, target)
+
+
+def refuse_masked(value: Any) -> None:
+    """Raise for a masked array: NumPy's conversions drop the mask, and the masked values would count.
+
+    Parameters
+    ----------
+    value : Any
+        The elements of sequences are checked at any depth.
+
+    Raises
+    ------
+    TypeError
+        If a masked array is found.
+    """
+    kind: Any = type(value)
+    if kind is np.ndarray:
+        return
+    if _is_masked(kind):
+        raise TypeError(
+            f"masked arrays cannot be used, as their masked values would count, got one of shape {value.shape}: "
+            "call its filled() or compressed() first"
+        )
+    if _holds_elements(kind):
+        kinds: set[Any] = set(map(type, value))
+        for element_kind in kinds:
+            if _holds_elements(element_kind) or _is_masked(element_kind):
+                for element in value:
+                    refuse_masked(element)
+                return
+
+
+@lru_cache(maxsize=4096)  # issubclass of an abstract class takes 0.5 us
+def _holds_elements(kind: Any) -> bool:
+    return issubclass(kind, (list, tuple)) or (
+        issubclass(kind, Sequence) and not issubclass(kind, _NO_ARRAYS)
+    )
+
+
+def _is_masked(kind: type) -> bool:
+    # numpy.ma is imported at its first use. The first two conditions avoid that in most programs.
+    return issubclass(kind, np.ndarray) and kind is not np.ndarray and issubclass(kind, np.ma.MaskedArray)
+
+
+def placed(value: Any, device: Device) -> Any:
+    """Return a value as an array for a device: a NumPy array for a CPU, a CuPy array for a GPU."""
+    if device.kind == "cpu" or on_gpu(value):
+        return numpy_or_cupy(value)
+    return pinned.upload(to_host(value), device.index)
+
+
+def device_of(array: Any) -> Device:
+    """Return the device of a NumPy or CuPy array."""
+    return Device("cpu") if isinstance(array, np.ndarray) else Device("cuda", int(array.device.id))
+
+
+def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
+    """Return the one GPU that all given CuPy arrays live on.
+
+    Raises
+    ------
+    ValueError
+        If the arrays live on several GPUs, or not on ``own``, the GPU of this rank.
+    """
+    found = sorted({device_of(value) for value in values})
+    if own is not None and own.kind == "cuda" and found != [own]:
+        other = next(each for each in found if each != own)
+        raise ValueError(
+            f"an array lives on {other}, and this rank's device is {own}: another rank may be working on {other}; "
+            f"make arrays on {own} (`with cupy.cuda.Device({own.index}):`), or copy this one there"
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"the arrays of one call live on {' and '.join(map(str, found))}: a rank works on one device"
+        )
+    return found[0]
+
+
+@cache
+def _cupy() -> Any:
+    """Return the module ``cupy``, or None if it cannot be used."""
+    try:
+        return cupy_for("an array on a GPU")
+    except RuntimeError:
+        return None
+
+
+def _converted(value: Any, dtype: Any = None) -> np.ndarray:
+    """Return ``numpy.asarray`` of a value whose own ``__array__`` may return a masked array, as netCDF4's does."""
+    array = np.asanyarray(value, dtype)  # numpy.asarray would drop the mask
+    refuse_masked(array)
+    return np.asarray(array)
+
+
+def _from_dlpack(value: Any) -> np.ndarray:
+    if value.__dlpack_device__()[0] in _ON_HOST:
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError):  # a dtype that DLPack or NumPy does not support
+            return np.asarray(value)
+    from array_api_compat import to_device
+
+    return np.asarray(to_device(value, "cpu"))

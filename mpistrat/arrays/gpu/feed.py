@@ -1,0 +1,171 @@
+"""Copies of arrays from the host to a GPU while it computes, on a separate stream.
+
+Memory of a released array is reused after the work that uses it is done. CUDA events order this between streams. The
+calling thread waits only before it overwrites pinned memory that has not been copied yet.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu import pinned
+
+_CHUNKS = 4  # in the ring of pinned memory: a thread fills one chunk while the others are copied
+_ALIGNMENT = 256  # bytes, of an array in a chunk
+_KEPT = (
+    2  # times the arrays of a call: so many released arrays may wait for the GPU before a copy waits for one
+)
+
+_idle: dict[int, list[Feed]] = {}
+
+
+class Sent(NamedTuple):
+    """Arrays whose copies to a GPU may still be running, the event after the last copy, and their feed.
+
+    The arrays lie in the memory of the feed. Only `received` may use them.
+    """
+
+    arrays: list[Any]
+    ready: Any
+    feed: Feed
+
+
+class Feed:
+    """The stream and the pinned memory by which one thread at a time sends arrays to a GPU.
+
+    Attributes
+    ----------
+    stream : cupy.cuda.Stream
+        The stream of the copies. All target memory is allocated on it.
+    left : deque of (cupy.cuda.Event, cupy.ndarray)
+        Released arrays, oldest first. Each event marks the release in the stream of the thread that released it.
+    """
+
+    def __init__(self, device: int):
+        self.device = device
+        self._cupy = cupy = cupy_for("an array on a GPU")
+        with cupy.cuda.Device(device):
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self._ring = [(pinned.chunk(cupy), cupy.cuda.Event(disable_timing=True)) for _ in range(_CHUNKS)]
+        self._at = self._used = 0
+        self.left: deque[tuple[Any, Any]] = deque()
+
+    def send(self, arrays: Sequence[np.ndarray]) -> Sent:
+        """Begin to copy arrays to the GPU. The caller may write to the arrays when this returns."""
+        cupy = self._cupy
+        for each in arrays:
+            pinned.require_known(cupy, each.dtype)
+        with cupy.cuda.Device(self.device), self.stream:
+            self.reclaim(_KEPT * len(arrays))
+            out = []
+            for each in arrays:
+                out.append(cupy.empty(each.shape, each.dtype))
+                if each.nbytes:
+                    self._copy(np.ascontiguousarray(each).reshape(-1).view(np.uint8), int(out[-1].data.ptr))
+            self._ring[self._at][1].record(self.stream)
+            ready = cupy.cuda.Event(disable_timing=True)
+            ready.record(self.stream)
+        return Sent(out, ready, self)
+
+    def _copy(self, data: np.ndarray, target: int) -> None:
+        runtime, start = self._cupy.cuda.runtime, 0
+        while start < len(data):
+            room = pinned.CHUNK_BYTES - self._used
+            if not room:
+                room = self._next_chunk()
+            part = data[start : start + room]
+            memory = self._ring[self._at][0][self._used : self._used + len(part)]
+            memory[...] = part
+            runtime.memcpyAsync(
+                target + start,
+                pinned.address(memory),
+                len(part),
+                runtime.memcpyHostToDevice,
+                self.stream.ptr,
+            )
+            start += len(part)
+            self._used += -(-len(part) // _ALIGNMENT) * _ALIGNMENT
+
+    def _next_chunk(self) -> int:
+        """Wait until the next chunk of the ring has been copied, switch to it, and return its size in bytes."""
+        self._ring[self._at][1].record(self.stream)
+        self._at, self._used = (self._at + 1) % _CHUNKS, 0
+        self._ring[self._at][1].synchronize()
+        return pinned.CHUNK_BYTES
+
+    def reclaim(self, most: float = math.inf) -> None:
+        """Free released arrays that the GPU no longer uses.
+
+        If more than ``most`` arrays remain, free the oldest of them too: the feed's stream then waits until they are
+        unused.
+        """
+        while self.left:
+            try:
+                event, memory = self.left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            if event.done:
+                continue
+            if len(self.left) < most:
+                self.left.appendleft((event, memory))
+                return
+            self.stream.wait_event(event)
+
+
+@contextmanager
+def feed(device: int) -> Iterator[Feed]:
+    """Yield a feed of a GPU for this block only."""
+    waiting = _idle.setdefault(device, [])
+    try:
+        found = waiting.pop()
+    except IndexError:
+        found = Feed(device)
+    try:
+        yield found
+    finally:
+        waiting.append(found)
+
+
+def received(sent: Sent) -> list[Any]:
+    """Return the arrays for use in the caller's current stream. The stream waits for the copies, not the caller.
+
+    As with CuPy's own memory, work on an array in another stream must be ordered before the array is released.
+    """
+    cupy = cupy_for("an array on a GPU")
+    with cupy.cuda.Device(sent.feed.device):
+        stream = cupy.cuda.get_current_stream()
+        stream.wait_event(sent.ready)
+        return [_lent(cupy, each, stream, sent.feed) for each in sent.arrays]
+
+
+def _lent(cupy: Any, array: Any, stream: Any, feed: Feed) -> Any:
+    if not array.nbytes:
+        return array
+    lease = _BatchLease(array, cupy.cuda.Event(disable_timing=True), stream, feed)
+    memory = cupy.cuda.UnownedMemory(int(array.data.ptr), array.nbytes, lease, feed.device)
+    return cupy.ndarray(array.shape, array.dtype, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _BatchLease:
+    """The owner that all arrays on one block of memory refer to. It is deleted with the last of them."""
+
+    __slots__ = ("_array", "_event", "_feed", "_stream")
+
+    def __init__(self, array: Any, event: Any, stream: Any, feed: Feed):
+        self._array, self._event, self._stream, self._feed = array, event, stream, feed
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():  # CUDA may have ended
+            return
+        self._event.record(self._stream)
+        self._feed.left.append((self._event, self._array))
+        del self._array
+        self._feed.reclaim()

@@ -1,0 +1,257 @@
+"""CUDA kernels that apply one computation to every element of many arrays, in one launch.
+
+A network has hundreds of arrays, most of them small. One launch for each array would cost more than the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.arrays.device import cupy_for
+from mpistrat.process.cache import Cache
+
+_THREADS = 256
+_ELEMENTS = 8192  # per block
+# Bytes that a thread reads of each array before it writes. The compiler must assume that a store changes what the next
+# load reads, so the two are not overlapped. Too few bytes in flight do not fill the memory's bandwidth.
+_BYTES_AHEAD = 16
+_MOST_TABLES = 256
+OPTIONS = ("--fmad=false",)  # no fused multiply-add: products and sums are rounded separately, as in NumPy
+
+# For each dtype: its type in memory, the type of the computation, and the conversions between the two.
+FLOATS = {
+    "float16": ("unsigned short", "float", "from_half", "to_half"),
+    "bfloat16": ("unsigned short", "float", "from_bfloat", "to_bfloat"),
+    "float32": ("float", "float", "", ""),
+    "float64": ("double", "double", "", ""),
+}
+_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_BYTES = {"float": 4, "double": 8, **{name: nbytes for nbytes, name in _BITS.items()}}
+
+_HALVES = """
+union Bits { unsigned int u; float f; };
+__device__ __forceinline__ float from_half(unsigned short h) {
+  Bits b;
+  const unsigned int sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
+  if (exponent == 0u) {
+    b.f = mantissa * 5.9604644775390625e-8f;
+    b.u |= sign;
+  } else {
+    b.u = sign | (exponent == 31u ? 0x7f800000u : (exponent + 112u) << 23) | mantissa << 13;
+  }
+  return b.f;
+}
+__device__ __forceinline__ unsigned short to_half(float value) {
+  Bits b;
+  b.f = value;
+  const unsigned int sign = b.u >> 16 & 0x8000u;
+  b.u &= 0x7fffffffu;
+  if (b.u > 0x7f800000u) return sign | 0x7e00u;
+  if (b.u >= 0x477ff000u) return sign | 0x7c00u;
+  if (b.u < 0x38800000u) return sign | (unsigned int)rintf(b.f * 16777216.0f);
+  return sign | (b.u + 0xc8000fffu + (b.u >> 13 & 1u)) >> 13;
+}
+__device__ __forceinline__ float from_bfloat(unsigned short h) {
+  Bits b;
+  b.u = (unsigned int)h << 16;
+  return b.f;
+}
+__device__ __forceinline__ unsigned short to_bfloat(float value) {
+  Bits b;
+  b.f = value;
+  if ((b.u & 0x7fffffffu) > 0x7f800000u) return b.u >> 16 | 0x40u;
+  return (b.u + 0x7fffu + (b.u >> 16 & 1u)) >> 16;
+}
+"""
+
+_KERNEL = """
+extern "C" __global__ void {name}(const long long* pointers, const long long* layout, long long members{scalars}) {{
+  const long long member = layout[members + 2 * (long long)blockIdx.x];
+  const long long first = layout[members + 2 * (long long)blockIdx.x + 1];
+  const long long rest = layout[member] - first;
+  const int count = rest < {elements} ? (int)rest : {elements};
+{views}
+  for (int start = threadIdx.x; start < count; start += {batch} * {threads}) {{
+{batches}
+    if (start + ({batch} - 1) * {threads} < count) {{
+#pragma unroll
+      for (int k = 0; k < {batch}; ++k) {{
+        const int i = start + k * {threads};
+{loads}
+      }}
+    }} else {{
+#pragma unroll
+      for (int k = 0; k < {batch}; ++k) {{
+        const int i = start + k * {threads};
+        if (i < count) {{
+{loads}
+        }}
+      }}
+    }}
+#pragma unroll
+    for (int k = 0; k < {batch}; ++k) {{
+      const int i = start + k * {threads};
+      if (i < count) {{
+{values}
+        {body}
+{stores}
+      }}
+    }}
+  }}
+}}
+"""
+
+
+class EachElement:
+    """A kernel over the elements of several lists of arrays.
+
+    Parameters
+    ----------
+    name : str
+    reads, writes : sequence of str
+        Names of the lists that ``body`` reads and writes. In ``body`` a name stands for the current element.
+    scalars : sequence of str
+        Names of numbers, in the precision of the computation.
+    body : str
+        Statements of C. ``R`` is the type of the computation: double for float64, float for other floats.
+
+    Attributes
+    ----------
+    reads : sequence of str
+        As above.
+    """
+
+    def __init__(
+        self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str
+    ):
+        self._name = name
+        self.reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
+        self._lists = list(dict.fromkeys([*reads, *writes]))
+        self._kernels: dict[str, Any] = {}
+        self._tables = Cache[tuple[int, int, bytes], Any](_MOST_TABLES)
+
+    def extended(
+        self,
+        name: str,
+        *,
+        state: Sequence[str] = (),
+        scalars: Sequence[str] = (),
+        before: str = "",
+        after: str = "",
+    ) -> EachElement:
+        """Return a kernel that does more in the same launch.
+
+        ``name`` is added to the name of this kernel. ``state`` names further lists, read and written, and ``scalars``
+        further numbers, each after those of this kernel. ``before`` and ``after`` are statements around its body.
+        """
+        return EachElement(
+            f"{self._name}_{name}",
+            [*self.reads, *state],
+            [*self._writes, *state],
+            [*self._scalars, *scalars],
+            f"{before} {self._body} {after}".strip(),
+        )
+
+    def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
+        """Run the kernel on the current stream.
+
+        ``lists`` has the arrays of each name: the names of ``reads`` first, then those that are only written. Arrays
+        must be contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
+        """
+        sizes = [int(each.size) for each in lists[0]]
+        if not any(sizes):
+            return
+        cupy = cupy_for("a kernel")
+        dtype = lists[0][0].dtype
+        memory, _, _, _ = _types(dtype)
+        words = dtype.itemsize // _BYTES[memory]  # per element, over 1 above 8 bytes
+        kernel = self._kernels.get(dtype.name)
+        if kernel is None:
+            source = _HALVES + self._source(dtype)
+            kernel = cupy.RawKernel(source, self._name, options=OPTIONS)
+            self._kernels[dtype.name] = kernel
+        pointers = np.array([int(each.data.ptr) for arrays in lists for each in arrays], np.int64)
+        layout, blocks = _layout([size * words for size in sizes])
+        device = int(lists[0][0].device.id)
+        real = np.float64 if dtype.name == "float64" else np.float32
+        arguments = [
+            self._table(cupy, device, pointers),
+            self._table(cupy, device, layout),
+            np.int64(len(sizes)),
+        ]
+        kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
+
+    def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
+        """Return an array of ``numbers`` on the GPU, from a cache where possible.
+
+        Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own
+        tables: another stream would not wait until a table is copied, nor until it is read.
+        """
+        key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
+        found = self._tables.get(key)
+        if found is None:
+            found = self._tables.keep(key, cupy.asarray(numbers))
+        return found
+
+    def _source(self, dtype: np.dtype) -> str:
+        memory, real, load, store = _types(dtype)
+        views = [
+            f"  {'' if name in self._writes else 'const '}{memory}* {name}_ = "
+            f"({memory}*)pointers[{i} * members + member] + first;"
+            for i, name in enumerate(self._lists)
+        ]
+        batch = max(2, _BYTES_AHEAD // _BYTES[memory])
+        values = [
+            f"        R {name} = {load}({name}_read[k]);" if name in self.reads else f"        R {name};"
+            for name in self._lists
+        ]
+        return f"typedef {real} R;\n" + _KERNEL.format(
+            name=self._name,
+            scalars="".join(f", {real} {name}" for name in self._scalars),
+            elements=_ELEMENTS,
+            threads=_THREADS,
+            batch=batch,
+            views="\n".join(views),
+            batches="\n".join(f"    {memory} {name}_read[{batch}];" for name in self.reads),
+            loads="\n".join(f"        {name}_read[k] = {name}_[i];" for name in self.reads),
+            values="\n".join(values),
+            body=self._body,
+            stores="\n".join(f"        {name}_[i] = {store}({name});" for name in self._writes),
+        )
+
+
+def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
+    if dtype.name in FLOATS:
+        return FLOATS[dtype.name]
+    bits = _BITS[min(dtype.itemsize, 8)]
+    return bits, bits, "", ""
+
+
+def _layout(sizes: Sequence[int]) -> tuple[np.ndarray, int]:
+    """Return the layout and the number of blocks.
+
+    The layout has the length of each array, then for each block its array and its first element.
+    """
+    blocks = [-(-size // _ELEMENTS) for size in sizes]
+    members = np.repeat(np.arange(len(sizes)), blocks)
+    before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
+    starts = (np.arange(len(members)) - before) * _ELEMENTS
+    places = np.stack([members, starts], axis=1).reshape(-1)
+    return np.concatenate([np.asarray(sizes, np.int64), places.astype(np.int64)]), len(members)
+
+
+_copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
+
+
+def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Copy CuPy arrays to others of the same dtype, in one launch."""
+    bits = [[as_bits(each) for each in arrays] for arrays in (sources, targets)]
+    _copy(bits)
+
+
+def as_bits(array: Any) -> Any:
+    """Return a contiguous array as flat unsigned integers of up to 8 bytes, on the same memory."""
+    return array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}")

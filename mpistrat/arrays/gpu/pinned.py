@@ -1,0 +1,204 @@
+"""Copies between a GPU and the host, through a few pinned staging buffers that are never freed.
+
+From unpinned memory, the driver copies through its own buffers, piece by piece, while the caller waits. Pinned memory
+is never returned to the system, and MPI libraries keep its registration. So there are few staging buffers, all of one
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.arrays.device import cupy_for
+from mpistrat.memory.buffer_pool import Buffers
+
+CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
+_WITH_BFLOAT16 = 14
+_SLOTS = 3  # one being downloaded, one in work, one being uploaded
+
+_idle: dict[int, list[Staging]] = {}
+_results = Buffers()
+
+
+class StagingSlot:
+    """Pinned memory for one piece from the GPU and one piece to the GPU."""
+
+    def __init__(self, cupy: Any):
+        self.down = chunk(cupy)
+        self.up = chunk(cupy)
+        self.arrived = cupy.cuda.Event(disable_timing=True)
+        self.left = cupy.cuda.Event(disable_timing=True)
+
+
+class Staging:
+    """The pinned memory and the two streams of one GPU, for one thread at a time.
+
+    Attributes
+    ----------
+    slots : list of StagingSlot
+    """
+
+    def __init__(self, device: int):
+        self._cupy = cupy = cupy_for("an array on a GPU")
+        self._runtime = cupy.cuda.runtime
+        with cupy.cuda.Device(device):
+            self._down = cupy.cuda.Stream(non_blocking=True)
+            self._up = cupy.cuda.Stream(non_blocking=True)
+            self._begun = cupy.cuda.Event(disable_timing=True)
+            self._ended = cupy.cuda.Event(disable_timing=True)
+            self.slots = [StagingSlot(cupy) for _ in range(_SLOTS)]
+
+    def begin(self) -> None:
+        """Order all following copies after the pending work of the caller's stream."""
+        self._begun.record(self._cupy.cuda.get_current_stream())
+        self._down.wait_event(self._begun)
+        self._up.wait_event(self._begun)
+
+    def end(self) -> None:
+        """Order the next work of the caller's stream after all copies."""
+        self._ended.record(self._up)
+        self._cupy.cuda.get_current_stream().wait_event(self._ended)
+
+    def settle(self) -> None:
+        """Wait until all copies are done."""
+        self._down.synchronize()
+        self._up.synchronize()
+
+    def fetch(self, slot: StagingSlot, source: int, nbytes: int) -> None:
+        """Begin to copy from the GPU to a slot, after the slot's last upload is done."""
+        slot.left.synchronize()
+        self._runtime.memcpyAsync(
+            address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
+        )
+        slot.arrived.record(self._down)
+
+    def send(self, slot: StagingSlot, host: np.ndarray, target: int) -> None:
+        """Begin to copy ``host``, an array in a slot, to the GPU."""
+        self._runtime.memcpyAsync(
+            target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
+        )
+        slot.left.record(self._up)
+
+
+@contextmanager
+def staging(device: int) -> Iterator[Staging]:
+    """Yield the staging buffers of a GPU, and make the GPU current for the block."""
+    cupy = cupy_for("an array on a GPU")
+    waiting = _idle.setdefault(device, [])
+    try:
+        stage = waiting.pop()
+    except IndexError:
+        stage = Staging(device)
+    with cupy.cuda.Device(device):
+        try:
+            stage.begin()
+            yield stage
+            stage.end()
+        except BaseException:
+            stage.settle()
+            raise
+        finally:
+            waiting.append(stage)
+
+
+class StagedCopy(NamedTuple):
+    """A piece of GPU memory that is copied to the host, processed there, and copied back.
+
+    Attributes
+    ----------
+    source, nbytes
+        The address and the size of the piece on the GPU.
+    work : callable
+        Gets the piece and space for the result, both in pinned memory. Returns the result, a view of one of them.
+    target : int
+        The address on the GPU for the result.
+    """
+
+    source: int
+    nbytes: int
+    work: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    target: int
+
+
+def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
+    """Process pieces on the host in order, while the next are downloaded and the last are uploaded."""
+    slots = stage.slots
+    ahead = len(slots) - 1
+    for i in range(-ahead, len(pieces)):
+        if i >= 0:
+            slot = slots[i % len(slots)]
+            slot.arrived.synchronize()
+            stage.send(slot, pieces[i].work(slot.down[: pieces[i].nbytes], slot.up), pieces[i].target)
+        if i + ahead < len(pieces):
+            piece = pieces[i + ahead]
+            stage.fetch(slots[(i + ahead) % len(slots)], piece.source, piece.nbytes)
+
+
+def download(array: Any) -> np.ndarray:
+    """Return a copy of a CuPy array on the host."""
+    cupy = cupy_for("an array on a GPU")
+    with staging(array.device.id) as stage:
+        out = _results.empty(array.shape, array.dtype)
+        array = cupy.ascontiguousarray(array)
+        stage.begin()
+        flat = out.reshape(-1).view(np.uint8) if out.nbytes else np.empty(0, np.uint8)
+        slots, source = stage.slots, int(array.data.ptr)
+        starts = range(0, out.nbytes, CHUNK_BYTES)
+        ahead = len(slots) - 1
+        for i in range(-ahead, len(starts)):
+            if i + ahead < len(starts):
+                start = starts[i + ahead]
+                nbytes = min(CHUNK_BYTES, out.nbytes - start)
+                stage.fetch(slots[(i + ahead) % len(slots)], source + start, nbytes)
+            if i >= 0:
+                slot = slots[i % len(slots)]
+                slot.arrived.synchronize()
+                part = flat[starts[i] : starts[i] + CHUNK_BYTES]
+                part[...] = slot.down[: len(part)]
+    return out
+
+
+def upload(array: np.ndarray, device: int) -> Any:
+    """Return a copy of a host array on a GPU, ready for the next work of the caller's stream."""
+    cupy = cupy_for("an array on a GPU")
+    require_known(cupy, array.dtype)
+    with staging(device) as stage:
+        out = cupy.empty(array.shape, array.dtype)
+        stage.begin()  # pending work of the stream may still use the memory
+        if array.nbytes:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            for i, start in enumerate(range(0, array.nbytes, CHUNK_BYTES)):
+                slot = stage.slots[i % len(stage.slots)]
+                part = flat[start : start + CHUNK_BYTES]
+                slot.left.synchronize()
+                slot.up[: len(part)] = part
+                stage.send(slot, slot.up[: len(part)], int(out.data.ptr) + start)
+    return out
+
+
+def require_known(cupy: Any, dtype: np.dtype) -> None:
+    """Raise unless the installed CuPy supports a dtype.
+
+    Raises
+    ------
+    TypeError
+        For bfloat16 and a CuPy that is too old.
+    """
+    if dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
+        raise TypeError(
+            f"bfloat16 on a GPU needs CuPy {_WITH_BFLOAT16} or later (and NumPy 2.1.2 or later), not {cupy.__version__}"
+        )
+
+
+def chunk(cupy: Any) -> np.ndarray:
+    """Return a new array of `CHUNK_BYTES` in pinned memory."""
+    return np.frombuffer(cupy.cuda.alloc_pinned_memory(CHUNK_BYTES), np.uint8, CHUNK_BYTES)
+
+
+def address(array: np.ndarray) -> int:
+    """Return the address of the first byte of a host array."""
+    return array.__array_interface__["data"][0]

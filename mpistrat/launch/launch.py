@@ -1,0 +1,267 @@
+"""The launcher of this process: how many tasks it started, and its environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpistrat.launch.launchers import (
+    FLUX,
+    HYDRA,
+    JSRUN,
+    LAUNCHERS,
+    MPIRUN,
+    MVAPICH,
+    OPEN_MPI,
+    PALS,
+    PMIX,
+    SRUN,
+    WITHOUT_MPI,
+)
+
+
+class AloneError(RuntimeError):
+    """Every task of a job runs as rank 0 of 1, because the MPI library does not understand the launcher.
+
+    Attributes
+    ----------
+    found : str
+        The problem.
+    remedy : str
+        The remedy.
+    """
+
+    def __init__(self, found: str, remedy: str):
+        super().__init__(f"{found}. {remedy}")
+        self.found, self.remedy = found, remedy
+
+
+class Started(NamedTuple):
+    """The number of tasks that a launcher started, and the variable that holds it."""
+
+    tasks: int
+    variable: str
+
+
+# The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round. Counts per node
+# (MPI_LOCALNRANKS, PALS_LOCAL_SIZE) come with PMI_SIZE.
+_COUNTS = {each.size[0]: each.name for each in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
+_OWN = {
+    **dict.fromkeys(("openmpi", "spectrum"), (OPEN_MPI,)),
+    **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
+    "mvapich": (HYDRA, *MVAPICH),
+}
+
+_SRUN_PLUGIN = {
+    "openmpi": "pmix",
+    "mpich": "pmi2",
+    "mvapich": "pmi2",
+    "intel": "pmi2",
+    "cray": "cray_shasta",
+}
+
+# Ordered: derived libraries also contain the name of the library that they derive from.
+_LIBRARIES = (
+    ("cray mpich", "cray"),
+    ("intel(r) mpi", "intel"),
+    ("mvapich", "mvapich"),
+    ("spectrum mpi", "spectrum"),
+    ("open mpi", "openmpi"),
+    ("mpich", "mpich"),
+)
+
+# PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
+_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
+_PREFIXES = (
+    *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
+    *("PMI_", "HYDI_", *HYDRA.local_rank, *HYDRA.local_size, "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
+)
+_SETTINGS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
+_NO_SETTINGS = (
+    *("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs"),
+    *(
+        "OMPI_MCA_ess",
+        "OMPI_MCA_orte_",
+        "OMPI_MCA_pmix",
+        "OMPI_MCA_shmem_RUNTIME",
+        "OMPI_MCA_mpi_oversubscribe",
+    ),
+)
+
+
+def started_tasks(environ: Mapping[str, str]) -> Started | None:
+    """Return the number of tasks that this process's launcher started, or None without a launcher's variables."""
+    for variable in _COUNTS:
+        count = _count(environ, variable)
+        if count is not None and not (variable in SRUN.size and _is_left_over(environ)):
+            return Started(count, variable)
+    return None
+
+
+def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the rank and the number of ranks as this process's launcher has numbered them, or None if it does not say.
+
+    Examples
+    --------
+    >>> rank_and_size({"PMI_RANK": "2", "PMI_SIZE": "4"})
+    (2, 4)
+    """
+    started = started_tasks(environ)
+    if started is None:
+        return None
+    ranks = (name for each in LAUNCHERS if started.variable in each.size[:1] for name in each.rank)
+    rank = next((environ[name] for name in ranks if environ.get(name, "").isdecimal()), "")
+    return (int(rank), started.tasks) if rank else None
+
+
+def _is_left_over(environ: Mapping[str, str]) -> bool:
+    from mpistrat.launch.left_over_step import left_over  # a late import: takes 0.6 ms
+
+    try:
+        return left_over(environ) is not None
+    except ValueError:  # left to the code that needs the value and reports it
+        return False
+
+
+def library_name(library: str) -> str:
+    """Return the name and version of an MPI library from the string of ``MPI.Get_library_version()``.
+
+    Examples
+    --------
+    >>> library_name("MPICH Version:      4.2.3")
+    'MPICH Version: 4.2.3'
+    """
+    return " ".join(library.rstrip("\0").strip().partition("\n")[0].partition(",")[0].split())
+
+
+def library_family(library: str) -> str:
+    """Return the family of an MPI library from the string of ``MPI.Get_library_version()``.
+
+    It is ``"openmpi"``, ``"mpich"``, ``"intel"``, ``"cray"``, ``"mvapich"``, ``"spectrum"`` or ``"other"``.
+
+    Examples
+    --------
+    >>> library_family("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
+    'openmpi'
+    >>> library_family("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)")
+    'cray'
+    """
+    lowered = library.lower()
+    return next((family for text, family in _LIBRARIES if text in lowered), "other")
+
+
+def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:
+    """Raise if the launcher started several tasks, but each task runs as rank 0 of 1.
+
+    Parameters
+    ----------
+    size : int
+        The size of ``MPI.COMM_WORLD``.
+    library : str
+        The result of ``MPI.Get_library_version()``.
+    environ : mapping
+        The environment of this process.
+
+    Raises
+    ------
+    AloneError
+        If the size is 1 although the launcher started several tasks.
+    """
+    if size != 1:
+        return
+    family = library_family(library)
+    if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
+        return  # the library's own launcher started one task, inside another launcher's job
+    started = started_tasks(environ)
+    if started is not None and started.tasks > 1:
+        variable = started.variable
+        found = _started(started, environ, _COUNTS[variable])
+        remedy = _remedy(started, family, environ)
+    elif (without := _started_without_mpi(environ)) is not None:
+        (tasks, variable), launcher = without
+        found = _started(without[0], environ, launcher)
+        remedy = f"Start it with `mpistrat run -n {tasks}`, mpirun or srun in place of that launcher."
+    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:
+        found = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
+        remedy = "Start it with the mpirun that belongs to this library."
+    else:
+        return
+    raise AloneError(
+        f"every task of this job is rank 0 of 1: {found}, but the MPI library that is loaded "
+        f"({library_name(library)}) does not understand that launcher",
+        f"{remedy} A program that is meant to be alone inside such a job is started with `env -u {variable}`.",
+    )
+
+
+def _started(started: Started, environ: Mapping[str, str], launcher: str) -> str:
+    given = f"{started.variable}={environ[started.variable]}"
+    return f"the launcher started {started.tasks} tasks ({given}, set by {launcher})"
+
+
+def _started_without_mpi(environ: Mapping[str, str]) -> tuple[Started, str] | None:
+    """Return the tasks that a launcher of another library started, and its name."""
+    for each in WITHOUT_MPI:
+        tasks = _count(environ, each.size[0])
+        if tasks is not None and tasks > 1 and environ.get(each.rank[0], "").isdecimal():
+            return Started(tasks, each.size[0]), each.name
+    return None
+
+
+def srun_plugin(family: str) -> str | None:
+    """Return the value of ``srun --mpi=`` for a library of this family, or None if unknown."""
+    return _SRUN_PLUGIN.get(family)
+
+
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for starting another MPI job, without the variables of this process's launcher.
+
+    Variables that a user may have set (such as ``OMPI_MCA_*``) stay. Outside of a job all variables stay.
+    """
+    if not any(variable in environ for variable in _OF_MPIRUN):
+        return dict(environ)
+    return {name: value for name, value in environ.items() if not _is_launchers(name)}
+
+
+def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that tell the number of tasks and the rank."""
+    ranks = (name for each in LAUNCHERS for name in each.rank)
+    also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", *PALS.launch, "LSB_JOBID")
+    return {name: environ[name] for name in (*_COUNTS, *ranks, *also) if name in environ}
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int | None:
+    value = environ.get(variable, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def _is_launchers(name: str) -> bool:
+    if name.startswith(_SETTINGS):
+        return name.startswith(_NO_SETTINGS)
+    return name.startswith(_PREFIXES)
+
+
+def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
+    """Return the remedy as a sentence."""
+    by = started.variable
+    if by in HYDRA.size:  # srun and flux run also set PMI's variables
+        also = (*FLUX.size, *SRUN.size)
+        by = next((name for name in also if _count(environ, name) == started.tasks), by)
+    if by in SRUN.size:
+        if family not in _SRUN_PLUGIN:
+            return "Start it with `srun --mpi=...`; `srun --mpi=list` shows what this cluster has."
+        library = " and I_MPI_PMI_LIBRARY set to the path of libpmi2.so" if family == "intel" else ""
+        return (
+            f"Start it with `srun --mpi={_SRUN_PLUGIN[family]}`{library}; `srun --mpi=list` shows what this "
+            "cluster has."
+        )
+    if by in FLUX.size:
+        plugin = "pmix" if family in ("openmpi", "spectrum") else "simple"
+        return f"Start it with `flux run -o pmi={plugin}`."
+    if by in JSRUN.size:
+        return (
+            "jsrun starts programs of the MPI that belongs to it: load that one (module load spectrum-mpi)."
+        )
+    return (
+        "Start it with the mpirun that belongs to this library, on one machine with "
+        f"`mpistrat run -n {started.tasks}`, which finds it."
+    )

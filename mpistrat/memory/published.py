@@ -1,0 +1,220 @@
+"""Arrays that one process writes and other processes of its node read, guarded by a sequence lock.
+
+The process that writes counts: the number is odd while it writes, and even otherwise. A reader copies, and compares
+the number before and after. If it was odd or has changed, the copy is dropped. So a reader never holds up the writer,
+and a writer that dies leaves a reader without a copy, not waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from mpistrat.memory.shared import pages
+from mpistrat.process import private_file
+
+_TOKEN = 64  # where the token begins, in the cache line after that of the number
+_TOKEN_BYTES = 16
+# The number must change before and after the arrays in the eyes of other cores. Other processors than these need an
+# instruction for that, which Python does not have.
+_IN_ORDER = "x86_64"
+_SPACE = 1 << 40  # bytes of addresses, which take no memory. One mapping, since each one takes a descriptor
+_BEFORE = (
+    64  # bytes before an array, so that it begins with a cache line: the first of them is 1 while it is there
+)
+_T = TypeVar("_T")
+
+
+class Place(NamedTuple):
+    """Where other processes of the node find an array.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    token : bytes
+        What the file must hold. On another process the path may lead to another file.
+    start : int
+        The first byte of its memory.
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    path: str
+    token: bytes
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class View(NamedTuple):
+    """An array of another process, to be copied in `Reader.attempt`."""
+
+    array: np.ndarray
+    mark: np.ndarray
+
+    @property
+    def lives(self) -> bool:
+        """Whether the array is still there. If so after a copy was made, the copy is right."""
+        return bool(self.mark[0])
+
+
+class Memory(Protocol):
+    """Memory for arrays that are written between `begin` and `end`."""
+
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]: ...
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class PrivateMemory:
+    """Memory that no other process reads."""
+
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, None]:
+        """Return a copy of an array."""
+        return np.array(value), None
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+class PublishedMemory:
+    """Memory of this process that others of the node read.
+
+    It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is
+    deleted; their place is not used again, so a reader cannot take another array for it.
+
+    Raises
+    ------
+    OSError
+        If this system cannot share memory in this way.
+
+    Examples
+    --------
+    >>> memory = PublishedMemory()
+    >>> array, place = memory.copy(np.arange(3))
+    >>> reader = Reader(place)
+    >>> view = reader.view(place)
+    >>> memory.begin()
+    >>> array += 1
+    >>> print(reader.attempt(each.copy() for each in [view.array]))
+    None
+    >>> memory.end()
+    >>> reader.attempt(each.copy() for each in [view.array])
+    [array([1, 2, 3])]
+    >>> view.lives
+    True
+    """
+
+    def __init__(self) -> None:
+        if os.uname().machine != _IN_ORDER:
+            raise OSError(f"processors {os.uname().machine} may write in another order")
+        self._file, self._path = private_file.create_in_memory()
+        weakref.finalize(self, os.close, self._file).atexit = False
+        os.posix_fallocate(self._file, 0, mmap.PAGESIZE)
+        os.ftruncate(self._file, _SPACE)
+        self._mapped = mmap.mmap(self._file, _SPACE)
+        self._token = os.urandom(_TOKEN_BYTES)
+        self._mapped[_TOKEN : _TOKEN + _TOKEN_BYTES] = self._token
+        self._number = np.frombuffer(self._mapped, np.int64, 1)
+        self._end = mmap.PAGESIZE
+
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
+        """Return a copy of an array, and its place; None if other processes cannot read it.
+
+        Raises
+        ------
+        MemoryError
+            If there is not enough memory.
+        """
+        # Raises MemoryError: the system would kill a process whose file is too large.
+        np.empty(value.nbytes, np.uint8)
+        start, nbytes = self._end, pages(_BEFORE + value.nbytes)
+        try:
+            if start + nbytes > _SPACE:
+                return np.array(value), None
+            os.posix_fallocate(self._file, start, nbytes)
+        except OSError:
+            return np.array(value), None
+        self._end += nbytes
+        memory = np.frombuffer(self._mapped, np.uint8, nbytes, start)
+        weakref.finalize(memory, _give_back, self._mapped, start, nbytes, os.getpid()).atexit = False
+        array = _array(memory, value.shape, value.dtype)
+        array[...] = value
+        memory[0] = 1
+        return array, Place(self._path, self._token, start, value.shape, value.dtype)
+
+    def begin(self) -> None:
+        """Begin to write, if that has not begun."""
+        self._number[0] |= 1
+
+    def end(self) -> None:
+        """End to write, if that has begun."""
+        number = self._number[0]
+        self._number[0] = number + (number & 1)
+
+
+class Reader:
+    """The arrays that another process of this node publishes.
+
+    Parameters
+    ----------
+    place : Place
+        Of any array.
+
+    Raises
+    ------
+    OSError
+        If this process cannot read that memory.
+    """
+
+    def __init__(self, place: Place):
+        file = private_file.open_other(place.path, place.token, _TOKEN)
+        try:
+            self._mapped = mmap.mmap(file, _SPACE, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
+        self._number = np.frombuffer(self._mapped, np.int64, 1)
+
+    def view(self, place: Place) -> View:
+        """Return the memory of an array."""
+        nbytes = _BEFORE + math.prod(place.shape) * place.dtype.itemsize
+        memory = np.frombuffer(self._mapped, np.uint8, nbytes, place.start)
+        return View(_array(memory, place.shape, place.dtype), memory[:1])
+
+    def attempt(self, copies: Iterable[_T]) -> list[_T] | None:
+        """Return copies, which are made one after the other, or None if the other process wrote meanwhile."""
+        before = self._number[0]
+        if before & 1:
+            return None
+        made = []
+        for copy in copies:
+            made.append(copy)
+            if self._number[0] != before:
+                return None
+        return made
+
+
+def _give_back(mapped: mmap.mmap, start: int, nbytes: int, process: int) -> None:
+    """Give the pages of an array back to the system, unless this is a forked child, whose parent may use them."""
+    if os.getpid() == process:
+        mapped[start] = 0  # before the pages become zeros
+        with suppress(OSError):
+            mapped.madvise(mmap.MADV_REMOVE, start, nbytes)
+
+
+def _array(memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    nbytes = math.prod(shape) * dtype.itemsize
+    return memory[_BEFORE : _BEFORE + nbytes].view(dtype).reshape(shape)

@@ -1,0 +1,1 @@
+"""This process: its start of MPI, its files and children, its failure and its end."""

@@ -1,0 +1,253 @@
+"""Hooks that end the whole job when an uncaught error ends one rank's program.
+
+Without them, the other ranks would wait for ever in their next collective. The failing rank prints its traceback in
+one piece. If several ranks of a node fail together, only the first one prints. ``MPI_Abort`` then ends the job.
+mpi4py calls it at the very end of the interpreter, after this rank's ``atexit`` handlers have run and its files are
+closed. A watchdog thread calls it after a second if that takes longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from mpistrat.process import private_file
+from mpistrat.process.own_files import is_own
+
+_GRACE = 1.0  # seconds that the failing rank's own exit may take
+
+_FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
+
+_folding = True
+_name = ""
+_process = -1  # the rank's process id: a forked child is not a rank
+_shared = False
+_claim: int | None = None
+_pending = False
+_revoked_at_end: list[Any] = []
+_start: Callable[[], object] | None = None
+
+
+def arm(rank: int, size: int) -> None:
+    """Install the hooks by which an uncaught error of this rank ends the job."""
+    global _name, _process
+    if _name:
+        return
+    _process = os.getpid()
+    _name = f"rank {rank} of {size}"
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _interactive() or os.getpid() != _process:
+            previous(kind, error, trace)
+            return
+        try:
+            if _told(error):
+                pass  # another rank ends the job, and says why
+            elif not _first_failure():
+                time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
+            elif previous is sys.__excepthook__:
+                flush()
+                write("".join([f"\n{_name} failed, which ends the job:\n", *_in_lines(kind, error, trace)]))
+            else:
+                flush()
+                previous(kind, error, trace)
+        finally:
+            _abort_at_exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = excepthook
+    _watch_system_exit()
+
+
+def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
+    """Return a traceback of the user's own lines, unless `show_all_lines` was called."""
+    whole = traceback.TracebackException(kind, error, trace)
+    told: list[traceback.TracebackException | None] = [whole]
+    folded = 0
+    while told and _folding:
+        each = told.pop()
+        if each is None:
+            continue
+        own = [frame for frame in each.stack if not is_own(frame.filename)]
+        if own or each is not whole:  # an error of a thread of the package has no other lines
+            folded += len(each.stack) - len(own)
+            each.stack = traceback.StackSummary.from_list(own)
+        told += [each.__cause__, each.__context__]
+    lines = [*whole.format()]
+    if not folded:
+        return lines
+    lines.insert(0, _FOLDED.format(folded, "s" * (folded > 1)))
+    if not kind.__module__.startswith("mpistrat."):
+        return lines
+    private = f"{kind.__module__}.{kind.__qualname__}: "
+    return [line.replace(private, f"{kind.__qualname__}: ") for line in lines]
+
+
+def show_all_lines() -> None:
+    """Let tracebacks of this rank have the lines of the package, too."""
+    global _folding
+    _folding = False
+
+
+def arm_early(rank: int, size: int, start: Callable[[], object]) -> None:
+    """As `arm`, for a rank that has not started MPI. ``start`` does, once the rank has failed.
+
+    The others wait in ``MPI_Init``, and nothing but MPI can tell them.
+    """
+    global _start
+    _start = start
+    arm(rank, size)
+
+
+def share(node: Any) -> None:
+    """Make ranks of a node that fail together print only one traceback. Collective over ``node``."""
+    global _claim, _shared
+    if not _shared:
+        _shared, _claim = True, _shared_file(node)
+
+
+def revoke_at_end(comm: Any) -> None:
+    """Revoke a communicator before this rank ends the whole job, so that calls of other ranks on it raise an error.
+
+    With ULFM ``MPI_Abort`` of Open MPI 5.0 does not end all other ranks: they have to be told.
+    """
+    _revoked_at_end.append(comm)
+
+
+def end_job(text: str) -> None:
+    """Print ``text`` and end all ranks, for a program that ends while other ranks wait for it."""
+    from mpi4py import MPI
+
+    _tell()
+    flush()
+    if text:
+        write(f"\n{text}\n")
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _tell() -> None:
+    while _revoked_at_end:
+        with contextlib.suppress(Exception):  # it may be freed
+            _revoked_at_end.pop().Revoke()
+
+
+def _told(error: BaseException) -> bool:
+    """Return whether an error says that another rank ends the job."""
+    if not _revoked_at_end:
+        return False
+    from mpi4py import MPI
+
+    if not isinstance(error, MPI.Exception):
+        return False
+    return bool(error.Get_error_class() == MPI.ERR_REVOKED)
+
+
+def pending() -> bool:
+    """Return whether this rank is exiting because of an error."""
+    return _pending
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def flush() -> None:
+    """Flush standard output and standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def write(text: str) -> None:
+    """Write a text to standard error in one call, so that output of other ranks does not split it."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _shared_file(node: Any) -> int | None:
+    """Return the descriptor of a non-empty file that all ranks of a node have open, or None on failure."""
+    for folder in ("/dev/shm", os.environ.get("TMPDIR") or "/tmp"):
+        with contextlib.suppress(OSError):
+            return private_file.share(node, folder, 0)
+    return None
+
+
+def _first_failure() -> bool:
+    if _claim is None:
+        return True
+    try:
+        fcntl.flock(_claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(_claim).st_size:
+            return False
+        os.ftruncate(_claim, 0)
+    except BlockingIOError:  # another rank has the lock
+        return False
+    except OSError:  # no locks on this file system, or no space: two tracebacks are better than none
+        return True
+    return True
+
+
+def _abort_at_exit(status: int) -> None:
+    global _pending
+    _pending = True
+    if _start is not None:
+        with contextlib.suppress(Exception):  # this rank fails anyway
+            _start()
+    _tell()
+    status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
+    from mpi4py.run import set_abort_status
+
+    set_abort_status(status)
+
+    def abort() -> None:
+        time.sleep(_GRACE)
+        from mpi4py import MPI
+
+        flush()
+        MPI.COMM_WORLD.Abort(status)
+
+    threading.Thread(target=abort, name="mpistrat-abort", daemon=True).start()
+
+
+def _watch_system_exit() -> None:
+    """Watch for the status of an uncaught SystemExit.
+
+    CPython tells no hook this status (``tests/process/test_system_exit.py`` shows it): not an excepthook, an audit
+    hook or an atexit handler. But once no frame is left, it reads the attribute ``code`` of the exception. So the
+    built-in descriptor of ``code`` is replaced by a property with the same value that also notices this read. Only a
+    dict that the garbage collector knows lets a built-in type change. A subclass would miss ``raise SystemExit(1)``.
+    Before Python 3.12 ``sys.exit`` raises an exception that is not an object yet, so it is replaced as well.
+    """
+    if sys.implementation.name != "cpython":
+        return
+    members = gc.get_referents(SystemExit.__dict__)[0]
+    stored = members["code"]
+
+    def code(self: SystemExit) -> Any:
+        value = stored.__get__(self)
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            status = value if isinstance(value, int) else 0 if value is None else 1
+            if status and not _interactive() and os.getpid() == _process:
+                flush()
+                _abort_at_exit(status)
+        return value
+
+    members["code"] = property(code, stored.__set__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    if sys.version_info < (3, 12):
+        # The same signature as the builtin's.
+        def exit(status: Any = None, /) -> None:
+            raise SystemExit(status)
+
+        sys.exit = exit  # type: ignore[assignment]  # it never returns

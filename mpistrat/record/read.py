@@ -1,0 +1,363 @@
+"""Flight records as other processes of the same user read them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mpistrat.launch import proc
+from mpistrat.record import layout
+from mpistrat.record.layout import Phase, Word
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective in which a rank is or was.
+
+    Attributes
+    ----------
+    communicator, number : int
+        The random number of the communicator, and the number of the collective in it.
+    operation, place : str
+        What it is, and the line of the program that called it, as ``file:line in function``.
+    nbytes : int
+    entered, met, left : float
+        By the monotonic clock of the node; 0 if that has not come.
+    """
+
+    communicator: int
+    number: int
+    operation: str
+    place: str
+    nbytes: int
+    entered: float
+    met: float
+    left: float
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A communicator of a rank: its random number, its size, this rank in it, and its last collective."""
+
+    token: int
+    size: int
+    rank: int
+    last: Entry | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """The flight record of one process, at one time. Times are by the monotonic clock of the node.
+
+    Attributes
+    ----------
+    path : str
+    pid, started, rank, size, main_thread, signal : int
+    host, launch, job, program, note : str
+        ``launch`` is equal for the ranks of a node that were started together; empty if there is one rank.
+    phase : Phase
+    phase_since, heartbeat, beat_every, clock : float
+    steps : tuple of tuple of float
+        Of the last steps, the oldest first: seconds in all, in collectives, in input, in saving.
+    step : int
+        The number of steps.
+    step_since : float
+    bytes : int
+        That collectives were given.
+    moves : bool or None
+        Whether the main thread ran Python code when this was last looked at; None if it was not.
+    exit_status : int or None
+        That was given to `os._exit`.
+    out_of_memory_kills : int or None
+        Of the cgroup, when the record was made.
+    memberships : tuple of Membership
+    entries : tuple of Entry
+        The last collectives, the oldest first.
+    kept_lock : bool
+        Whether the main thread let the watchdog wait for the interpreter's lock before its last heartbeat.
+    """
+
+    path: str
+    pid: int
+    started: int
+    rank: int
+    size: int
+    main_thread: int
+    signal: int
+    host: str
+    launch: str
+    job: str
+    program: str
+    note: str
+    phase: Phase
+    phase_since: float
+    heartbeat: float
+    beat_every: float
+    clock: float
+    step: int
+    step_since: float
+    bytes: int
+    moves: bool | None
+    exit_status: int | None
+    out_of_memory_kills: int | None
+    memberships: tuple[Membership, ...]
+    steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
+    kept_lock: bool = False
+
+    @property
+    def key(self) -> str:
+        """A text that tells this record from those of all processes of the job, also of other nodes."""
+        return self.path or f"{self.host} {self.pid}"
+
+    def by_clock(self, clock: float) -> Record:
+        """Return the record with its times by the monotonic clock of another node, given that node's `clock`."""
+        shift = self.clock - clock
+
+        def shifted(entry: Entry) -> Entry:
+            times = {name: getattr(entry, name) for name in ("entered", "met", "left")}
+            return replace(entry, **{name: time and time + shift for name, time in times.items()})
+
+        return replace(
+            self,
+            clock=clock,
+            phase_since=self.phase_since + shift,
+            heartbeat=self.heartbeat + shift,
+            step_since=self.step_since + shift,
+            memberships=tuple(
+                replace(each, last=each.last and shifted(each.last)) for each in self.memberships
+            ),
+            entries=tuple(map(shifted, self.entries)),
+        )
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process of this record exists. A process that ended and was not waited for does not count."""
+        return proc.started(self.pid) == self.started and proc.state(self.pid) not in "ZX"
+
+    @property
+    def watches(self) -> bool:
+        """Whether the watchdog of this process runs, which must be one of this node."""
+        return self.lives and time.monotonic() - self.heartbeat <= 2 * self.beat_every
+
+    @property
+    def last_sign(self) -> float:
+        """When this process last wrote to its record, in seconds since the epoch."""
+        last = [time for each in self.entries[-1:] for time in (each.entered, each.met, each.left)]
+        return self.clock + max(self.heartbeat, self.phase_since, self.step_since, *last)
+
+    @property
+    def waits(self) -> tuple[Membership, ...]:
+        """The communicators in whose collectives this rank is, the oldest wait first."""
+        inside = [each for each in self.memberships if each.last is not None and not each.last.left]
+        return tuple(sorted(inside, key=lambda each: each.last.entered if each.last else 0.0))
+
+
+def records(folder: str = layout.FOLDER) -> list[Record]:
+    """Return the records of this user's processes on this node, in the order of ranks."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.startswith(layout.PREFIX):
+                record = read(entry.path)
+                if record is not None:
+                    found.append(record)
+    return sorted(found, key=lambda each: (each.rank, each.pid))
+
+
+def read(path: str | Path) -> Record | None:
+    """Return the record in a file, or None if the file is not a record of this user that is complete."""
+    try:
+        # O_NONBLOCK: another user's pipe of this name would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                return None
+            data = os.pread(descriptor, layout.STACKS, 0)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return parse(data, str(path))
+
+
+def parse(data: bytes, path: str = "") -> Record | None:
+    """Return the record that a file or memory holds, or None if it does not hold a complete one."""
+    if len(data) < layout.STACKS:
+        return None
+    contents = RecordBytes(data, layout.RECORD_TEXTS)
+    if not (contents.is_valid and contents.is_of_this_version):
+        return None
+    try:
+        return _record(contents, path)
+    except ValueError:  # a phase or a text that does not exist: damaged
+        return None
+
+
+def remove_old(seconds: float, folder: str = layout.FOLDER) -> None:
+    """Remove the records of this user's processes that ended longer ago than this without removing them."""
+    end = time.time() - seconds
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith(layout.PREFIX) or entry.stat().st_mtime > end:
+                    continue  # younger than that: needs no look inside, which takes 1 ms
+                record = read(entry.path)
+                if record is not None and not record.lives and record.last_sign < end:
+                    os.unlink(entry.path)
+
+
+def ask_for_stacks(path: str | Path) -> None:
+    """Ask the process of a record for the stacks of all its threads. Its watchdog writes them when it looks next.
+
+    Raises
+    ------
+    OSError
+        If the record is gone.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        (asked,) = struct.unpack("=q", os.pread(descriptor, 8, 8 * Word.ASKED))
+        os.pwrite(descriptor, struct.pack("=q", asked + 1), 8 * Word.ASKED)
+    finally:
+        os.close(descriptor)
+
+
+def have_stacks(path: str | Path) -> bool:
+    """Return whether the process of a record has answered `ask_for_stacks`, or its record is gone."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(8 * Word.ASKED)
+            asked, answered = struct.unpack("=2q", file.read(16))
+    except (OSError, struct.error):
+        return True
+    return bool(asked == answered)
+
+
+def stacks(path: str | Path, start: int) -> str:
+    """Return what faulthandler has written to a record since its file had ``start`` bytes."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, layout.STACKS))
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class RecordBytes:
+    """The bytes of a flight record or a trace, at one time. They may be damaged.
+
+    Parameters
+    ----------
+    data : bytes
+        At least all that lies before the events.
+    texts : int
+        The texts for which the table has room.
+
+    Attributes
+    ----------
+    words, seconds : memoryview
+    """
+
+    def __init__(self, data: bytes, texts: int):
+        self._data, self._texts = data, texts
+        whole = memoryview(data)[: len(data) // 8 * 8]
+        self.words, self.seconds = whole.cast("q"), whole.cast("d")
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether a record or a trace lies here that was begun."""
+        return self.words[Word.MAGIC] == layout.MAGIC
+
+    @property
+    def is_of_this_version(self) -> bool:
+        """Whether this version of the package wrote it."""
+        return self.words[Word.VERSION] == layout.VERSION
+
+    def communicator(self, index: int) -> tuple[int, int, int, int]:
+        """Return the token, the size, this rank, and 1 + the number of the last event of a communicator."""
+        at = layout.COMMUNICATORS + index * layout.COMMUNICATOR.size
+        token, size, rank, after = layout.COMMUNICATOR.unpack_from(self._data, at)
+        return token, size, rank, after
+
+    def step(self, number: int) -> tuple[float, float, float, float]:
+        """Return what a step took: seconds in all, in collectives, in input, in saving."""
+        at = layout.STEPS + number % layout.MOST_STEPS * layout.STEP.size
+        total, collectives, input, saving = layout.STEP.unpack_from(self._data, at)
+        return total, collectives, input, saving
+
+    def event(self, at: int) -> tuple[int, int, int, int, int, int, int, float, float, float]:
+        """Return the fields of an event, in the order of `layout.EVENT`."""
+        found: tuple[int, int, int, int, int, int, int, float, float, float] = layout.EVENT.unpack_from(
+            self._data, at
+        )
+        return found
+
+    def header_text(self, offset: int) -> str:
+        """Return a text of the header."""
+        length = min(max(0, self.words[offset // 8]), layout.TEXT_BYTES)
+        return self._data[offset + 8 : offset + 8 + length].decode(errors="replace")
+
+    def text(self, number: int) -> str:
+        """Return a text of the table, or an empty one if another has taken its place."""
+        offset = layout.TEXTS + number % self._texts * layout.SLOT_BYTES
+        if not number or self.words[offset // 8] != number:
+            return ""
+        return self.header_text(offset + 8)
+
+
+def _record(contents: RecordBytes, path: str) -> Record:
+    words, seconds = contents.words, contents.seconds
+    communicators = [contents.communicator(i) for i in range(layout.MOST_COMMUNICATORS)]
+    tokens = [token for token, *_ in communicators]
+    first = max(0, (last := words[Word.EVENTS]) - layout.MOST_EVENTS)
+    entries = tuple(_entry(contents, i, tokens) for i in range(first, last))
+    return Record(
+        path=path,
+        pid=words[Word.PID],
+        started=words[Word.STARTED],
+        rank=words[Word.RANK],
+        size=words[Word.SIZE],
+        main_thread=words[Word.MAIN_THREAD],
+        signal=words[Word.SIGNAL],
+        host=contents.header_text(layout.HOST),
+        launch=contents.header_text(layout.LAUNCH),
+        job=contents.header_text(layout.JOB),
+        program=contents.header_text(layout.PROGRAM),
+        note=contents.header_text(layout.NOTE),
+        phase=Phase(words[Word.PHASE]),
+        phase_since=seconds[Word.PHASE_SINCE],
+        heartbeat=seconds[Word.HEARTBEAT],
+        beat_every=seconds[Word.BEAT_EVERY],
+        clock=seconds[Word.EPOCH],
+        step=words[Word.STEPS],
+        step_since=seconds[Word.STEP_SINCE],
+        bytes=words[Word.BYTES],
+        moves=None if words[Word.MOVES] < 0 else bool(words[Word.MOVES]),
+        exit_status=words[Word.EXIT_STATUS] - 1 if words[Word.EXIT_STATUS] else None,
+        out_of_memory_kills=words[Word.OUT_OF_MEMORY_KILLS] - 1 if words[Word.OUT_OF_MEMORY_KILLS] else None,
+        memberships=tuple(
+            Membership(token, size, rank, _entry(contents, after - 1, tokens) if after else None)
+            for token, size, rank, after in communicators
+            if token
+        ),
+        steps=_steps(contents),
+        entries=entries,
+        kept_lock=bool(words[Word.KEPT_LOCK]),
+    )
+
+
+def _entry(contents: RecordBytes, event: int, tokens: list[int]) -> Entry:
+    at = layout.RECORD_EVENTS + event % layout.MOST_EVENTS * layout.EVENT.size
+    _, communicator, _, operation, place, number, nbytes, *times = contents.event(at)
+    token = tokens[communicator] if communicator < len(tokens) else 0
+    return Entry(token, number, contents.text(operation), contents.text(place), nbytes, *times)
+
+
+def _steps(contents: RecordBytes) -> tuple[tuple[float, float, float, float], ...]:
+    count = contents.words[Word.STEPS]
+    return tuple(contents.step(step) for step in range(max(0, count - layout.MOST_STEPS), count))

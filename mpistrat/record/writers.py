@@ -1,0 +1,437 @@
+"""What a process writes to its flight record, and to its trace if there is one.
+
+`Flight.enter`, `meet` and `leave` together take 0.9 us. So they read names of this file instead of `layout` and `Word`,
+and what several of them need lies in slots.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from mpistrat.process.own_files import is_own
+from mpistrat.record import layout
+from mpistrat.record.layout import NO_COMMUNICATOR, Kind, Phase, Word
+
+_now, _frame_of = time.monotonic, sys._getframe
+_pack_event, _pack_step = layout.EVENT.pack_into, layout.STEP.pack_into
+_EVENTS, _MOST_EVENTS, _EVENT_BYTES = layout.RECORD_EVENTS, layout.MOST_EVENTS, layout.EVENT.size
+_STEPS, _MOST_STEPS, _STEP_BYTES = layout.STEPS, layout.MOST_STEPS, layout.STEP.size
+_AT_EVENTS, _AT_BYTES = int(Word.EVENTS), int(Word.BYTES)  # a number: an enum takes 30 ns more as an index
+_AT_STEPS, _AT_STEP_SINCE = int(Word.STEPS), int(Word.STEP_SINCE)
+_AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
+_MET, _ENDED = layout.MET // 8, layout.ENDED // 8
+_COLLECTIVE = int(Kind.COLLECTIVE)
+_TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
+
+
+class Described(Protocol):
+    """What an entry names: an operation of the ranks.
+
+    Attributes
+    ----------
+    record : int
+        The number of its text in the record, and 0 before it has one. Set by the record.
+    label : str
+        Its text in the record.
+    nbytes : int
+        The bytes that a rank gives to it.
+    """
+
+    record: int
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Texts:
+    """The texts in the memory of a record or a trace. A text of the table gives its place to another, long after.
+
+    Parameters
+    ----------
+    memory : mmap.mmap
+    most : int
+        The texts for which the table has room.
+    """
+
+    def __init__(self, memory: mmap.mmap, most: int):
+        self._most = most
+        self._numbers = itertools.count(1).__next__
+        self._owners: list[Callable[[], object]] = [_nothing] * most
+        self.move(memory)
+
+    def move(self, memory: mmap.mmap) -> None:
+        """Write to other memory from now on."""
+        self._bytes, self._words = memoryview(memory), memoryview(memory).cast("q")
+
+    def write(self, offset: int, text: str) -> None:
+        """Write a text of the header."""
+        data = text.encode(errors="replace")[: layout.TEXT_BYTES]
+        self._bytes[offset + 8 : offset + 8 + len(data)] = data
+        self._words[offset // 8] = len(data)
+
+    def add(self, text: str, forget: Callable[[], object] | None = None) -> int:
+        """Return the number of a new text. ``forget`` is called when the text gives its place to another."""
+        number = self._numbers()
+        slot = number % self._most
+        self._owners[slot]()
+        self._owners[slot] = forget or _nothing
+        offset = layout.TEXTS + slot * layout.SLOT_BYTES
+        self._words[offset // 8] = 0
+        data = text.encode(errors="replace")
+        if len(data) > layout.TEXT_BYTES:
+            half = layout.TEXT_BYTES // 2 - 2
+            data = data[:half] + b"..." + data[-half:]
+        self.write(offset + 8, data.decode(errors="replace"))
+        self._words[offset // 8] = number
+        return number
+
+    def add_operation(self, operation: Described) -> int:
+        """Return the number of the text of an operation, which keeps it."""
+
+        def forget() -> None:
+            operation.record = 0
+
+        operation.record = self.add(operation.label, forget)
+        return operation.record
+
+    def of(self, number: int) -> str:
+        """Return a text that is in the table."""
+        at = layout.TEXTS + number % self._most * layout.SLOT_BYTES
+        return bytes(self._bytes[at + 16 : at + 16 + self._words[at // 8 + 1]]).decode(errors="replace")
+
+
+def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
+    """Return the memory of a new file. Remove the file if the memory cannot be reserved.
+
+    Raises
+    ------
+    OSError
+        If the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    except (OSError, ValueError):
+        os.unlink(path)
+        raise
+
+
+def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity: int) -> None:
+    """Fill what the headers of a record and of a trace have in common, but for the word that makes it valid."""
+    words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
+    words[Word.VERSION] = layout.VERSION
+    words[Word.PID] = os.getpid()
+    words[Word.RANK], words[Word.SIZE] = rank, size
+    words[Word.CAPACITY] = capacity
+    seconds[Word.EPOCH] = time.time() - time.monotonic()
+    texts.write(layout.HOST, socket.gethostname())
+    arguments = getattr(sys, "argv", [])  # an embedded interpreter has none
+    texts.write(layout.PROGRAM, " ".join(arguments[:4]))
+
+
+class EventLog(Protocol):
+    """What gets the events of a process beside its record. See `ring.TraceRing`."""
+
+    communicators: dict[int, int]
+
+    def add_communicator(self, token: int, size: int, rank: int) -> None: ...
+
+    def text(self, number: int, text_of: Callable[[int], str]) -> int: ...
+
+    def begin(
+        self, kind: int, communicator: int, number: int, operation: int, place: int, nbytes: int, began: float
+    ) -> int: ...
+
+    def end(self, event: int, met: float, ended: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Sites:
+    """The lines of the program that call operations, as texts of the record.
+
+    Attributes
+    ----------
+    forgotten : int
+        How many lines have given their texts to others: what an operation keeps of its line is valid until then.
+    """
+
+    __slots__ = ("_numbers", "_ours", "_texts", "forgotten")
+
+    def __init__(self, texts: Texts):
+        self.forgotten = 0
+        self._texts = texts
+        self._ours = _OwnFiles()
+        self._numbers: dict[int, int] = {}
+
+    def find(self, operation: Any) -> int:
+        """Return the number of the line that calls what calls this, and let the operation keep how it was found.
+
+        The line is that of the first frame outside of the package.
+        """
+        depth, frame, inner = 2, sys._getframe(2), sys._getframe(1)
+        while self._ours[frame.f_code.co_filename] and frame.f_back is not None:
+            depth, frame, inner = depth + 1, frame.f_back, frame
+        number = self._number(frame)
+        operation.site = depth - 1, frame.f_code, frame.f_lasti, inner.f_code, number, self.forgotten
+        return number
+
+    def _number(self, frame: FrameType) -> int:
+        code = frame.f_code
+        key = (id(code) << 20) + frame.f_lasti
+        found = self._numbers.get(key)
+        if found is None:
+
+            def forget(_: CodeType = code) -> None:  # keeps the code alive: another one could get its id
+                self._numbers.pop(key, None)
+                self.forgotten += 1
+
+            text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+            found = self._numbers[key] = self._texts.add(text, forget)
+        return found
+
+
+class Flight:
+    """The entries of one communicator.
+
+    Parameters
+    ----------
+    writer : Writer
+    index : int
+        Its place in the table of communicators.
+    token : int
+        The random number of the communicator.
+    """
+
+    __slots__ = (
+        "_at",
+        "_entered",
+        "_event",
+        "_home",
+        "_index",
+        "_inside",
+        "_met",
+        "_nbytes",
+        "_ring",
+        "_token",
+        "_writer",
+    )
+
+    def __init__(self, writer: Writer, index: int, token: int):
+        self._writer, self._index, self._token = writer, index, token
+        self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
+        self._at, self._inside = _EVENTS, False
+        self._entered, self._met, self._nbytes = 0.0, 0.0, 0
+        self._ring: EventLog | None = None  # with the event of this entry
+        self._event = 0
+
+    def enter(self, operation: Any, number: int) -> None:
+        """Note that this rank is in a collective."""
+        writer = self._writer
+        # The line of the program that called the package is that of the last such operation, mostly. Each frame that
+        # is looked at costs 0.1 us.
+        try:
+            depth, code, last, inner, place, known = operation.site
+            frame = _frame_of(depth)
+            is_same = (
+                frame.f_code is code
+                and frame.f_lasti == last
+                and _frame_of(depth - 1).f_code is inner
+                and known == writer.sites.forgotten
+            )
+        except ValueError:  # the stack is not as deep, or there was no such operation
+            is_same = False
+        if not is_same:
+            place = writer.sites.find(operation)
+        entry = writer.next_entry()
+        self._at = at = _EVENTS + entry % _MOST_EVENTS * _EVENT_BYTES
+        self._nbytes = nbytes = operation.nbytes
+        self._entered = entered = _now()
+        text = operation.record or writer.texts.add_operation(operation)
+        _pack_event(
+            writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0
+        )
+        words = writer.words
+        words[self._home] = words[_AT_EVENTS] = entry + 1
+        self._inside, self._met = True, 0.0
+        if (ring := writer.trace) is not None:
+            whose, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
+            what, where = ring.text(text, text_of), ring.text(place, text_of)
+            self._event = ring.begin(_COLLECTIVE, whose, number, what, where, nbytes, entered)
+            self._ring = ring
+
+    def meet(self) -> None:
+        """Note that all ranks are in it."""
+        if self._inside and not self._met:  # later meetings are part of the work
+            self._writer.seconds[(self._at >> 3) + _MET] = self._met = _now()
+
+    def leave(self) -> None:
+        """Note that this rank has left it, also by an error."""
+        if self._inside:
+            self._inside = False
+            writer, time = self._writer, _now()
+            writer.seconds[(self._at >> 3) + _ENDED] = time
+            writer.in_collectives += time - self._entered
+            writer.total_bytes = total = writer.total_bytes + self._nbytes
+            writer.words[_AT_BYTES] = total
+            if self._ring is not None:
+                self._ring.end(self._event, self._met, time)
+                self._ring = None
+
+    def end(self) -> None:
+        """Remove the communicator from the record."""
+        self._writer.words[self._home - 3] = 0
+
+
+class Writer:
+    """What a process writes to the memory of its record while it runs.
+
+    Parameters
+    ----------
+    memory : mmap.mmap
+    texts : Texts
+
+    Attributes
+    ----------
+    memory : mmap.mmap
+    words, seconds : memoryview
+        Of the memory.
+    texts : Texts
+    sites : Sites
+    next_entry : callable
+        Returns the number of a new entry: a different one for each thread.
+    in_collectives : float
+        The seconds of this process in collectives. Totals are kept here, too: reading them from the memory takes
+        longer.
+    total_bytes : int
+        That collectives were given.
+    trace : EventLog or None
+        It gets what the record gets, and keeps more of it.
+    """
+
+    __slots__ = (
+        "_before",
+        "_in_phase",
+        "_phase_event",
+        "_phase_ring",
+        "_steps",
+        "_unit",
+        "in_collectives",
+        "memory",
+        "next_entry",
+        "seconds",
+        "sites",
+        "texts",
+        "total_bytes",
+        "trace",
+        "words",
+    )
+
+    def __init__(self, memory: mmap.mmap, texts: Texts):
+        self.texts, self.sites = texts, Sites(texts)
+        self.next_entry = itertools.count().__next__
+        self.in_collectives, self.total_bytes = 0.0, 0
+        self._in_phase = [0.0] * len(Phase)
+        self._before = (
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )  # time, in collectives, in input, in saving: when the last step ended
+        self._unit = self._steps = 0
+        self.trace: EventLog | None = None
+        self._phase_ring: EventLog | None = None  # with the event of the present phase
+        self._phase_event = 0
+        self.move(memory)
+
+    def move(self, memory: mmap.mmap) -> None:
+        """Write to other memory from now on."""
+        self.memory, self.words, self.seconds = (
+            memory,
+            memoryview(memory).cast("q"),
+            memoryview(memory).cast("d"),
+        )
+
+    def join(self, token: int, size: int, rank: int) -> Flight | None:
+        """Add a communicator whose ranks share a random number. Return None if there are too many communicators."""
+        words = self.words
+        for index in range(layout.MOST_COMMUNICATORS):
+            home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8
+            if not words[home]:
+                break
+        else:
+            return None
+        words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
+        words[home] = token
+        if self.trace is not None:
+            self.trace.add_communicator(token, size, rank)
+        return Flight(self, index, token)
+
+    def step(self, unit: int) -> None:
+        """Note the end of a step. Only the largest unit so far counts."""
+        if unit != self._unit:
+            if unit < self._unit:
+                return
+            self._unit, self._steps, self._before = unit, 0, (0.0, 0.0, 0.0, 0.0)
+            self.words[Word.STEPS] = 0  # steps of the smaller unit do not count any more
+        began, collectives, input, saving = self._before
+        in_phase = self._in_phase
+        ends = now, in_collectives, in_input, in_saving = (
+            _now(),
+            self.in_collectives,
+            in_phase[1],
+            in_phase[2],
+        )
+        self._before = ends
+        if began:
+            at = _STEPS + self._steps % _MOST_STEPS * _STEP_BYTES
+            _pack_step(
+                self.memory,
+                at,
+                now - began,
+                in_collectives - collectives,
+                in_input - input,
+                in_saving - saving,
+            )
+            self._steps += 1
+            self.words[_AT_STEPS] = self._steps
+        self.seconds[_AT_STEP_SINCE] = now
+        if self.trace is not None:
+            self.trace.begin(Kind.STEP, NO_COMMUNICATOR, self._steps, 0, 0, 0, now)
+
+    def phase(self, phase: int) -> int:
+        """Begin a phase, and return the former one."""
+        last, now = self.words[_AT_PHASE], _now()
+        if self._phase_ring is not None:
+            self._phase_ring.end(self._phase_event, 0.0, now)
+            self._phase_ring = None
+        if self.trace is not None and phase in _TRACED_PHASES:
+            kind = _TRACED_PHASES[phase]
+            self._phase_event = self.trace.begin(kind, NO_COMMUNICATOR, 0, 0, 0, 0, now)
+            self._phase_ring = self.trace
+        self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
+        self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
+        return last
+
+
+class _OwnFiles(dict[str, bool]):
+    """Whether a file of a code object is not the user's."""
+
+    def __missing__(self, name: str) -> bool:
+        self[name] = found = is_own(name)
+        return found
+
+
+def _nothing() -> None:
+    pass

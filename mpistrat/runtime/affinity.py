@@ -1,0 +1,128 @@
+"""The cores that a process may use, and the number of threads that its libraries will start."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpistrat.process.ranges import ranges
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
+
+# The libraries of the other variables fall back on OMP_NUM_THREADS.
+_THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)
+_MOST_CORES = 1024
+_TAG = 17
+_checked = False
+
+
+def cores() -> frozenset[int] | None:
+    """Return the cores that this process may use, or None where the system does not tell."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def cores_of_machine() -> int:
+    """Return the number of cores of this machine or container: those that its process 1 may use."""
+    try:
+        return len(os.sched_getaffinity(1))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """Return the largest number of threads that a variable asks for, and its name; None without such variables.
+
+    Without these variables each numeric library starts one thread per core.
+
+    Examples
+    --------
+    >>> threads({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "4"})
+    (4, 'MKL_NUM_THREADS')
+    """
+    # OMP_NUM_THREADS may be a list, for nested regions.
+    found = [(environ.get(name, "").partition(",")[0].strip(), name) for name in _THREADS]
+    numbers = [(int(text), name) for text, name in found if text.isdecimal() and int(text)]
+    return max(numbers, default=None)
+
+
+def share_one_core(masks: Sequence[frozenset[int]], there: int) -> bool:
+    """Return whether all ranks of a node share a single core, although the node has more.
+
+    Examples
+    --------
+    >>> share_one_core([frozenset({3})] * 2, there=8), share_one_core([frozenset({2}), frozenset({3})], there=8)
+    (True, False)
+    """
+    return len(masks) > 1 and there > 1 and len(frozenset().union(*masks)) == 1
+
+
+def advice() -> str:
+    """Return the advice for ranks that share a core."""
+    return (
+        "under Slurm ask for cores (--cpus-per-task, and export SRUN_CPUS_PER_TASK for srun), or "
+        "srun --cpu-bind=cores; with Open MPI mpirun --bind-to none, with MPICH mpiexec -bind-to core"
+    )
+
+
+def fight_for_cores(masks: Sequence[frozenset[int]], threads: Sequence[int]) -> bool:
+    """Return whether the ranks of a node start more threads than they have cores, although one each would fit better.
+
+    Examples
+    --------
+    >>> two = frozenset({0, 1})
+    >>> fight_for_cores([two, two], [2, 2]), fight_for_cores([two, two], [1, 1])
+    (True, False)
+    """
+    return len(masks) > 1 and max(threads) > 1 and sum(threads) > len(frozenset().union(*masks))
+
+
+def warn_if_few_cores(topology: Topology) -> None:
+    """Warn on rank 0, once per job, if all ranks of its node share one core, or their threads fight for the cores.
+
+    Called on all ranks after the topology is made. The ranks of the first node send their cores to rank 0.
+    """
+    global _checked
+    if _checked or topology.size == 1:
+        return
+    _checked = True
+    own = cores()
+    if own is None or topology.rank not in topology.nodes[0]:
+        return
+    started = threads(os.environ)
+    facts = np.zeros(_MOST_CORES + 1, np.int32)  # whether it may use each core, and the number of its threads
+    facts[[core % _MOST_CORES for core in own]] = 1
+    facts[-1] = len(own) if started is None else started[0]
+    node = topology.node
+    if node.rank:
+        node.Send(facts, 0, _TAG)
+        return
+    told = [facts]
+    for source in range(1, node.size):
+        told.append(np.empty_like(facts))
+        node.Recv(told[-1], source, _TAG)
+    masks = [frozenset(np.flatnonzero(each[:-1]).tolist()) for each in told]
+    counts = [int(each[-1]) for each in told]
+    text = None
+    if share_one_core(masks, cores_of_machine()):
+        by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"
+        text = f"all {len(masks)} ranks of this node share core {ranges(own)} of {cores_of_machine()}{by}: {advice()}"
+    elif fight_for_cores(masks, counts):
+        there = len(frozenset().union(*masks))
+        text = (
+            f"the {len(masks)} ranks of this node start up to {sum(counts)} threads of NumPy's BLAS on {there} cores, "
+            f"and a step may take many times as long: set OMP_NUM_THREADS={max(1, there // len(masks))}, or start the "
+            "program by mpistrat run, which does"
+        )
+    if text is not None:
+        warnings.warn(f"{text}. `mpistrat check` shows more", RuntimeWarning, stacklevel=3)

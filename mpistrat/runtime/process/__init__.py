@@ -1,1 +1,0 @@
-"""This process: its launcher, its MPI library, its failure and its exit."""

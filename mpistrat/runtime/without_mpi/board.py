@@ -1,0 +1,217 @@
+"""Notices that the nodes of a job leave for each other in shared directories, when MPI does not work.
+
+A notice lies in one directory of each file system that nodes may share, since it is not known which of them they do.
+The directories of a job are made with its first notice, so a job that never leaves one costs a look for each of them.
+A file system that does not answer is left alone until it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpistrat.launch.launch_key import hashed
+from mpistrat.process.patience import within
+from mpistrat.runtime.without_mpi import own_folder
+
+T = TypeVar("T")
+
+_PREFIX = ".mpistrat-board-"
+_KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed
+_PATIENCE = 5.0  # seconds for a file system to answer
+_CACHED = 60.0  # seconds for which NFS does not ask for a directory again, at most: the default of acdirmax
+_ATTEMPTS = 3
+_ENDING = ".json"
+_CLAIM = "claim-"
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class Board:
+    """The notices of the nodes of one job.
+
+    Parameters
+    ----------
+    key : str
+        A text that only the ranks of this job know or can find.
+    parents : sequence of path
+        Where to look first. The home directory follows, that for temporary files, and the working directory.
+
+    Attributes
+    ----------
+    delay : float
+        Seconds until all nodes see a notice, at the latest.
+    """
+
+    def __init__(self, key: str, parents: Sequence[Path] = ()):
+        self._name = _PREFIX + hashed(key)
+        found = _one_of_each_file_system(parents)
+        self._folders = [each / self._name for each in found.values()]
+        self.delay = _CACHED if any(map(_is_nfs, found)) else 0.0
+        self._late: dict[Path, threading.Event] = {}  # by folder: the end of a call that took too long
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The directories that this one lies in."""
+        return tuple(str(each.parent) for each in self._folders)
+
+    def make(self) -> bool:
+        """Make the directories. Return whether any of them can be used."""
+        return any(self._in_each(own_folder.make))
+
+    def post(self, name: str, value: Any) -> None:
+        """Add a notice, or replace the one of this name."""
+
+        def post(folder: Path) -> None:
+            for _ in range(_ATTEMPTS):
+                _remove_old(folder.parent)
+                with contextlib.suppress(FileNotFoundError):  # another rank has just removed the directory
+                    if own_folder.make(folder):
+                        write_json(folder / f"{name}{_ENDING}", value)
+                    return
+
+        self._in_each(post)
+
+    def names(self) -> set[str]:
+        """Return the names of the notices."""
+        return set().union(*self._in_each(_names))
+
+    def read(self, name: str) -> Any:
+        """Return a notice, or None if it was removed or is damaged."""
+        found = self._in_each(
+            lambda folder: read_json(folder / f"{name}{_ENDING}") if own_folder.is_made(folder) else None
+        )
+        return next((each for each in found if each is not None), None)
+
+    def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
+        """Remove notices, and each directory with no notice but those that are ``useless`` to other ranks.
+
+        A file system that does not answer may still write a notice later. It is removed then.
+        """
+
+        def remove(folder: Path) -> None:
+            if own_folder.is_made(folder):
+                for name in names:
+                    (folder / f"{name}{_ENDING}").unlink(missing_ok=True)
+                if all(map(useless, rest := _names(folder))):
+                    for path in (*folder.glob(f"{_CLAIM}*"), *(folder / f"{name}{_ENDING}" for name in rest)):
+                        path.unlink(missing_ok=True)
+                    folder.rmdir()  # not if another rank has just posted a notice
+
+        def remove_late(folder: Path, ended: threading.Event) -> None:
+            ended.wait()
+            with contextlib.suppress(OSError):
+                remove(folder)
+
+        self._in_each(remove)
+        for folder, ended in self._late.items():
+            if not ended.is_set():
+                threading.Thread(target=remove_late, args=(folder, ended), daemon=True).start()
+
+    def claim(self, name: str) -> bool:
+        """Return whether no other process that shares one of the directories has claimed this name before."""
+
+        def claim(folder: Path) -> bool:
+            try:
+                os.close(os.open(folder / (_CLAIM + name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            except FileExistsError:
+                return False
+            return True
+
+        return all(self._in_each(lambda folder: not own_folder.is_made(folder) or claim(folder)))
+
+    def _in_each(self, do: Callable[[Path], T]) -> list[T]:
+        """Return what a function returns for each directory, and leave out those where it fails."""
+        found = []
+        for folder in self._folders:
+            if folder in self._late and not self._late[folder].is_set():
+                continue
+            ended = threading.Event()
+            try:
+                found.append(within(_PATIENCE, partial(_call, do, folder, ended)))
+            except TimeoutError:
+                self._late[folder] = ended
+            except OSError:
+                pass
+        return found
+
+
+def _call(do: Callable[[Path], T], folder: Path, ended: threading.Event) -> T:
+    try:
+        return do(folder)
+    finally:
+        ended.set()
+
+
+def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
+    """Return directories in which notices may lie, by the number of the file system.
+
+    The user's working directory is used if no other will do, and if no other user can write to it.
+    """
+    found: dict[int, Path] = {}
+    for place in (
+        lambda: first,
+        lambda: [Path.home()],
+        lambda: [Path(tempfile.gettempdir())],
+        lambda: [each for each in [Path.cwd()] if own_folder.only_this_user_writes(each)],
+    ):
+        with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
+            for path in place():
+                device = within(_PATIENCE, partial(_device_of_writable, path))
+                if device is not None:
+                    found.setdefault(device, path)
+    return found
+
+
+def _is_nfs(device: int) -> bool:
+    """Return whether the file system of this number is NFS, as far as the system tells."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == number:
+                return kind.startswith("nfs")
+    return False
+
+
+def _device_of_writable(path: Path) -> int | None:
+    return path.stat().st_dev if os.access(path, os.W_OK | os.X_OK) else None
+
+
+def _names(folder: Path) -> set[str]:
+    if not own_folder.is_made(folder):
+        return set()
+    return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put a JSON value into a file that other users cannot read, in one step."""
+    temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in a file, or None if the file is missing or not readable."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _remove_old(parent: Path) -> None:
+    end = time.time() - _KEPT
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if own_folder.is_made(folder) and folder.stat().st_mtime < end:
+                own_folder.remove(folder)

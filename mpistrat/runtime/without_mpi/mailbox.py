@@ -1,0 +1,144 @@
+"""Letters of ranks to rank 0 when MPI does not work, as notices on a board."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from mpistrat.runtime.without_mpi.board import Board
+
+_INBOX, _LETTER = "inbox", "letter-"
+
+
+class Inbox:
+    """The letters of the other ranks to rank 0. It stays empty if the ranks share no directory.
+
+    A launch that was killed may have left letters under the same key. Each inbox therefore has a name of its own, which
+    letters repeat.
+
+    Parameters
+    ----------
+    key : str or None
+        See `launch_key.key_of`.
+
+    Attributes
+    ----------
+    letters : dict
+        The last letter of each rank, that of rank 0 included.
+    """
+
+    def __init__(self, key: str | None):
+        self.letters: dict[int, Any] = {}
+        self._heard: set[str] = set()  # the senders
+        self._gone: set[str] = set()
+        self._announced: set[str] = set()
+        self._name = secrets.token_hex(8)
+        self._board = _board(key)
+        self._post(_INBOX, self._name)
+
+    @property
+    def works(self) -> bool:
+        """Whether the ranks have a directory for letters."""
+        return self._board is not None
+
+    def collect(self) -> None:
+        """Read the letters that arrived."""
+        if self._board is None:
+            return
+        self._post(_INBOX, self._name)  # NFS looks at a directory again after a change that is made here
+        for name in self._board.names():
+            letter = self._board.read(name) if name.startswith(_LETTER) else None
+            if letter is None or letter["to"] != self._name:
+                continue
+            self._heard.add(letter["from"])
+            if letter["goes"]:
+                self._gone.add(letter["from"])
+            else:
+                self.letters[letter["rank"]] = letter["value"]
+        for name in self._announced:
+            self.announce(name)
+
+    def announce(self, name: str) -> None:
+        """Announce a name to all senders of letters, also to those whose letters arrive later."""
+        self._announced.add(name)
+        self._post(name, sorted(self._heard))
+
+    def all_have_gone(self) -> bool:
+        """Return whether all senders of letters have sent their last one."""
+        self.collect()
+        return self._gone >= self._heard
+
+    def close(self) -> None:
+        """Remove the inbox, and what was left in it."""
+        if self._board is not None and self._board.read(_INBOX) == self._name:
+            self._board.take_down(self._board.names(), lambda name: True)
+
+    def _post(self, name: str, value: Any) -> None:
+        if self._board is not None:
+            self._board.post(name, value)
+
+
+class Outbox:
+    """The letters of one rank to rank 0.
+
+    The outbox may exist before the inbox, or find the inbox of an earlier launch. The letter is sent again to each new
+    inbox, and an announcement counts only if it names this sender.
+
+    Parameters
+    ----------
+    key : str or None
+        See `launch_key.key_of`.
+    rank : int
+    """
+
+    def __init__(self, key: str | None, rank: int):
+        self._board = _board(key)
+        self._notice = f"{_LETTER}{rank}"
+        self._name = secrets.token_hex(8)
+        self._rank = rank
+        self._letter: dict[str, Any] | None = None
+        self._sent_to: str | None = None  # the inbox that got the letter
+
+    @property
+    def works(self) -> bool:
+        """Whether the ranks have a directory for letters."""
+        return self._board is not None
+
+    def put(self, value: Any, *, goes: bool = False) -> None:
+        """Send a letter that replaces the previous one. ``goes`` marks the last letter."""
+        self._letter = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
+        self._sent_to = None
+        self._send()
+
+    def announced(self, name: str) -> bool:
+        """Return whether rank 0 read a letter of this rank and announced this name."""
+        if self._board is None:
+            return False
+        self._send()
+        heard = self._board.read(name)
+        return isinstance(heard, list) and self._name in heard
+
+    def is_closed(self) -> bool:
+        """Return whether rank 0 removed the inbox that got the letter."""
+        return self._board is None or self._sent_to is None or self._board.read(_INBOX) != self._sent_to
+
+    def close(self) -> None:
+        """Remove an unread letter of this rank, and the directory if it is empty."""
+        if self._board is not None:
+            self._board.take_down([self._notice])
+
+    def _send(self) -> None:
+        if self._letter is None or self._board is None:
+            return
+        inbox = self._board.read(_INBOX)
+        if isinstance(inbox, str) and inbox != self._sent_to:
+            self._board.post(self._notice, {**self._letter, "to": inbox})
+            self._sent_to = inbox
+
+
+def _board(key: str | None) -> Board | None:
+    """Return the board for the letters of a key; None without a directory for it."""
+    board = (
+        None if key is None else Board(f"letters {key}")
+    )  # the watchdogs of this launch have one of their own
+    return board if board is not None and board.make() else None

@@ -1,0 +1,48 @@
+"""The table of the launchers' variables is the only place that names them."""
+
+import ast
+from pathlib import Path
+
+from mpistrat.cluster_resolver import resolve
+from mpistrat.launch.launch import launcher_variables, started_tasks, without_launcher
+from mpistrat.launch.launchers import JSRUN, LAUNCHERS, MPIRUN, PALS
+
+ROOT = Path(__file__).parents[2] / "mpistrat"
+NUMBERS = {
+    name
+    for each in LAUNCHERS
+    for names in (each.rank, each.size, each.local_rank, each.local_size, each.node)
+    for name in names
+}
+
+
+def test_no_other_file_names_them():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        for path in ROOT.rglob("*.py")
+        if path.name != "launchers.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in NUMBERS
+    ]
+    assert not found
+
+
+def test_all_that_reads_the_table_understands_each_launcher():
+    for launcher in LAUNCHERS:
+        environ = dict.fromkeys(launcher.rank[:1], "1") | dict.fromkeys(launcher.size[:1], "2")
+        assert launcher_variables(environ) == environ
+        if not launcher.size:
+            continue
+        assert started_tasks(environ) == (2, launcher.size[0])
+        if launcher is not JSRUN:  # which is looked for in jobs of LSF alone
+            step = {"SLURM_STEP_NODELIST": "a", "SLURM_STEP_TASKS_PER_NODE": "2"}
+            assert resolve({**environ, **step}).task_id == 1
+
+
+def test_another_job_can_be_started_from_a_rank():
+    for launcher in LAUNCHERS:
+        environ = dict.fromkeys((*launcher.rank, *launcher.size), "1")
+        left = without_launcher({**environ, "HOME": "/"})
+        assert left == (
+            {"HOME": "/"} if launcher in MPIRUN and launcher is not PALS else {**environ, "HOME": "/"}
+        )

@@ -1,0 +1,143 @@
+"""How this library starts MPI: as mpi4py does by its options, in the sight of tools, and once."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+pytestmark = pytest.mark.full
+
+# Loads the MPI library by the path in LIBMPI, so it need not be linked to it.
+TOOL = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *next(const char *name) {
+  printf("the tool sees %s\n", name + 1);
+  fflush(stdout);
+  return dlsym(dlopen(getenv("LIBMPI"), RTLD_NOW), name);
+}
+
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  return ((int (*)(int *, char ***, int, int *))next("PMPI_Init_thread"))(argc, argv, required, provided);
+}
+
+int MPI_Finalize(void) { return ((int (*)(void))next("PMPI_Finalize"))(); }
+"""
+
+PROGRAM = """
+import os, sys, threading
+import mpi4py
+
+mpi4py.profile(sys.argv[1])
+for option in sys.argv[2:]:
+    setattr(mpi4py.rc, *option.split("="))
+
+import mpistrat
+from mpistrat.process import mpi
+
+def find_library():
+    paths = (line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line)
+    os.environ["LIBMPI"] = next(paths)
+
+mpi.around_start(lambda: find_library() or threading.Lock())
+threads = [threading.Thread(target=mpi.start) for _ in range(4)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+MPI = mpi.start()
+handlers = MPI.COMM_WORLD.Get_errhandler(), MPI.COMM_SELF.Get_errhandler()
+print("level", MPI.Query_thread(), "raises", handlers == (MPI.ERRORS_RETURN, MPI.ERRORS_RETURN))
+sys.stdout.flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("tool") / "tool.so"
+    source = path.with_suffix(".c")
+    source.write_text(TOOL)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, source, "-ldl"], check=True)
+    return path
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize(
+    ("options", "told", "finalized"),
+    [
+        ([], "level 3 raises True", 1),
+        (["initialize=no", "threads=no"], "level 0 raises True", 1),
+        (["finalize=no", "thread_level=serialized", "errors=fatal"], "level 2 raises False", 0),
+    ],
+)
+def test_tools_see_one_start_and_one_end(run_alone, tool, options, told, finalized):
+    ended = run_alone("-c", PROGRAM, tool, *options)
+    assert ended.output.count("the tool sees MPI_Init_thread") == 1, str(ended)
+    assert ended.output.count("the tool sees MPI_Finalize") == finalized, str(ended)
+    ended.shows(told)
+
+
+OF_RECORD = """
+import mpistrat
+from mpi4py import MPI
+from mpistrat.record import flight_record, read
+
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+record = read.parse(flight_record.current().contents())
+print("record of rank", record.rank, "of", record.size, "launched with others", bool(record.launch))
+"""
+
+
+@pytest.mark.mpich
+def test_the_record_has_the_ranks_that_mpi_counts(run_alone):
+    """A task of MPICH that is alone, inside a job of Open MPI."""
+    if not MPI.Get_library_version().startswith("MPICH"):
+        pytest.skip("needs a library that has another launcher than the job around it")
+    outer = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}
+    run_alone("-c", OF_RECORD, **outer).check().shows("record of rank 0 of 1 launched with others False")
+
+
+IN_RANK = """
+import subprocess, sys
+from mpistrat.runtime import recording
+from mpistrat.launch import launch
+from mpistrat.process import mpi
+from mpistrat.record import flight_record
+
+try:
+    mpi.start()
+except launch.AloneError:  # the variables are not those of a true launch
+    pass
+print(sys.argv[1], "keeps a record", flight_record.current() is not None, flush=True)
+if sys.argv[1] == "rank":
+    subprocess.run(["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", sys.argv[2], "child"], check=True)
+"""
+
+
+@pytest.mark.mpich
+def test_a_process_that_a_rank_starts_is_not_taken_for_the_rank(run_alone):
+    launched = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    ended = run_alone("-c", IN_RANK, "rank", IN_RANK, **launched).check()
+    ended.shows("rank keeps a record True", "child keeps a record False")
+
+
+def test_without_a_library():
+    program = """
+import sys
+class NoLibrary:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpi4py.MPI":
+            raise RuntimeError("cannot load MPI library")
+sys.meta_path.insert(0, NoLibrary())
+import mpistrat
+mpistrat.MultiWorkerMirroredStrategy()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): install one" in done.stderr

@@ -1,0 +1,113 @@
+"""Files that the ranks of a node have open together, however they can be handed on."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpistrat.memory import shared as shared_memory
+from mpistrat.process import private_file
+
+WORLD = MPI.COMM_WORLD
+NODE = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+FOLDER = "/dev/shm"
+
+pytestmark = pytest.mark.skipif(not Path(FOLDER).is_dir(), reason="there is no /dev/shm")
+
+
+def ours():
+    return {name for name in os.listdir(FOLDER) if name.startswith("mpistrat-")}
+
+
+def refuse(*_):
+    raise OSError("not here")
+
+
+def same_on_all(descriptor):
+    """Whether what one rank writes is what all read."""
+    text = WORLD.bcast(os.urandom(8))
+    if NODE.rank == 0:
+        os.pwrite(descriptor, text, 0)
+    NODE.Barrier()
+    return os.pread(descriptor, 8, 0) == text
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")
+def test_needs_no_name(monkeypatch):
+    monkeypatch.setattr(private_file, "create", refuse)
+    descriptor = private_file.share(NODE, FOLDER, 100)
+    assert os.fstat(descriptor).st_nlink == 0
+    assert not os.pread(descriptor, 100, 0).strip(b"\0")
+    NODE.Barrier()
+    assert same_on_all(descriptor)
+    NODE.Barrier()
+    os.close(descriptor)
+
+
+def test_has_a_name_for_a_moment_where_it_needs_one(monkeypatch):
+    monkeypatch.setattr(private_file, "create_without_name", refuse)
+    before = WORLD.bcast(ours())
+    descriptor = private_file.share(NODE, FOLDER, 0)
+    NODE.Barrier()
+    assert os.fstat(descriptor).st_nlink == 0
+    assert not ours() - before
+    assert same_on_all(descriptor)
+    NODE.Barrier()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "missing"])
+def test_another_file_is_left_alone(kind, monkeypatch, tmp_path):
+    """What the path of the first rank may be elsewhere: that of another process, in a container of its own."""
+    path = tmp_path / "other"
+    if NODE.rank == 0:  # all have the same folder
+        if kind == "file":
+            path.write_bytes(b"precious")
+        elif kind == "pipe":
+            os.mkfifo(path)
+    own = private_file.create_without_name
+    monkeypatch.setattr(private_file, "create_without_name", lambda folder: (own(folder)[0], str(path)))
+    descriptor = private_file.share(NODE, FOLDER, 50)
+    assert same_on_all(descriptor)
+    if kind == "file":
+        assert path.read_bytes() == b"precious"
+    NODE.Barrier()
+    os.close(descriptor)
+
+
+def test_error_is_that_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(private_file, "create_without_name", refuse)
+    monkeypatch.setattr(private_file, "create", refuse)
+    with pytest.raises(OSError, match="not here"):
+        private_file.share(NODE, FOLDER, 50)
+    with pytest.raises(shared_memory.NoSharedMemoryError, match=f"{NODE.size} ranks of a node .*not here"):
+        shared_memory.share(NODE, 50)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("own", "common"), [(1, 0), (5000, 1), (0, 7)])
+def test_memory_is_zeroed_and_common(own, common, named, monkeypatch):
+    if named:
+        monkeypatch.setattr(private_file, "create_without_name", refuse)
+    shared = shared_memory.share(NODE, own, common)
+    assert shared.stretches.shape[1] >= own
+    assert len(shared.common) >= common
+    assert not shared.stretches.any()
+    assert not shared.common.any()
+    NODE.Barrier()
+    if own:
+        shared.stretches[NODE.rank, :own] = NODE.rank + 1
+        NODE.Barrier()
+        assert np.array_equal(shared.stretches[:, own - 1], np.arange(1, NODE.size + 1))
+    NODE.Barrier()
+
+
+def test_no_room(monkeypatch):
+    room = os.statvfs(FOLDER)
+    nbytes = (room.f_blocks + 1) * room.f_frsize
+    before = WORLD.bcast(ours())
+    with pytest.raises(shared_memory.NoSharedMemoryError, match=r"No space left|Cannot allocate"):
+        shared_memory.share(NODE, nbytes)
+    assert not ours() - before

@@ -1,0 +1,39 @@
+"""Tests of the places that communicators take in a flight record."""
+
+import pytest
+
+import mpistrat
+from mpistrat.record import flight_record, layout, read
+
+
+@pytest.fixture
+def record():
+    made = flight_record.FlightRecord(0, 2)
+    yield made
+    made.close()
+
+
+def test_communicators_of_one_rank_take_one_place(record):
+    alone = [record.of(number, 1, 0) for number in range(1, 2 * layout.MOST_COMMUNICATORS)]
+    assert all(each is alone[0] for each in alone)
+    several = [record.of(number, 2, 0) for number in range(100, 100 + layout.MOST_COMMUNICATORS - 1)]
+    assert None not in several
+    assert record.of(99, 2, 0) is None
+    several[7].end()  # a communicator that is freed gives its place back
+    assert record.of(99, 2, 0) is not None
+
+
+def test_strategies_on_one_device_leave_room_for_others():
+    """Each took a place for ever, and so did each exact reduction of a mirrored value."""
+    for _ in range(2 * layout.MOST_COMMUNICATORS):
+        strategy = mpistrat.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        v = mpistrat.Variable([1.0, 2.0])
+    for _ in range(layout.MOST_COMMUNICATORS):
+        assert strategy.reduce("MEAN", v, axis=0) == 1.5
+    current = flight_record.current()
+    added = [current.of(number, 2, 0) for number in range(1, 4)]
+    assert None not in added
+    for each in added:
+        each.end()
+    assert read.parse(current.contents()).entries
