@@ -76,7 +76,7 @@ def test_known_versions_keep_the_claims(python):
     assert len(versions) == len(known)
     assert "numpy" in {claim.name for claim in claims}
     for claim in claims:
-        if (claim.name, python) != ("torch", "3.10"):  # torch is tested with a later Python
+        if (claim.name, python) not in {("torch", "3.10"), ("keras", "3.10")}:  # tested with a later Python
             assert claim.specifier.contains(versions[canonicalize_name(claim.name)]), claim
 
 

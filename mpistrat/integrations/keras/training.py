@@ -47,7 +47,7 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
             f"{type(strategy).__name__}: write the training loop with strategy.run"
         )
     engine = strategy.extended.engine
-    if engine.replicas.size != engine.topology.size:
+    if engine.replicas.is_virtual or not engine.replicas.by_rank:
         raise ValueError(
             f"{name}: {engine.replicas.size} replicas on {engine.topology.size} ranks; Keras trains with one replica "
             "on each rank: make the strategy without virtual_replicas"

@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import sys
+from functools import partial
 
 import keras
 import numpy as np
@@ -174,6 +175,13 @@ def predictions_for_the_chief():
     assert whole.shape == (9, 1)
     assert np.array_equal(mine, whole) if RANK == 0 else mine is None
     refused(ValueError, "gather must be 'all' or 'chief'", lambda: model.predict(X, gather="some"))
+
+
+def virtual_replicas():
+    for count in (RANKS, 2 * RANKS):
+        with mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=count).scope():
+            model = made()
+        refused(ValueError, "make the strategy without virtual_replicas", partial(model.fit, X, Y, **FIT))
 
 
 def what_cannot_be_trained():
@@ -348,6 +356,7 @@ CHECKS = [
     other_input,
     order_of_rows,
     predictions_for_the_chief,
+    virtual_replicas,
     what_cannot_be_trained,
     metric_without_sums,
     files_of_batch_norm,
@@ -365,7 +374,7 @@ if __name__ == "__main__":
             continue
         # A strategy of its own: an error leaves the collectives of another out of step.
         strategy = mpistrat.MultiWorkerMirroredStrategy()
-        with contextlib.nullcontext() if check is order_of_rows else strategy.scope():
+        with contextlib.nullcontext() if check in (order_of_rows, virtual_replicas) else strategy.scope():
             check()
         strategy.barrier()
         if RANK == 0:
