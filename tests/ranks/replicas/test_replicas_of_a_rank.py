@@ -3,6 +3,7 @@
 import contextvars
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -210,7 +211,8 @@ def test_an_error_ends_the_replicas_that_wait(strategy):
 
     with pytest.raises(KeyError, match="mine") as raised:
         strategy.run(fn)
-    assert raised.value.__notes__ == [f"replica {replicas.local[-1]} of {V}"]
+    if sys.version_info >= (3, 11):  # which has notes
+        assert raised.value.__notes__ == [f"replica {replicas.local[-1]} of {V}"]
     assert sorted(ended) == [*replicas.local]
     assert (
         float(
