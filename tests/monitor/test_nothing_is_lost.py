@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this m
 
 
 @pytest.fixture
-def record():
+def record(monkeypatch):
+    # A batch job of its own: records of jobs that other tests have killed may be in memory, too.
+    monkeypatch.setenv("SLURM_JOB_ID", f"{os.getpid()}{time.monotonic_ns()}")
     with new_record(1) as made:
         yield read.read(made.path)
 
