@@ -35,6 +35,7 @@ def start(target, failures):
     )
 
 
+@pytest.mark.full
 def test_a_slow_reader_gets_all():
     job = start(subprocess.PIPE, 0)
     with pytest.raises(subprocess.TimeoutExpired):
