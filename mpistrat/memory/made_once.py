@@ -177,7 +177,9 @@ class MadeOnce:
         place = number % _ENTRIES
         busy = np.flatnonzero(states == _BEING_MADE).tolist()
         size = -(-nbytes // _LINE) * _LINE
-        for start in (head, *sorted(stops[busy].tolist()), 0):
+        # Round the ring from the newest entry on. The place behind a busy entry is often that of the newest one: taken
+        # before the ring began again, it made a rank decode 1 chunk of 61 twice.
+        for start in (head, *sorted({0, *stops[busy].tolist()}, key=lambda at: (at < head, at))):
             stop = start + size
             if stop <= self._nbytes and not any(starts[it] < stop and stops[it] > start for it in busy):
                 break

@@ -127,6 +127,19 @@ def test_a_part_that_is_being_made_is_not_overwritten():
     assert others.right()
 
 
+def test_a_part_behind_a_busy_one_outlives_older_ones():
+    """The ring has four places, and begins again while the third is busy: the fourth is the newest."""
+
+    def while_busy(number):
+        if number == 2:
+            alone(shared, parts, [3, 4, 3])
+
+    shared, parts = ring(2 << 10), Parts(while_busy)
+    alone(shared, parts, range(3))
+    assert parts.made == [0, 1, 2, 3, 4]
+    assert parts.right()
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("where", ["while it makes a part", "while it has the lock"])
 def test_a_process_ends_or_stops(end, where):
