@@ -1,6 +1,6 @@
 """What a launcher prints when a job fails, and its messages, passed on without that.
 
-Ranks do not write to the launcher's streams (see `streams`), so all text here is the launcher's own.
+Ranks do not write to the launcher's streams (see `streams`), so the text here is the launcher's own, but for `OF_RANK`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _MPICH = (
     rb"\n?={83}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n",
     rb".*?Please see the FAQ page for debugging suggestions\n",
 )
+OF_RANK = re.compile(rb"-{74}\nMPI_ABORT was invoked on rank .*?\n-{74}\n\0?", re.DOTALL)
+"""What a rank of Open MPI prints itself, in one write, where its connection to the launcher has ended before."""
 _ABORT_OF_MPICH = rb"^application called MPI_Abort\([^\n]*\n"
 _DEATH = re.compile(
     rb"noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+signal (?P<signal>\d+)"

@@ -20,6 +20,7 @@ import tty
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mpistrat.cli.run.banners import OF_RANK
 from mpistrat.process.atomic_file import write_all
 
 _BLOCK = 1 << 16
@@ -141,6 +142,8 @@ class Streams:
             data = os.read(channel, _BLOCK)
         except BlockingIOError:
             return False
+        if target == 2:
+            data = OF_RANK.sub(b"", data)
         if channel in self._held:
             *lines, rest = (self._held[channel] + data).split(b"\n")
             if len(rest) > _LONGEST:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-# A rank that prints more than two pipes and a block hold, and then a line without an end.
+# More than two pipes and a block hold, and then a line without an end.
+LINES = "import os\nfor _ in range(5000): os.write(1, b'x' * 99 + b'\\n')\nos.write(1, b'no end')"
 PROGRAM = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
@@ -17,8 +18,7 @@ with tempfile.TemporaryDirectory() as folder:
     streams = Streams(Path(folder), 1)
     errors = []
     streams.start(lambda: errors.append("write"))
-    print_lines = "import os\\nfor _ in range(5000): os.write(1, b'x' * 99 + b'\\\\n')\\nos.write(1, b'no end')"
-    rank = [*streams.around([sys.executable, "-c", print_lines])]
+    rank = [*streams.around([sys.executable, "-c", sys.argv[2]])]
     subprocess.run(rank, env={**os.environ, "PMI_RANK": "0"}, check=True)
     streams.finish()
     assert len(errors) == len(streams.write_errors) == int(sys.argv[1]), errors
@@ -26,11 +26,12 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def start(target, failures):
+def start(target, failures, errors=None, program=LINES):
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(failures)],
+        [sys.executable, "-c", PROGRAM, str(failures), program],
         stdin=subprocess.DEVNULL,
         stdout=target,
+        stderr=errors,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -49,3 +50,15 @@ def test_a_slow_reader_gets_all():
 def test_a_full_disk_does_not_stop_the_rank():
     with open("/dev/full", "wb", buffering=0) as full:
         assert start(full, 1).wait(60) == 0
+
+
+def test_the_banner_that_a_rank_prints_itself_is_left_out():
+    line = "-" * 74 + "\n"
+    banner = f"{line}MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n\nNOTE: ...\n{line}"
+    program = "import os\n" + "".join(
+        f"os.write(2, {each.encode()!r})\n" for each in ("before\n", banner, line)
+    )
+    job = start(subprocess.DEVNULL, 0, subprocess.PIPE, program)
+    with job.stderr:
+        assert job.stderr.read().decode() == f"before\n{line}"
+    assert job.wait(60) == 0
