@@ -1,7 +1,8 @@
-"""Calls in which rank 1 of 2 waits until the report on it is written: none may end before that.
+"""Calls in which ranks wait until the report on them is written: none may end before that.
 
 A signal for its stack would end 13 of them with EINTR, and the rank would go on. A line of ``CALLS`` is a call, and the
-cause that the report must name. ``blocking_calls.py PLACE...`` makes the calls at these places only.
+cause that the report must name. Rank 0 waits for the others, of which each makes another call. ``blocking_calls.py
+PLACE...`` makes the calls at these places only.
 """
 
 import ctypes
@@ -124,11 +125,12 @@ CALLS = (
 
 
 def causes_of(line):
-    """The causes in the reports that show rank 1 at a line of this program."""
+    """The causes of this rank in the reports that show it at a line of this program."""
     place = rf"{re.escape(Path(__file__).name)}:{line} in "
+    told = rf"^  rank {strategy.comm.rank} \(.*\n  cause: ([^.]+)\."
     texts = [path.read_text() for path in FOLDER.glob("hang-*")]
     return [
-        re.findall(r"^  cause: ([^.]+)\.", text, re.MULTILINE)[0] for text in texts if re.search(place, text)
+        found[1] for text in texts if re.search(place, text) and (found := re.search(told, text, re.MULTILINE))
     ]
 
 
@@ -174,10 +176,13 @@ signal.signal(signal.SIGUSR1, interrupted)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
 wrong = ""
 try:
-    for place in map(int, sys.argv[1:] or range(len(CALLS))):
+    places = [*map(int, sys.argv[1:] or range(len(CALLS)))]
+    others = strategy.comm.size - 1
+    for start in range(0, len(places), others):
         strategy.barrier()
-        if strategy.comm.rank == 1:
-            wrong += wait_in(*CALLS[place])
+        mine = start + strategy.comm.rank - 1
+        if not strategy.is_chief and mine < len(places):
+            wrong += wait_in(*CALLS[places[mine]])
 finally:
     os.unlink(locked)
     C.msgctl(messages, 0, None)
@@ -186,5 +191,5 @@ finally:
         each.kill()
 strategy.barrier()
 assert not wrong, wrong
-if strategy.comm.rank == 1:
-    print(f"{len(sys.argv[1:] or CALLS)} calls waited until they were reported")
+if strategy.is_chief:
+    print(f"{len(places)} calls waited until they were reported")
