@@ -51,7 +51,7 @@ def test_a_node_that_is_cut_off(cluster, start, tmp_path, name, cause):
     cluster.cut(2) if name == "link" else cluster.power_off(2)
     started.wait_until(lambda: reports().keys() > before.keys(), "a report", LIMIT)
     (text,) = (text for hang, text in reports().items() if hang not in before)
-    # As the links of the node, or as its processes: these wait in a call that the others have left, if the last messages
-    # of that call came through.
+    # As the links of the node, or as its processes: these wait in a call that the others have left, if the last
+    # messages of that call came through.
     assert re.search(r"ranks 3-4 \(node2\b", text), text
     assert f"cause: {cause}." in text, text

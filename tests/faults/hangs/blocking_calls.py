@@ -130,7 +130,9 @@ def causes_of(line):
     told = rf"^  rank {strategy.comm.rank} \(.*\n  cause: ([^.]+)\."
     texts = [path.read_text() for path in FOLDER.glob("hang-*")]
     return [
-        found[1] for text in texts if re.search(place, text) and (found := re.search(told, text, re.MULTILINE))
+        found[1]
+        for text in texts
+        if re.search(place, text) and (found := re.search(told, text, re.MULTILINE))
     ]
 
 

@@ -49,5 +49,7 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
     for rank, (cause, _) in enumerate(WAYS, 1):
         named = re.findall(rf"^  rank {rank} \((.*)\n  cause: ([^.]+)\.", ended.output, re.MULTILINE)
         assert {each for _, each in named} == {cause}, f"rank {rank}: {named} {ended}"
-        assert any("another thread of it is in C code" in each for each, _ in named) == (rank == 3), str(ended)
+        assert any("another thread of it is in C code" in each for each, _ in named) == (rank == 3), str(
+            ended
+        )
     assert "went on" not in ended.output
