@@ -38,7 +38,7 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("mpistrat bench allreduce", __doc__ or "", repetitions=21)
+    parser = under_ranks.parser(__doc__, 21, "mpistrat bench allreduce")
     parser.add_argument(
         "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )

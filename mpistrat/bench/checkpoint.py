@@ -30,14 +30,9 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("mpistrat bench checkpoint", __doc__ or "", repetitions=11)
+    parser = under_ranks.parser(__doc__, 11, "mpistrat bench checkpoint")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument(
-        "--megabytes",
-        type=under_ranks.positive,
-        default=440,
-        help=f"size of {TENSORS} float32 arrays (%(default)s)",
-    )
+    under_ranks.count(parser, "--megabytes", 440, f"size of {TENSORS} float32 arrays")
     return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 

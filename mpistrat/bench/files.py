@@ -28,11 +28,9 @@ def main(
     argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
 ) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
-    parser = under_ranks.parser("mpistrat bench files", __doc__ or "", repetitions=3)
+    parser = under_ranks.parser(__doc__, 3, "mpistrat bench files")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument(
-        "--files", type=under_ranks.positive, default=10_000, help="number of files (%(default)s)"
-    )
+    under_ranks.count(parser, "--files", 10_000, "number of files")
     return under_ranks.run(parser, argv, program, partial(_measure, rivals=rivals))
 
 

@@ -29,16 +29,9 @@ def parser() -> argparse.ArgumentParser:
     """Return a parser of the arguments of this subject."""
     parser = argparse.ArgumentParser(prog="mpistrat bench input", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the files")
-    parser.add_argument(
-        "--mib", type=under_ranks.positive, default=512, help="MiB of rows in each layout (%(default)s)"
-    )
+    under_ranks.count(parser, "--mib", 512, "MiB of rows in each layout")
     parser.add_argument("--seed", type=int, default=0, help="seed of the contents of the files (%(default)s)")
-    parser.add_argument(
-        "--repetitions",
-        type=under_ranks.positive,
-        default=5,
-        help="measurements of each program (%(default)s)",
-    )
+    under_ranks.count(parser, "--repetitions", 5, "measurements of each program")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
     return parser
 

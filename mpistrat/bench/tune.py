@@ -17,7 +17,7 @@ SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("mpistrat bench tune", __doc__ or "", repetitions=9)
+    parser = under_ranks.parser(__doc__, 9, "mpistrat bench tune")
     parser.add_argument(
         "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
     )

@@ -11,12 +11,14 @@ from bench.test_bench import check_rows, launcher, run_program
 __all__ = ["launcher"]  # a fixture
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+PROGRAMS, CALLS, ARRAYS = (FOLDER / room for room in ("programs", "asynchronous", "communication"))
 
 
 @pytest.fixture
 def beside(monkeypatch):
-    """The folder of the benchmarks is one to import from."""
-    monkeypatch.syspath_prepend(FOLDER)
+    """The folders of the benchmarks are some to import from."""
+    for room in (PROGRAMS, CALLS, ARRAYS):
+        monkeypatch.syspath_prepend(room)
 
 
 STEPS = {"mpistrat", "mpistrat, plain arrays", "by hand", "by hand, 2 MiB pieces"}
@@ -29,7 +31,7 @@ def test_step(run_alone, launcher, tmp_path, n, momentum):
     path = tmp_path / "rows.json"
     options = [] if momentum is None else ["--momentum", momentum]
     ended = run_program(
-        run_alone, launcher, [FOLDER / "step.py"], path, "-n", str(n), "--repetitions", "2", *options
+        run_alone, launcher, [PROGRAMS / "step.py"], path, "-n", str(n), "--repetitions", "2", *options
     )
     case = "sgd" if momentum is None else "sgd, momentum 0.9"
     rows = check_rows(path, "step", n, {case: STEPS})
@@ -40,7 +42,7 @@ def test_step(run_alone, launcher, tmp_path, n, momentum):
 def test_step_under_a_launcher(run_ranks, tmp_path):
     """Then it measures those ranks, and launches none."""
     path = tmp_path / "rows.json"
-    ended = run_ranks(3, FOLDER / "step.py", "--repetitions", "1", "--json", path, limit=100).check()
+    ended = run_ranks(3, PROGRAMS / "step.py", "--repetitions", "1", "--json", path, limit=100).check()
     check_rows(path, "step", 3, {"sgd": STEPS})
     assert ended.output.count("mpistrat takes") == 1
 
@@ -58,7 +60,7 @@ def test_difference_finds_each_parameter(beside):
 @pytest.mark.mpich
 def test_startup(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
-    run_program(run_alone, launcher, [FOLDER / "startup.py"], path, "--repetitions", "1")
+    run_program(run_alone, launcher, [PROGRAMS / "startup.py"], path, "--repetitions", "1")
     both = {"mpistrat", "by hand"}
     cases = ("launch to first all-reduce", "first line to first all-reduce", "memory")
     check_rows(path, "startup", 2, dict.fromkeys(cases, both))
@@ -68,13 +70,13 @@ def test_startup_says_what_a_launched_program_printed(run_alone, tmp_path):
     """Such as the error of a launcher that does not work."""
     program = tmp_path / "launcher.py"
     program.write_text("import sys; sys.exit('no such partition')")
-    ended = run_alone(FOLDER / "startup.py", "--launcher", f"python3 {program} -n {{n}}")
+    ended = run_alone(PROGRAMS / "startup.py", "--launcher", f"python3 {program} -n {{n}}")
     assert ended.status == 1
     ended.shows("ended with status 1, and 0 of 2 ranks came", "no such partition")
 
 
 def test_startup_wants_no_launcher(run_ranks):
-    ended = run_ranks(2, FOLDER / "startup.py")
+    ended = run_ranks(2, PROGRAMS / "startup.py")
     assert ended.status not in (0, None)
     ended.shows("call it without a launcher")
 
@@ -84,7 +86,7 @@ def test_startup_wants_no_launcher(run_ranks):
 def test_closures(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
     run_program(
-        run_alone, launcher, [FOLDER / "closures.py"], path, "-n", "3", "--repetitions", "2", "--calls", "50"
+        run_alone, launcher, [CALLS / "closures.py"], path, "-n", "3", "--repetitions", "2", "--calls", "50"
     )
     both = {"mpistrat", "MPICommExecutor", "ClusterCoordinator"}
     check_rows(
@@ -116,7 +118,7 @@ def test_list_scheduling_is_that_of_a_clock(beside):
 def test_farm(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
     run_program(
-        run_alone, launcher, [FOLDER / "farm.py"], path, "-n", "3", "--repetitions", "1", "--tasks", "4"
+        run_alone, launcher, [CALLS / "farm.py"], path, "-n", "3", "--repetitions", "1", "--tasks", "4"
     )
     ways = {"mpistrat", "MPICommExecutor", "list scheduling, simulated"}
     check_rows(path, "farm", 3, {f"4 tasks, {case} ms": ways for case in ("5 to 500", "0.05 to 500")})
@@ -127,7 +129,7 @@ def test_farm(run_alone, launcher, tmp_path):
 def test_variables(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
     run_program(
-        run_alone, launcher, [FOLDER / "variables.py"], path, "-n", "4", "--repetitions", "2", "--part", "40"
+        run_alone, launcher, [ARRAYS / "variables.py"], path, "-n", "4", "--repetitions", "2", "--part", "40"
     )
     check_rows(
         path,

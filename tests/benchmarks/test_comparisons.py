@@ -93,6 +93,12 @@ COMPARISONS = {
 }  # fmt: skip
 
 
+def program_of(subject):
+    """The file of a subject, in whichever folder of the benchmarks it is."""
+    (path,) = FOLDER.glob(f"*/{subject}.py")
+    return path
+
+
 def ways_of(path):
     """The ways of each case in a file of rows."""
     found = {}
@@ -114,7 +120,7 @@ def test_every_rival_is_measured(run_ranks, tmp_path, subject):
     arguments, expected = COMPARISONS[subject]
     rows = tmp_path / "rows.json"
     arguments = [str(tmp_path / each) if each == "data" else each for each in arguments]
-    ended = run_ranks(2, FOLDER / f"{subject}.py", *arguments, "--json", rows, limit=100).check()
+    ended = run_ranks(2, program_of(subject), *arguments, "--json", rows, limit=100).check()
     ended.shows(f"{subject}, 2 ranks\n", "mpistrat takes")
     if subject == "overlap":
         ended.shows("mpistrat hides ", "by hand hides ")
@@ -126,7 +132,7 @@ def test_every_rival_is_measured(run_ranks, tmp_path, subject):
 def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
     rows = tmp_path / "rows.json"
     arguments = ["-n", "2", "--repetitions", "1", "--seconds", "0.1", "--sizes", "64B", "--json", rows]
-    run_alone(FOLDER / "allreduce.py", *arguments, limit=100, cwd=tmp_path).check()
+    run_alone(program_of("allreduce"), *arguments, limit=100, cwd=tmp_path).check()
     assert ways_of(rows)["plain array"] == PLAIN
 
 
@@ -146,7 +152,7 @@ def test_chart(run_alone, tmp_path):
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     chart = tmp_path / "chart.png"
-    arguments = [FOLDER / "allreduce_chart.py", tmp_path / "rows.json", chart, "--ranks-per-node", "2,2"]
+    arguments = [program_of("allreduce_chart"), tmp_path / "rows.json", chart, "--ranks-per-node", "2,2"]
     run_alone(*arguments, limit=100).check()
     assert chart.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -156,7 +162,7 @@ def test_input(run_alone, tmp_path):
     pytest.importorskip("hdf5plugin")
     rows = tmp_path / "rows.json"
     arguments = ["--data", tmp_path / "data", "--mib", "2", "--repetitions", "1", "--json", rows]
-    ended = run_alone(FOLDER / "input.py", *arguments, "--no-torch", limit=100).check()
+    ended = run_alone(program_of("input"), *arguments, "--no-torch", limit=100).check()
     ended.shows("torch is left out", "mpistrat takes")
     found = ways_of(rows)
     assert {"h5py, slices", "h5py, read_direct", "raw read"} <= found["contiguous, warm"]
@@ -177,7 +183,7 @@ def test_input_beside_torch(run_alone, tmp_path):
         pytest.skip("torch is not installed")
     rows = tmp_path / "rows.json"
     arguments = ["--data", tmp_path / "data", "--mib", "2", "--repetitions", "1", "--json", rows]
-    run_alone(FOLDER / "input.py", *arguments, limit=100).check()
+    run_alone(program_of("input"), *arguments, limit=100).check()
     found = ways_of(rows)
     loaders = {"DataLoader", "DataLoader, batched", "DataLoader, 2 workers"}
     assert loaders <= found["torch, in order"]
@@ -199,15 +205,15 @@ runpy.run_path({path!r}, run_name="__main__")
     [
         (
             "allreduce",
-            "allreduce_pieces_by_hand",
-            "allreduce_pieces_by_hand.all_reduce = lambda comm, send, receive: lambda k: None",
+            "allreduce_by_hand",
+            "allreduce_by_hand.in_pieces = lambda comm, send, receive: lambda k: None",
             ["--sizes", "64B"],
             "rank 1: plain array, 4 MiB pieces: element 1 is 0, not 3",
         ),
         (
             "gradients",
-            "gradients_one_buffer_by_hand",
-            "gradients_one_buffer_by_hand.in_pieces = lambda comm, flat: lambda k: None",
+            "allreduce_by_hand",
+            "allreduce_by_hand.in_place = lambda comm, flat: lambda k: None",
             ["--part", "50", "--network", "ResNet-50"],
             "rank 1: in place, one buffer, 4 MiB pieces: the total of tensor 0 is not 3",
         ),
@@ -239,9 +245,11 @@ runpy.run_path({path!r}, run_name="__main__")
 )
 def test_wrong_results_are_found(run_ranks, tmp_path, subject, module, patch, arguments, said):
     program = tmp_path / "wrong.py"
-    path = str(FOLDER / f"{subject}.py")
+    path = program_of(subject)
     program.write_text(
-        WRONG.format(folder=str(FOLDER), module=module, patch=patch, path=path, arguments=list(arguments))
+        WRONG.format(
+            folder=str(path.parent), module=module, patch=patch, path=str(path), arguments=list(arguments)
+        )
     )
     ended = run_ranks(2, program, limit=100)
     assert ended.status not in (0, None), str(ended)
@@ -250,7 +258,7 @@ def test_wrong_results_are_found(run_ranks, tmp_path, subject, module, patch, ar
 
 
 def test_rivals_use_nothing_of_the_library():
-    files = sorted(FOLDER.glob("*_by_hand.py"))
+    files = sorted(FOLDER.rglob("*_by_hand.py"))
     assert len(files) >= 8
     for path in files:
         assert not re.search(r"(import|from) mpistrat", path.read_text()), path.name

@@ -7,7 +7,7 @@ import pytest
 
 from mpistrat.bench.measuring.report import Row
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "small_chart.py"
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "programs" / "small_chart.py"
 
 
 @pytest.mark.full

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "small_rows.py"
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "files" / "small_rows.py"
 
 
 @pytest.mark.full

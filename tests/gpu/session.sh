@@ -60,7 +60,7 @@ test_() {
 bench() {
     local n
     for n in 2 4 1; do
-        on bench-$n 150 $n benchmarks/allreduce_gpu.py --here --algorithm all --sizes "$sizes" \
+        on bench-$n 150 $n benchmarks/communication/allreduce_gpu.py --here --algorithm all --sizes "$sizes" \
             --repetitions 9 --seconds "$seconds" --json "$steps/bench-$n.json"
         [ $n != 2 ] || on bandwidth 100 1 tests/gpu/bandwidth.py --json "$steps/bandwidth.json"
     done
@@ -83,7 +83,7 @@ more() {
 direct() { # with a CUDA-aware MPI first on PATH and LD_LIBRARY_PATH
     on direct-info 30 2 -m mpistrat info
     on direct-check 30 2 -m mpistrat check --gpu-direct
-    on direct-bench 150 2 benchmarks/allreduce_gpu.py --here --algorithm all --device-pointers --sizes "$sizes" \
+    on direct-bench 150 2 benchmarks/communication/allreduce_gpu.py --here --algorithm all --device-pointers --sizes "$sizes" \
         --repetitions 9 --seconds "$seconds" --json "$steps/direct-bench.json"
     MPISTRAT_GPU_DIRECT=on on direct-tests 180 2 -m pytest -q tests/ranks/collectives/gpu/test_gpu_moves.py
 }

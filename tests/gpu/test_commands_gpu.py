@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "benchmarks" / "communication" / "allreduce_gpu.py"
 REAL = bool(os.environ.get("MPISTRAT_TEST_GPU"))
 
 
@@ -25,7 +26,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
     rows = tmp_path / "rows.json"
     arguments = ["--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1"]
     arguments += ["--algorithm", "pinned", "--json", rows]
-    ended = run_ranks(2, ROOT / "benchmarks" / "allreduce_gpu.py", *arguments, limit=100).check()
+    ended = run_ranks(2, PROGRAM, *arguments, limit=100).check()
     ended.shows(
         "GB/s", "route pinned: possible", "route gpu_direct: Alltoall on the memory of GPUs was not tried"
     )
@@ -37,7 +38,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
         *(way for way in ways if "PCIe" in way[1]),
     }
     assert "% of the bound: down and up again, pinned" in ended.output
-    refused = run_ranks(2, ROOT / "benchmarks" / "allreduce_gpu.py", *arguments, "--algorithm", "gpu_direct")
+    refused = run_ranks(2, PROGRAM, *arguments, "--algorithm", "gpu_direct")
     assert refused.status == 1
     refused.shows("cannot be reduced by 'gpu_direct': Alltoall")
 

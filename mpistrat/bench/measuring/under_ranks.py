@@ -16,13 +16,11 @@ from mpistrat.process import children
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 
-def parser(subject: str, description: str, repetitions: int) -> argparse.ArgumentParser:
-    """Return a parser of the arguments that all subjects have."""
-    parser = argparse.ArgumentParser(prog=f"mpistrat bench {subject}", description=description)
+def parser(description: str | None, repetitions: int, program: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser of the arguments that all subjects have. A file that is run needs no ``program`` to name it."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
-    parser.add_argument(
-        "--repetitions", type=positive, default=repetitions, help="measurements of each program (%(default)s)"
-    )
+    count(parser, "--repetitions", repetitions, "measurements of each program")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
     parser.add_argument(
         "--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})"
@@ -31,6 +29,11 @@ def parser(subject: str, description: str, repetitions: int) -> argparse.Argumen
         "--here", action="store_true", help="measure the ranks that run this command; launch no others"
     )
     return parser
+
+
+def count(parser: argparse.ArgumentParser, option: str, default: int, text: str) -> None:
+    """Add an option that is a positive number. Its help ends with the default."""
+    parser.add_argument(option, type=positive, default=default, help=f"{text} (%(default)s)")
 
 
 def positive(text: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 from mpi4py import MPI
+from step_by_hand import views
 
 LossAndGradients = Callable[..., tuple[float, list[np.ndarray]]]
 
@@ -31,9 +32,7 @@ class FlatParameters:
         self.comm = comm
         self.flat = np.concatenate(initial, axis=None)
         self.gradient = np.zeros_like(self.flat)
-        ends = np.cumsum([value.size for value in initial])
-        parts = np.split(self.flat, ends[:-1])
-        self.views = [part.reshape(value.shape) for part, value in zip(parts, initial, strict=True)]
+        self.views = views(self.flat, [value.shape for value in initial])
 
     def sum_of(self, gradients: Sequence[np.ndarray]) -> np.ndarray:
         """Return the gradients summed over the ranks, as a flat array."""
@@ -135,21 +134,6 @@ def reduce_one(comm: Any, array: np.ndarray) -> Callable[[int], np.ndarray]:
             total = np.empty_like(array)
             comm.Allreduce(array, total)
         return total
-
-    return times
-
-
-def reduce_list(comm: Any, arrays: Sequence[np.ndarray]) -> Callable[[int], list[np.ndarray]]:
-    """Return a function that sums a list in one message k times, into new arrays."""
-    ends = np.cumsum([array.size for array in arrays]).tolist()
-    slices = [slice(end - array.size, end) for end, array in zip(ends, arrays, strict=True)]
-
-    def times(k: int) -> list[np.ndarray]:
-        for _ in range(k):
-            flat = np.concatenate(arrays)
-            comm.Allreduce(MPI.IN_PLACE, flat)
-            totals = [flat[where] for where in slices]
-        return totals
 
     return times
 

@@ -9,20 +9,19 @@ from mpistrat.bench.reduction.array_way import BUFFERS, PLAIN
 
 def rivals(comm, count):
     """Return ways to sum an array of ``count`` float32 by their case and name in the report."""
-    import allreduce_nonblocking_by_hand as nonblocking
-    import allreduce_pieces_by_hand as pieces
+    import allreduce_by_hand as by_hand
     import numpy as np
 
-    def way(module):
+    def way(make):
         send, receive = np.zeros(count, np.float32), np.zeros(count, np.float32)
-        return ArrayWay((PLAIN, BUFFERS), module.all_reduce(comm, send, receive), send, lambda: receive)
+        return ArrayWay((PLAIN, BUFFERS), make(comm, send, receive), send, lambda: receive)
 
     own = np.zeros(count, np.float32)
     return {
-        (PLAIN, "4 MiB pieces"): way(pieces),
-        (PLAIN, "not blocking"): way(nonblocking),
+        (PLAIN, "4 MiB pieces"): way(by_hand.in_pieces),
+        (PLAIN, "not blocking"): way(by_hand.not_blocking),
         (BUFFERS, "4 MiB pieces, in place"): ArrayWay(
-            (BUFFERS,), pieces.all_reduce_in_place(comm, own), own, lambda: own
+            (BUFFERS,), by_hand.in_place(comm, own), own, lambda: own
         ),
     }
 

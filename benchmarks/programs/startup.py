@@ -30,7 +30,7 @@ class Start(NamedTuple):
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/startup.py", __doc__ or "", repetitions=10)
+    parser = under_ranks.parser(__doc__, repetitions=10)
     arguments = parser.parse_args(argv)
     if arguments.here or under_ranks.under_several_ranks():
         parser.error("startup measures launches, so it launches the ranks itself: call it without a launcher")

@@ -1,4 +1,6 @@
-"""Compare shuffled epochs of small rows with programs written by hand: ``python benchmarks/small_rows.py --data DIR``.
+"""Compare shuffled epochs of small rows with programs written by hand.
+
+``python benchmarks/files/small_rows.py --data DIR`` runs it.
 
 Rows have 100 + 8 bytes and lie in 4 HDF5 files. The program written by hand reads the files as wholes, permutes
 numbers, and takes each batch. "first" counts from making the dataset to the last batch, "later" is an epoch after that,

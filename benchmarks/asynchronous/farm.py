@@ -18,16 +18,6 @@ from mpistrat.bench.measuring.report import LIBRARY, Report
 CASES = {"5 to 500 ms": (0.005, 0.5), "0.05 to 500 ms": (0.00005, 0.5)}  # the logarithms are equally likely
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/farm.py", __doc__ or "", repetitions=3)
-    parser.set_defaults(n=8)
-    parser.add_argument(
-        "--tasks", type=under_ranks.positive, default=200, help="sleeping tasks per measurement (%(default)s)"
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
 def list_scheduling(seconds: Sequence[float], workers: int) -> float:
     """Return the time of tasks if each begins, in their order, on the worker that is free first.
 
@@ -42,7 +32,8 @@ def list_scheduling(seconds: Sequence[float], workers: int) -> float:
     return max(free)
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     import numpy as np
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
@@ -78,4 +69,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=3)
+    parser.set_defaults(n=8)
+    under_ranks.count(parser, "--tasks", 200, "sleeping tasks per measurement")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

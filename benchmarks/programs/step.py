@@ -32,14 +32,8 @@ class TrainingStep(Protocol):
         ...
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/step.py", __doc__ or "", repetitions=50)
-    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
     from step_by_hand import StepByHand
@@ -105,4 +99,6 @@ def difference(parameters: Mapping[str, Sequence[np.ndarray]]) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=50)
+    parser.add_argument("--momentum", type=float, default=0.0, help="momentum of the optimizer (%(default)s)")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

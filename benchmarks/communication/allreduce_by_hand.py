@@ -1,4 +1,4 @@
-"""All-reduce of one array in pieces that fit the CPU cache."""
+"""All-reduce of one array with MPI alone: in pieces that fit the CPU cache, or by a non-blocking call and a wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _pieces(array: np.ndarray) -> list[list[Any]]:
     return [[array[start : start + PIECE], MPI.FLOAT] for start in range(0, len(array), PIECE)]
 
 
-def all_reduce(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[int], None]:
+def in_pieces(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[int], None]:
     """Return a function that reduces ``send`` k times."""
     pairs = list(zip(_pieces(send), _pieces(receive), strict=True))
 
@@ -27,13 +27,24 @@ def all_reduce(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[in
     return times
 
 
-def all_reduce_in_place(comm: Any, array: np.ndarray) -> Callable[[int], None]:
-    """Return a function that reduces an array k times in place."""
+def in_place(comm: Any, array: np.ndarray) -> Callable[[int], None]:
+    """Return a function that reduces an array k times in place, in pieces."""
     pieces = _pieces(array)
 
     def times(k: int) -> None:
         for _ in range(k):
             for piece in pieces:
                 comm.Allreduce(MPI.IN_PLACE, piece, MPI.SUM)
+
+    return times
+
+
+def not_blocking(comm: Any, send: np.ndarray, receive: np.ndarray) -> Callable[[int], None]:
+    """Return a function that reduces ``send`` k times. Some libraries have other algorithms for this call."""
+    one, other, op = [send, MPI.FLOAT], [receive, MPI.FLOAT], MPI.SUM
+
+    def times(k: int) -> None:
+        for _ in range(k):
+            comm.Iallreduce(one, other, op).Wait()
 
     return times

@@ -24,19 +24,8 @@ _OBJECTS = 5000
 Ways: TypeAlias = "Mapping[str, Call]"  # by case
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/small.py", __doc__ or "", repetitions=21)
-    parser.add_argument(
-        "--epochs", type=under_ranks.positive, default=20, help="epochs of a loop (%(default)s)"
-    )
-    parser.add_argument(
-        "--inner", type=under_ranks.positive, default=100, help="hot calls per measurement (%(default)s)"
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     # Imported here: these load the BLAS, which reads its number of threads from the environment set before.
     from mpi4py import MPI
     from small_digits import random_digits, write_files
@@ -103,6 +92,9 @@ def _by_hand(comm: Any, work: Work) -> Ways:
     import numpy as np
     import small_by_hand as by_hand
     import small_digits as digits
+    from overhead_by_hand import all_reduce_list
+
+    from mpistrat.bench.measuring.timing import repeated
 
     def step(optimizer, gradients):
         parameters = optimizer(comm, [np.ones_like(gradient) for gradient in gradients])
@@ -124,18 +116,6 @@ def _by_hand(comm: Any, work: Work) -> Ways:
         for _ in range(k):
             mean.update_state(work.values)
 
-    def result(k):
-        for _ in range(k):
-            found = mean.result()
-        return found
-
-    def nothing():
-        pass
-
-    def run(k):
-        for _ in range(k):
-            nothing()
-
     return {
         "loop, data in memory": loop(by_hand.train, *digits.random_digits()),
         "loop, data in HDF5 files": loop(by_hand.train_on_files, work.folder),
@@ -145,11 +125,11 @@ def _by_hand(comm: Any, work: Work) -> Ways:
         "SGD, 200 variables": step(by_hand.Sgd, work.many),
         "reduce of one float": by_hand.reduce_one(comm, np.ones(1, np.float32)),
         "reduce of 64 KiB": by_hand.reduce_one(comm, work.array),
-        "all_reduce of 60 arrays": by_hand.reduce_list(comm, work.arrays),
+        "all_reduce of 60 arrays": all_reduce_list(comm, work.arrays),
         "all_reduce of a number": by_hand.reduce_number(comm, 3),
-        "run": run,
+        "run": repeated(lambda: None),
         "update_state": update_state,
-        "result": result,
+        "result": repeated(mean.result),
     }
 
 
@@ -197,4 +177,7 @@ def _close(one: Any, two: Any) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=21)
+    under_ranks.count(parser, "--epochs", 20, "epochs of a loop")
+    under_ranks.count(parser, "--inner", 100, "hot calls per measurement")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

@@ -1,6 +1,6 @@
-"""Draw how much longer small work takes with the library than by hand, from the rows of `benchmarks/small.py --json`.
+"""Draw how much longer small work takes with the library than by hand, from the rows of `small.py --json`.
 
-python benchmarks/small_chart.py rows-1.json rows-2.json chart.png
+python benchmarks/programs/small_chart.py rows-1.json rows-2.json chart.png
 """
 
 from __future__ import annotations

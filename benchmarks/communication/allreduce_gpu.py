@@ -22,32 +22,8 @@ CUDA_AWARE, UNPINNED = "one call on device pointers", "unpinned copy and one cal
 LINK, MEMORY = "down and up again, pinned", "a copy on the GPU"
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/allreduce_gpu.py", __doc__ or "", repetitions=21)
-    parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
-    )
-    parser.add_argument(
-        "--algorithm",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also measure this route; repeatable; 'all' is every route that works here",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=10, help="time limit for the repetitions of one size (%(default)g)"
-    )
-    parser.add_argument(
-        "--device-pointers",
-        action="store_true",
-        help="also measure the MPI library's own all-reduce on device pointers; a library that is not CUDA-aware "
-        "crashes",
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     import cupy
     from mpi4py import MPI
 
@@ -182,4 +158,24 @@ def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=21)
+    parser.add_argument(
+        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
+    )
+    parser.add_argument(
+        "--algorithm",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also measure this route; repeatable; 'all' is every route that works here",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="time limit for the repetitions of one size (%(default)g)"
+    )
+    parser.add_argument(
+        "--device-pointers",
+        action="store_true",
+        help="also measure the MPI library's own all-reduce on device pointers; a library that is not CUDA-aware "
+        "crashes",
+    )
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

@@ -1,4 +1,4 @@
-"""All-reduce of separate arrays: small ones are packed, large ones travel in pieces that fit the CPU cache."""
+"""All-reduce of many arrays with MPI alone: of views of one buffer, and of separate arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from allreduce_by_hand import PIECE
 from mpi4py import MPI
 
-PIECE = 1 << 20  # float32 numbers: 4 MiB
 SMALL = 16 << 10  # 64 KiB: for smaller arrays a message of their own takes longer than a copy
 
 
+def views(shapes: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return a zeroed buffer, and consecutive views of it with these shapes."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    flat = np.zeros(ends[-1], np.float32)
+    return flat, [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
+
+
 class Separate:
-    """The sums of arrays over all ranks, in memory that is used again.
+    """The sums of separate arrays over all ranks, in memory that is used again.
+
+    Small arrays are packed. Large ones travel in pieces that fit the CPU cache.
 
     Parameters
     ----------

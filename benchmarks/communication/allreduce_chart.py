@@ -1,6 +1,6 @@
 """Draw time and bandwidth by size of the array, from the rows of `mpistrat bench allreduce --json`.
 
-python benchmarks/allreduce_chart.py rows.json chart.png --ranks-per-node 2,2,2,2
+python benchmarks/communication/allreduce_chart.py rows.json chart.png --ranks-per-node 2,2,2,2
 """
 
 from __future__ import annotations

@@ -14,27 +14,8 @@ from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/variables.py", __doc__ or "", repetitions=10)
-    parser.set_defaults(n=4)
-    parser.add_argument(
-        "--servers",
-        type=under_ranks.positive,
-        default=2,
-        help="parameter servers, the last ranks (%(default)s); at least 2 ranks are left for chief and worker",
-    )
-    parser.add_argument("--network", choices=list(NETWORKS), default="ResNet-50", help="(%(default)s)")
-    parser.add_argument(
-        "--part",
-        type=under_ranks.positive,
-        default=1,
-        help="measure only every N-th tensor, for a trial (%(default)s)",
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     import numpy as np
     from mpi4py import MPI
 
@@ -84,4 +65,10 @@ def _add(variable: Any, delta: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=10)
+    parser.set_defaults(n=4)
+    text = "parameter servers, the last ranks; at least 2 ranks are left for chief and worker"
+    under_ranks.count(parser, "--servers", 2, text)
+    parser.add_argument("--network", choices=list(NETWORKS), default="ResNet-50", help="(%(default)s)")
+    under_ranks.count(parser, "--part", 1, "measure only every N-th tensor, for a trial")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

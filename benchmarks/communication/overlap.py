@@ -22,26 +22,8 @@ COMPUTING, REDUCING = "computing alone", "reducing alone"
 ONE_LIST, BY_HAND = f"{LIBRARY}, one list at the end", "by hand"
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/overlap.py", __doc__ or "", repetitions=15)
-    parser.add_argument(
-        "--layers", type=under_ranks.positive, default=8, help="layers of the network (%(default)s)"
-    )
-    parser.add_argument(
-        "--width",
-        type=under_ranks.positive,
-        default=1024,
-        help="width of a layer; its gradient is square (%(default)s)",
-    )
-    parser.add_argument(
-        "--blocks", type=under_ranks.positive, default=8, help="blocks per layer (%(default)s)"
-    )
-    parser.add_argument("--rows", type=under_ranks.positive, default=256, help="rows per batch (%(default)s)")
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     from mpi4py import MPI
 
     from mpistrat.bench.measuring.timing import interleaved
@@ -175,4 +157,9 @@ def _faults(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=15)
+    under_ranks.count(parser, "--layers", 8, "layers of the network")
+    under_ranks.count(parser, "--width", 1024, "width of a layer; its gradient is square")
+    under_ranks.count(parser, "--blocks", 8, "blocks per layer")
+    under_ranks.count(parser, "--rows", 256, "rows per batch")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

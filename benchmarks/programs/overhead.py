@@ -1,4 +1,4 @@
-"""Measure the time of calls of the library beyond the MPI call inside: ``python benchmarks/overhead.py -n 2``."""
+"""Measure the time of calls of the library beyond the MPI call inside: ``python overhead.py -n 2``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,8 @@ ARRAYS = 200
 LENGTHS = (16, 256, 4096)  # floats per array of a list
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/overhead.py", __doc__ or "", repetitions=30)
-    parser.add_argument(
-        "--inner", type=under_ranks.positive, default=500, help="calls per measurement (%(default)s)"
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     import numpy as np
     import overhead_by_hand as by_hand
     from mpi4py import MPI
@@ -88,4 +80,6 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=30)
+    under_ranks.count(parser, "--inner", 500, "calls per measurement")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

@@ -1,4 +1,4 @@
-"""What `benchmarks/small.py` works on: the network of the example ``train_digits``, data for it, and single arrays."""
+"""What `small.py` works on: the network of the example ``train_digits``, data for it, and single arrays."""
 
 from __future__ import annotations
 

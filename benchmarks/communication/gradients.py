@@ -28,25 +28,8 @@ class GradientsWay(NamedTuple):
     totals: Callable[[], Sequence[np.ndarray]]
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/gradients.py", __doc__ or "", repetitions=11)
-    parser.add_argument(
-        "--network",
-        choices=list(NETWORKS),
-        action="append",
-        help="measure only this network; repeatable (all)",
-    )
-    parser.add_argument(
-        "--part",
-        type=under_ranks.positive,
-        default=1,
-        help="measure only every N-th tensor, for a trial (%(default)s)",
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     from mpi4py import MPI
 
     from mpistrat.bench.measuring.timing import interleaved
@@ -69,9 +52,9 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str], GradientsWay]:
-    import gradients_one_buffer_by_hand as one_buffer
     import numpy as np
-    from gradients_separate_by_hand import Separate
+    from allreduce_by_hand import in_place
+    from gradients_by_hand import Separate, views
 
     import mpistrat
     from mpistrat.bench.reduction.by_library import all_reduces
@@ -85,9 +68,9 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
     def arrays() -> list[np.ndarray]:
         return [np.zeros(shape, np.float32) for shape in shapes]
 
-    source, sources = one_buffer.views(shapes)
-    target, targets = one_buffer.views(shapes)
-    flat, parts = one_buffer.views(shapes)
+    source, sources = views(shapes)
+    target, targets = views(shapes)
+    flat, parts = views(shapes)
     mine = arrays()
     separate = Separate(comm, mine)
     return {
@@ -99,9 +82,7 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
             mine, separate.times, lambda: separate.totals
         ),
         (BUFFERS, LIBRARY): library(strategy.experimental_buffers_like(arrays())),
-        (BUFFERS, "one buffer, 4 MiB pieces"): GradientsWay(
-            parts, one_buffer.in_pieces(comm, flat), lambda: parts
-        ),
+        (BUFFERS, "one buffer, 4 MiB pieces"): GradientsWay(parts, in_place(comm, flat), lambda: parts),
     }
 
 
@@ -131,4 +112,12 @@ def _faults(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=11)
+    parser.add_argument(
+        "--network",
+        choices=list(NETWORKS),
+        action="append",
+        help="measure only this network; repeatable (all)",
+    )
+    under_ranks.count(parser, "--part", 1, "measure only every N-th tensor, for a trial")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

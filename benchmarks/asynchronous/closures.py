@@ -18,20 +18,12 @@ SAMPLES = 200  # single calls, of which the median is taken
 COORDINATOR = "ClusterCoordinator"
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/closures.py", __doc__ or "", repetitions=10)
-    parser.add_argument(
-        "--calls", type=under_ranks.positive, default=5000, help="calls per measurement (%(default)s)"
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
 def _empty() -> None:
     pass
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure with these arguments, and return the exit status."""
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
@@ -119,4 +111,6 @@ def _round_trip(comm: Any) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=10)
+    under_ranks.count(parser, "--calls", 5000, "calls per measurement")
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))
