@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
 from abc import ABC, abstractmethod
@@ -34,6 +35,7 @@ from mpistrat.variables import LocalVariable, Variable
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
+_Step = FlatStep | SeparateStep
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
 
@@ -115,9 +117,7 @@ class Optimizer(ABC):
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
         for name in _OF_UPDATE:
-            if place_of(cls, name) > place_of(
-                cls, "update"
-            ):  # it was written for an `update` that is overridden
+            if place_of(cls, name) > place_of(cls, "update"):  # written for an `update` that is overridden
                 setattr(cls, name, vars(Optimizer)[name])
 
     def __init__(
@@ -254,11 +254,9 @@ class Optimizer(ABC):
         strategy = variables[0].distribute_strategy
         for variable in variables:
             strategy.extended.check_variable(variable, f"{self._name}.build")
-        if strategies.get_strategy() is strategy:
+        entered = strategies.get_strategy() is strategy
+        with contextlib.nullcontext() if entered else strategy.scope():
             self._create(variables)
-        else:
-            with strategy.scope():
-                self._create(variables)
 
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
@@ -325,7 +323,7 @@ class Optimizer(ABC):
             try:
                 # Fast path: the variables, dtypes and shapes of the last step. One loop looks at each object once.
                 rest, gradients = iter(given), []
-                step: FlatStep | SeparateStep | None = None
+                step: _Step | None = None
                 last = self._flat_steps.last if self._flat_steps.owner is extended else None
                 if last is not None:
                     for known, dtype, shape, (gradient, variable) in zip(
@@ -354,14 +352,7 @@ class Optimizer(ABC):
                 with structures.refusals("all_reduce", topology):
                     raise
             modes.append(extended.cross_replica_mode)
-            if isinstance(step, FlatStep):
-                summing = engine if aggregate else None
-                step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
-            else:
-                self._apply(mode.strategy, step, gradients, aggregate)
-            if self._accumulation is not None:
-                self._accumulation.clear(mode.strategy)
-            flight_record.step(flight_record.UPDATE)
+            self._take(mode.strategy, step, gradients, engine if aggregate else None)
         except MismatchError:
             raise
         except BaseException as error:
@@ -382,18 +373,19 @@ class Optimizer(ABC):
 
     def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
-        step, gradients = self._prepared(strategy.extended, pairs)
+        self._take(strategy, *self._prepared(strategy.extended, pairs), None)
+
+    def _take(self, strategy: Strategy, step: _Step, gradients: list[Any], summing: Any) -> None:
+        """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
         if isinstance(step, FlatStep):
-            step.take(self._rule, gradients, self._learning_rate, None, self._clipping)
+            step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
         else:
-            self._apply(strategy, step, gradients, aggregate=False)
+            self._apply(strategy, step, gradients, aggregate=summing is not None)
         if self._accumulation is not None:
             self._accumulation.clear(strategy)
         flight_record.step(flight_record.UPDATE)
 
-    def _prepared(
-        self, extended: StrategyExtended, given: Pairs
-    ) -> tuple[FlatStep | SeparateStep, list[Any]]:
+    def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[_Step, list[Any]]:
         """Return the step for these variables, and the gradients that are not None."""
         pairs = [pair for pair in given if pair[0] is not None]
         if not pairs:
