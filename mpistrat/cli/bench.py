@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 
 import click
 
@@ -17,41 +18,11 @@ SUBJECTS = {
 }
 
 
-class _Subject(click.Command):
-    """A command that passes all its arguments, also --help, to the parser of the subject."""
-
-    def __init__(self, name: str):
-        super().__init__(name, callback=self._measure, add_help_option=False)
-        self._arguments: list[str] = []
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        self._arguments = list(args)
-        return []
-
-    def _measure(self) -> None:
-        module = f"mpistrat.bench.{self.name}"
-        try:
-            subject = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name != module:
-                raise
-            raise click.ClickException(f"{module} is not part of this version of mpistrat") from None
-        sys.exit(subject.main(self._arguments))
+def _measure(subject: str, arguments: tuple[str, ...]) -> None:
+    sys.exit(importlib.import_module(f"mpistrat.bench.{subject}").main(list(arguments)))
 
 
-class _Subjects(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUBJECTS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _Subject(cmd_name) if cmd_name in SUBJECTS else None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Subjects"):
-            formatter.write_dl(list(SUBJECTS.items()))
-
-
-@click.command(cls=_Subjects, subcommand_metavar="SUBJECT [ARGS]...")
+@click.group(subcommand_metavar="SUBJECT [ARGS]...")
 def command() -> None:
     """Measure the speed of this machine and of the library.
 
@@ -60,3 +31,17 @@ def command() -> None:
 
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """
+
+
+for _name, _text in SUBJECTS.items():
+    # All arguments, also --help, are for the parser of the subject.
+    command.add_command(
+        click.Command(
+            _name,
+            {"ignore_unknown_options": True, "allow_interspersed_args": False},
+            partial(_measure, _name),
+            [click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+            short_help=_text,
+            add_help_option=False,
+        )
+    )

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from mpistrat.cli import table
 from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
-from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+from mpistrat.cluster_resolver.compare import differences, told_by
 from mpistrat.process import mpi
 from mpistrat.process.ranges import ranges
 from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 
 _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
+
+
+class _Hosts(NamedTuple):
+    """What is shown: the environment's facts of this rank and MPI's, the rows of all ranks, and contradictions."""
+
+    resolver: ClusterResolver
+    placement: Placement
+    known: Placement | None
+    everyone: list[list[str]]
+    problems: list[str]
 
 
 @click.command()
@@ -47,7 +57,7 @@ def command(no_mpi: bool, as_json: bool) -> None:
         except (ImportError, RuntimeError) as error:
             problems.append(str(error))
     if rank == 0:
-        (_print_json if as_json else _show)(resolver, placement, known, everyone, problems)
+        (_print_json if as_json else _show)(_Hosts(resolver, placement, known, everyone, problems))
     if known is not None:
         _wait_for_rank_0()
     if problems:
@@ -72,23 +82,16 @@ def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement
     world = mpi.start().COMM_WORLD
     known = MpiClusterResolver(world).placement
     try:
-        found = contradictions(told_by(resolver), known)
-        own = [*map(str, found), likely_cause(found, known)] if found else []
+        own = [*(differences(told_by(resolver), known) or ())]
     except (RuntimeError, ValueError) as error:
         own = [str(error)]
     told = Topology.of(world).all_gather_object((_row(known), own))
-    wrong = next(((rank, problems) for rank, (_, problems) in enumerate(told) if problems), None)
-    problems = [] if wrong is None else [f"rank {wrong[0]}: {wrong[1][0]}", *wrong[1][1:]]
-    return known, [row for row, _ in told], problems
+    wrong = ([f"rank {rank}: {what[0]}", *what[1:]] for rank, (_, what) in enumerate(told) if what)
+    return known, [row for row, _ in told], next(wrong, [])
 
 
-def _print_json(
-    resolver: ClusterResolver,
-    placement: Placement,
-    known: Placement | None,
-    everyone: list[list[str]],
-    problems: list[str],
-) -> None:
+def _print_json(hosts: _Hosts) -> None:
+    resolver, placement, known, everyone, problems = hosts
     facts = {
         name: {"value": value, "from": source, "MPI": None if known is None else _said(known, name)}
         for name, value, source in placement.facts()
@@ -105,15 +108,10 @@ def _print_json(
     click.echo(json.dumps(report, indent=2, default=str))
 
 
-def _show(
-    resolver: ClusterResolver,
-    placement: Placement,
-    known: Placement | None,
-    everyone: list[list[str]],
-    problems: list[str],
-) -> None:
+def _show(hosts: _Hosts) -> None:
     from rich.table import Table
 
+    resolver, placement, known, everyone, problems = hosts
     console = table.console()
     console.print(f"{type(resolver).__name__}: {resolver.reason}", soft_wrap=True, markup=False)
     facts = Table("fact", "value", "variable it came from", "what MPI says")

@@ -85,6 +85,12 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
     return found
 
 
+def differences(told: Mapping[str, Fact], known: Placement) -> tuple[str, str] | None:
+    """Return the contradictions as text, and sentences on their cause and what to do; None if there are none."""
+    found = contradictions(told, known)
+    return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None
+
+
 def likely_cause(
     found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None
 ) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from mpistrat.monitor import view
 from mpistrat.monitor.view import JobView
+from mpistrat.monitor.waits import in_jobs, tokens_of
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.without_mpi.board import Board
 
@@ -205,18 +206,13 @@ class Notices:
 
 
 def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
-    """Return a view and those others that share a communicator with it, directly or through others."""
-    job, rest = [own], list(others)
-    tokens = _tokens(own)
-    while more := [each for each in rest if tokens & _tokens(each)]:
-        rest = [each for each in rest if not tokens & _tokens(each)]
-        tokens = tokens.union(*map(_tokens, more))
-        job += more
-    return job
+    """Return a view and behind it those others that share a communicator with it, directly or through others."""
 
+    def tokens(seen: JobView) -> set[int]:
+        return set().union(*map(tokens_of, seen.records))
 
-def _tokens(seen: JobView) -> set[int]:
-    return {each.token for record in seen.records for each in record.memberships}
+    (job,) = (job for job in in_jobs([own, *others], tokens) if own in job)
+    return [own, *(each for each in job if each is not own)]
 
 
 def _parts(name: str) -> tuple[str, str, int]:

@@ -1,14 +1,14 @@
-"""Why a rank does not come to a collective: a table of causes, the surest first.
+"""Why a rank does not come to a collective: the causes that fit the evidence, the surest first.
 
-A cause looks at the evidence of one rank and says in words what it sees and what to do, or nothing if it does not
-apply. A new cause is a function and a line in `CAUSES`.
+A cause says in words what is seen of the rank and what to do. A new cause is an `if` in one of the functions of
+`CAUSES`.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mpistrat.monitor import process
@@ -21,10 +21,7 @@ from mpistrat.runtime.agreement.operation import ranks_in_words
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 CIRCLE = "other order"
-_CHILD_MODULES = (
-    "subprocess.py",
-    "popen_fork.py",
-)  # of the standard library: they wait for a child's output, too
+_CHILD_MODULES = ("subprocess.py", "popen_fork.py")  # of the standard library: wait for a child's output, too
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,9 @@ class Verdict:
 
 
 def verdict(evidence: Evidence) -> Verdict:
-    """Return the first cause of the table that fits the evidence."""
-    for cause in CAUSES:
-        found = cause(evidence)
-        if found is not None:
-            return found
-    return Verdict("unknown", f"{_at(evidence)}", "See its stack below.")
+    """Return the surest cause that fits the evidence."""
+    found = next((each for of in CAUSES for each in of(evidence)), None)
+    return found or Verdict("unknown", _at(evidence), "See its stack below.")
 
 
 def user_frame(stacks: Stacks) -> Frame | None:
@@ -111,20 +105,33 @@ def _is_users(frame: Frame) -> bool:
     )
 
 
-def _exited(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state not in "ZX" or evidence.record.exit_status is None:
-        return None
-    return Verdict(
-        "exited",
-        f"has ended its program by os._exit({evidence.record.exit_status}), which tells no other rank",
-        "End programs by sys.exit() or an error: then all ranks hear of it.",
-    )
-
-
-def _gone(evidence: Evidence) -> Verdict | None:
+def _of_an_end(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield why a process is gone, stopped, or has failed."""
     facts, record = evidence.facts, evidence.record
-    if facts.state not in "ZX":
-        return None
+    if facts.state in "ZX":
+        yield _gone(evidence)
+    if facts.state in "Tt":
+        yield Verdict(
+            "stopped",
+            "is stopped by a signal (SIGSTOP, SIGTSTP, or a debugger)",
+            f"On {record.host} `kill -CONT {record.pid}` lets it go on.",
+        )
+    if record.phase == Phase.FAILED:
+        yield Verdict(
+            "failed",
+            "has failed and does not get to its end",
+            "Its traceback is in the output; a thread or an atexit handler of it does not end.",
+        )
+
+
+def _gone(evidence: Evidence) -> Verdict:
+    facts, record = evidence.facts, evidence.record
+    if record.exit_status is not None:
+        return Verdict(
+            "exited",
+            f"has ended its program by os._exit({record.exit_status}), which tells no other rank",
+            "End programs by sys.exit() or an error: then all ranks hear of it.",
+        )
     if not record.pid:
         return Verdict(
             "ended early",
@@ -172,249 +179,154 @@ def _gone(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _stopped(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state not in "Tt":
-        return None
-    return Verdict(
-        "stopped",
-        "is stopped by a signal (SIGSTOP, SIGTSTP, or a debugger)",
-        f"On {evidence.record.host} `kill -CONT {evidence.record.pid}` lets it go on.",
-    )
+def _among_ranks(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what follows from the collectives of all ranks."""
+    if evidence.in_circle:
+        yield Verdict(
+            CIRCLE,
+            f"waits itself, {evidence.waits_elsewhere}: the ranks make the calls of two communicators in different "
+            "orders",
+            "Use two strategies in the same order on all ranks.",
+        )
+    if evidence.stuck:
+        yield Verdict(
+            "network",
+            f"waits itself, {evidence.waits_elsewhere}: other ranks have left that call, and it gets no further",
+            "Look at the links of its node, and at MPI itself (`mpistrat check`).",
+        )
+    if evidence.waits_elsewhere:
+        what = f"waits itself, {evidence.waits_elsewhere}"
+        yield Verdict("waits for others", what, "See for which ranks it waits.")
+    if evidence.facts.replaced:
+        yield Verdict(
+            "another program",
+            f"runs another program by now, which has no part in the job: it has called exec(), {_at(evidence)}",
+            "Start that program beside this one (`subprocess.run`), or after the job has ended.",
+        )
+    if evidence.passed:
+        note = f" (earlier, {evidence.record.note})" if evidence.record.note else ""
+        yield Verdict(
+            "skipped",
+            f"has passed the call of the others without making it, and is {_at(evidence)}{note}",
+            "Look for an error that is caught there, or a condition that differs between ranks; `strategy.agree(ok)` "
+            "lets all ranks take one way.",
+        )
 
 
-def _failed(evidence: Evidence) -> Verdict | None:
-    if evidence.record.phase != Phase.FAILED:
-        return None
-    return Verdict(
-        "failed",
-        "has failed and does not get to its end",
-        "Its traceback is in the output; a thread or an atexit handler of it does not end.",
-    )
-
-
-def _other_order(evidence: Evidence) -> Verdict | None:
-    if not evidence.in_circle:
-        return None
-    return Verdict(
-        CIRCLE,
-        f"waits itself, {evidence.waits_elsewhere}: the ranks make the calls of two communicators in different orders",
-        "Use two strategies in the same order on all ranks.",
-    )
-
-
-def _stuck(evidence: Evidence) -> Verdict | None:
-    if not evidence.stuck:
-        return None
-    return Verdict(
-        "network",
-        f"waits itself, {evidence.waits_elsewhere}: other ranks have left that call, and it gets no further",
-        "Look at the links of its node, and at MPI itself (`mpistrat check`).",
-    )
-
-
-def _waits_elsewhere(evidence: Evidence) -> Verdict | None:
-    if not evidence.waits_elsewhere:
-        return None
-    return Verdict(
-        "waits for others", f"waits itself, {evidence.waits_elsewhere}", "See for which ranks it waits."
-    )
-
-
-def _skipped(evidence: Evidence) -> Verdict | None:
-    if not evidence.passed:
-        return None
-    note = f" (earlier, {evidence.record.note})" if evidence.record.note else ""
-    return Verdict(
-        "skipped",
-        f"has passed the call of the others without making it, and is {_at(evidence)}{note}",
-        "Look for an error that is caught there, or a condition that differs between ranks; `strategy.agree(ok)` "
-        "lets all ranks take one way.",
-    )
-
-
-def _replaced(evidence: Evidence) -> Verdict | None:
-    if not evidence.facts.replaced:
-        return None
-    return Verdict(
-        "another program",
-        f"runs another program by now, which has no part in the job: it has called exec(), {_at(evidence)}",
-        "Start that program beside this one (`subprocess.run`), or after the job has ended.",
-    )
-
-
-def _c_code(evidence: Evidence) -> Verdict | None:
-    facts = evidence.facts
-    if not evidence.holds_interpreter:
-        return None
+def _by_call(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what follows from the system call that the main thread is in."""
+    facts, at = evidence.facts, _at(evidence)
+    waits_for, runs = process.waits_for(facts.call), facts.state == "R"
     # A wait for the interpreter's lock ends every 5 ms, to ask for it again.
-    if _waits_for(evidence) == process.LOCK and facts.state != "R" and (facts.timed or facts.others_run):
-        return Verdict(
+    if (
+        evidence.holds_interpreter
+        and waits_for == process.LOCK
+        and not runs
+        and (facts.timed or facts.others_run)
+    ):
+        yield Verdict(
             "C code",
-            f"waits {_at(evidence)}; another thread of it is in C code that does not release the interpreter's lock",
+            f"waits {at}; another thread of it is in C code that does not release the interpreter's lock",
             "Find out which call of that thread does not return: `gdb -p` shows it, and `py-spy dump --native`.",
         )
-    call = f" ({facts.call}())" if facts.call and facts.state != "R" else ""
-    return Verdict(
-        "C code",
-        f"is in C code that does not release the interpreter's lock{call}, called {_at(evidence)}",
-        "Find out why that call does not return.",
-    )
-
-
-def _device(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state != "D":
-        return None
-    call, place = evidence.facts.call or "a system call", evidence.facts.place
-    of = f" of {evidence.facts.file}" if evidence.facts.file else ""
-    return Verdict(
-        "file system",
-        f"waits for a disk or a file system in {call}(){of}{f' ({place})' if place else ''}, {_at(evidence)}",
-        "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
-    )
-
-
-def _reading(evidence: Evidence) -> Verdict | None:
-    facts = evidence.facts
-    if _waits_for(evidence) != process.FILE:
-        return None
-    if facts.descriptor == 0 and facts.call == "read":
-        return Verdict(
-            "standard input",
-            f"waits for standard input, {_at(evidence)}",
-            "Only rank 0 has any. Write there what it waits for, or start the job with `</dev/null`.",
+    if evidence.holds_interpreter:
+        call = f" ({facts.call}())" if facts.call and not runs else ""
+        yield Verdict(
+            "C code",
+            f"is in C code that does not release the interpreter's lock{call}, called {at}",
+            "Find out why that call does not return.",
         )
-    if facts.file.startswith("pipe:"):
-        return Verdict(
-            "pipe",
-            f"waits in {facts.call}() of a pipe ({facts.file}), {_at(evidence)}",
-            "Look for the process at the other end of the pipe: it writes or reads nothing.",
+    if facts.state == "D":
+        of, place = f" of {facts.file}" if facts.file else "", f" ({facts.place})" if facts.place else ""
+        yield Verdict(
+            "file system",
+            f"waits for a disk or a file system in {facts.call or 'a system call'}(){of}{place}, {at}",
+            "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
         )
-    if facts.file.startswith("socket:"):
-        return _network(evidence)
-    of = f" of {facts.file}" if facts.file else ""
-    return Verdict(
-        "file", f"is in {facts.call}(){of}, {_at(evidence)}", "Look whether that file can be read with `cat`."
-    )
-
-
-def _file_lock(evidence: Evidence) -> Verdict | None:
-    facts = evidence.facts
-    if _waits_for(evidence) != process.FILE_LOCK or facts.state == "R":
-        return None
-    return Verdict(
-        "file lock",
-        f"waits in {facts.call}() for the lock of {facts.file or 'a file'}, {_at(evidence)}",
-        "Look for the process that has it: `lslocks`, or `fuser` with that file.",
-    )
-
-
-def _awaits_signal(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != process.SIGNAL:
-        return None
-    return Verdict(
-        "signal", f"waits for a signal, {_at(evidence)}", "Look for the process that should send it."
-    )
-
-
-def _sleeps(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != process.SLEEP:
-        return None
-    return Verdict("sleep", f"sleeps, {_at(evidence)}", "Look for what that line waits for.")
-
-
-def _lock(evidence: Evidence) -> Verdict | None:
-    if _waits_for(evidence) != process.LOCK or evidence.facts.state == "R" or evidence.record.moves:
-        return None  # a thread that runs also waits for the interpreter's lock now and then
-    others = evidence.stacks.others
-    if len(others) > 1:
-        advice = f"Its {len(others)} other threads are shown below: one has the lock, or should set what is waited for."
-    elif others:
-        advice = "Its other thread is shown below: it has the lock, or should set what is waited for."
-    else:
-        advice = "No other Python thread of it runs: the lock is never released."
-    return Verdict("lock", f"waits for a lock or for another thread of its own, {_at(evidence)}", advice)
-
-
-def _children(evidence: Evidence) -> Verdict | None:
     through_pipe = any(
         each.file.startswith(_STANDARD_LIBRARY) and each.file.endswith(_CHILD_MODULES)
         for each in evidence.stacks.main
     )
-    if _waits_for(evidence) != process.CHILD and not through_pipe:
-        return None
-    return Verdict(
-        "child", f"waits for a process that it has started, {_at(evidence)}", "Look at that process."
-    )
+    if waits_for == process.CHILD or through_pipe:
+        yield Verdict("child", f"waits for a process that it has started, {at}", "Look at that process.")
+    if waits_for == process.FILE:
+        yield from _reading(facts, at)
+    if waits_for == process.FILE_LOCK and not runs:
+        yield Verdict(
+            "file lock",
+            f"waits in {facts.call}() for the lock of {facts.file or 'a file'}, {at}",
+            "Look for the process that has it: `lslocks`, or `fuser` with that file.",
+        )
+    if waits_for == process.SIGNAL:
+        yield Verdict("signal", f"waits for a signal, {at}", "Look for the process that should send it.")
+    if waits_for == process.SLEEP:
+        yield Verdict("sleep", f"sleeps, {at}", "Look for what that line waits for.")
+    # A thread that runs also waits for the interpreter's lock now and then.
+    if waits_for == process.LOCK and not runs and not evidence.record.moves:
+        others = len(evidence.stacks.others)
+        if others > 1:
+            advice = f"Its {others} other threads are shown below: one has the lock, or should set what is waited for."
+        elif others:
+            advice = "Its other thread is shown below: it has the lock, or should set what is waited for."
+        else:
+            advice = "No other Python thread of it runs: the lock is never released."
+        yield Verdict("lock", f"waits for a lock or for another thread of its own, {at}", advice)
+    if waits_for in (process.MESSAGE, process.FILE) and not runs:
+        yield Verdict(
+            "message",
+            f"waits for a message or a file descriptor in {facts.call}(), {at}",
+            "Look for the process that should send it.",
+        )
 
 
-def _network(evidence: Evidence) -> Verdict | None:
-    waits = _waits_for(evidence)
-    if waits not in (process.MESSAGE, process.FILE) or evidence.facts.state == "R":
-        return None
-    return Verdict(
-        "message",
-        f"waits for a message or a file descriptor in {evidence.facts.call}(), {_at(evidence)}",
-        "Look for the process that should send it.",
-    )
+def _reading(facts: ProcessFacts, at: str) -> Iterator[Verdict]:
+    """Yield what follows from the file that a call reads or writes. A socket is looked at as a message."""
+    if facts.descriptor == 0 and facts.call == "read":
+        yield Verdict(
+            "standard input",
+            f"waits for standard input, {at}",
+            "Only rank 0 has any. Write there what it waits for, or start the job with `</dev/null`.",
+        )
+    elif facts.file.startswith("pipe:"):
+        yield Verdict(
+            "pipe",
+            f"waits in {facts.call}() of a pipe ({facts.file}), {at}",
+            "Look for the process at the other end of the pipe: it writes or reads nothing.",
+        )
+    elif not facts.file.startswith("socket:"):
+        of = f" of {facts.file}" if facts.file else ""
+        yield Verdict(
+            "file", f"is in {facts.call}(){of}, {at}", "Look whether that file can be read with `cat`."
+        )
 
 
-def _saving(evidence: Evidence) -> Verdict | None:
-    if evidence.record.phase != Phase.SAVING:
-        return None
-    return Verdict("saving", f"writes a checkpoint, {_at(evidence)}", "Look whether the file system is slow.")
-
-
-def _input(evidence: Evidence) -> Verdict | None:
-    if evidence.record.phase != Phase.INPUT:
-        return None
-    return Verdict(
-        "input", f"reads its input, {_at(evidence)}", "Look whether the data's file system is slow."
-    )
-
-
-def _runs(evidence: Evidence) -> Verdict | None:
-    if evidence.facts.state != "R" and not evidence.record.moves:
-        return None
-    if not evidence.record.path:
-        return Verdict(
+def _by_phase(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what follows from the part of its program that a rank is in, and from whether it runs."""
+    record, at = evidence.record, _at(evidence)
+    if record.phase == Phase.SAVING:
+        yield Verdict("saving", f"writes a checkpoint, {at}", "Look whether the file system is slow.")
+    if record.phase == Phase.INPUT:
+        yield Verdict("input", f"reads its input, {at}", "Look whether the data's file system is slow.")
+    if evidence.facts.state != "R" and not record.moves:
+        return
+    if not record.path:
+        yield Verdict(
             "no record",
-            f"runs, {_at(evidence)}",
+            f"runs, {at}",
             "It keeps no flight record, or has not come to its first strategy: look at it with `py-spy dump`.",
         )
-    if evidence.record.moves is False:
-        return Verdict(
+    if record.moves is False:
+        yield Verdict(
             "compiled code",
-            f"computes, or waits actively, in a function that is not Python, called {_at(evidence)}",
+            f"computes, or waits actively, in a function that is not Python, called {at}",
             "If that is a call of MPI, look for its partner; else find out why it does not return.",
         )
-    return Verdict("Python code", f"runs Python code, {_at(evidence)}", "Look whether that loop ends.")
+    yield Verdict("Python code", f"runs Python code, {at}", "Look whether that loop ends.")
 
 
 # Facts of the process before its place in the program, a call that the system names before a guess from stacks. A rank
 # that skipped a call may also sleep or read by now: "skipped" comes first, because the remedy is to make the call.
-CAUSES: tuple[Callable[[Evidence], Verdict | None], ...] = (
-    _exited,
-    _gone,
-    _stopped,
-    _failed,
-    _other_order,
-    _stuck,
-    _waits_elsewhere,
-    _replaced,
-    _skipped,
-    _c_code,
-    _device,
-    _children,
-    _reading,
-    _file_lock,
-    _awaits_signal,
-    _sleeps,
-    _lock,
-    _network,
-    _saving,
-    _input,
-    _runs,
-)
+CAUSES: tuple[Callable[[Evidence], Iterable[Verdict]], ...] = (_of_an_end, _among_ranks, _by_call, _by_phase)
 
 
 def signal_name(number: int) -> str:
@@ -423,10 +335,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "not known"
-
-
-def _waits_for(evidence: Evidence) -> str:
-    return process.waits_for(evidence.facts.call)
 
 
 def _at(evidence: Evidence) -> str:

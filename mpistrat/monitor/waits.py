@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mpistrat.record.read import Entry, Membership, Record
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,36 @@ def _late(records: Sequence[Record], members: Sequence[tuple[Record, Membership]
     return [each for each in records if each.size == size and each.rank not in joined]
 
 
+def in_jobs(items: Iterable[_T], tokens_of: Callable[[_T], Iterable[int]]) -> list[list[_T]]:
+    """Return items in groups that share the token of a communicator, directly or through others.
+
+    Examples
+    --------
+    >>> in_jobs([(1,), (2, 3), (4,), (3, 1)], set)
+    [[(4,)], [(1,), (2, 3), (3, 1)]]
+    """
+    jobs: list[tuple[set[int], list[_T]]] = []
+    for each in items:
+        tokens = set(tokens_of(each))
+        near = [job for job in jobs if job[0] & tokens]
+        jobs = [job for job in jobs if not job[0] & tokens]
+        jobs.append((tokens.union(*(of for of, _ in near)), [*(one for _, job in near for one in job), each]))
+    return [job for _, job in jobs]
+
+
+def tokens_of(record: Record) -> set[int]:
+    """Return the tokens of the communicators of a record."""
+    return {each.token for each in record.memberships}
+
+
+def jobs_of(records: Iterable[Record]) -> list[list[Record]]:
+    """Return records by job, those of a job in the order of ranks."""
+    return [sorted(job, key=lambda each: (each.rank, each.pid)) for job in in_jobs(records, tokens_of)]
+
+
 def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:
-    """Return the records that share a communicator with one, directly or through others."""
-    rest = list(records)
-    job: list[Record] = []
-    tokens = {each.token for each in record.memberships}
-    while True:
-        more = [each for each in rest if tokens & {known.token for known in each.memberships}]
-        if not more:
-            return sorted(job, key=lambda each: (each.rank, each.pid))
-        job += more
-        rest = [each for each in rest if each not in more]
-        tokens |= {known.token for each in more for known in each.memberships}
+    """Return a record, which is one of ``records``, and those of its job."""
+    return next(job for job in jobs_of(records) if record in job)
 
 
 def wait_of(record: Record, found: Sequence[Wait]) -> Wait | None:

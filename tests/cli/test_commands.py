@@ -109,13 +109,6 @@ def test_bench_lists_its_subjects():
     assert invoke("bench", "flight").exit_code == 2
 
 
-def test_bench_of_a_subject_that_is_not_there(monkeypatch):
-    monkeypatch.setitem(SUBJECTS, "flight", "How high.")
-    result = invoke("bench", "flight")
-    assert result.exit_code == 1
-    assert "mpistrat.bench.flight is not part of this version" in result.output
-
-
 def test_info_alone(run_alone):
     ended = run_alone("-m", "mpistrat", "info").check()
     ended.shows(

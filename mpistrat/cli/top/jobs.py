@@ -46,7 +46,7 @@ def find(what: str | None) -> list[Record]:
     ------
     NoJobError
     """
-    jobs = grouped([each for each in read.records() if each.lives])
+    jobs = waits.jobs_of(each for each in read.records() if each.lives)
     if what is not None:
         jobs = [job for job in jobs if any(_is(record, what) for record in job)]
     if not jobs:
@@ -60,16 +60,6 @@ def find(what: str | None) -> list[Record]:
             f"several jobs of this user run on this node: name one by a process of it: {choices}"
         )
     return jobs[0]
-
-
-def grouped(records: Sequence[Record]) -> list[list[Record]]:
-    """Return records in groups that share a communicator."""
-    rest, jobs = list(records), []
-    while rest:
-        job = waits.of_one_job(rest[0], rest) or [rest[0]]
-        jobs.append(job)
-        rest = [each for each in rest if each not in job]
-    return jobs
 
 
 def _is(record: Record, what: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mpistrat.cli.table import printable
+from mpistrat.monitor.waits import in_jobs
 from mpistrat.record import layout
 from mpistrat.record.clock import Sample
 from mpistrat.record.layout import Kind, Word
@@ -191,18 +192,8 @@ def traces(directory: Path) -> tuple[list[Trace], list[str]]:
 
 def jobs(found: Iterable[Trace]) -> list[list[Trace]]:
     """Return traces in groups that share a communicator, the oldest first, each in the order of ranks."""
-    groups: list[tuple[set[int], list[Trace]]] = []
-    for each in found:
-        tokens = {token for token, *_ in each.communicators}
-        near = [group for group in groups if not tokens.isdisjoint(group[0])]
-        groups = [group for group in groups if group not in near]
-        groups.append(
-            (
-                tokens.union(*(group[0] for group in near)),
-                [*(one for group in near for one in group[1]), each],
-            )
-        )
-    of_jobs = [sorted(group, key=lambda one: (one.rank, one.began)) for _, group in groups]
+    groups = in_jobs(found, lambda each: (token for token, *_ in each.communicators))
+    of_jobs = [sorted(group, key=lambda one: (one.rank, one.began)) for group in groups]
     return sorted(of_jobs, key=lambda job: min(one.epoch + one.began for one in job))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from mpistrat.cluster_resolver import SimpleClusterResolver
 from mpistrat.cluster_resolver.choose import resolve
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+from mpistrat.cluster_resolver.compare import contradictions, differences, told_by
 from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver
 from mpistrat.cluster_resolver.mpi.resolver import placement_in
 from mpistrat.cluster_resolver.placement import Placement
@@ -83,10 +83,10 @@ def resolver_of(topology: Topology) -> ClusterResolver:
     try:
         resolver = resolve()
         told = told_by(resolver)
-        found = contradictions(told, known)
-        if not found:
+        found = differences(told, known)
+        if found is None:
             return resolver
-        why = f"{'; '.join(map(str, found))}. {likely_cause(found, known)}"
+        why = ". ".join(found)
         world = mpi.start().COMM_WORLD
         if world.size > topology.size and not contradictions(told, Placement("MPI", world.size, world.rank)):
             why = ""
@@ -104,8 +104,7 @@ def _differences(resolver: ClusterResolver, topology: Topology, world: Any) -> t
     known = placement_in(topology)
     if "size" in told and told["size"].value != known.size and world.size > topology.size:
         known = Placement("MPI", world.size, world.rank)  # the resolver describes the whole job
-    found = contradictions(told, known)
-    return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None
+    return differences(told, known)
 
 
 def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:

@@ -89,17 +89,9 @@ class Moves:
         joined = gather.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
-    def gather(self, parts: list[Tensor], tensor: Tensor, root: int) -> None:
-        """Gather a tensor of each rank in a list of the rank ``root``."""
-        self._to_or_from_one("gather", parts, tensor, root)
-
-    def scatter(self, tensor: Tensor, parts: list[Tensor], root: int) -> None:
-        """Send each rank a tensor of a list of the rank ``root``."""
-        self._to_or_from_one("scatter", parts, tensor, root)
-
     @_collective
-    def _to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
-        """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these."""
+    def to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
+        """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these, as ``name`` says."""
         is_root, gathers = self.topology.rank == root, name == "gather"
         with structures.refusals(name, self.topology):
             require_rank(name, root, self.topology.size)

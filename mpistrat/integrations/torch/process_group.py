@@ -71,15 +71,8 @@ class DescribedGroup(torch.distributed.ProcessGroup):
         """Return torch's description of the group."""
         return self._description
 
-    @property
-    def group_name(self) -> str:
-        """Torch's name of the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """Torch's description of the group."""
-        return self._description
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     # torch asks a group for its devices, and for the backend of a device. A group in Python is its own backend, and
     # the C++ part would know neither.
@@ -103,12 +96,6 @@ class DescribedGroup(torch.distributed.ProcessGroup):
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Return False: torch allocates what FSDP sends."""
         return False
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
 
     def __repr__(self) -> str:
         return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
@@ -323,13 +310,14 @@ class ProcessGroup(DescribedGroup):
         """Gather a tensor of each rank in a list of one rank."""
         (tensor,) = inputs
         parts = list(outputs[0]) if outputs else []
-        self._open_moves().gather(parts, tensor, opts.rootRank)
+        self._open_moves().to_or_from_one("gather", parts, tensor, opts.rootRank)
         return Done(parts)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Done:
         """Send each rank a tensor of a list of one rank."""
         (tensor,) = outputs
-        self._open_moves().scatter(tensor, list(inputs[0]) if inputs else [], opts.rootRank)
+        parts = list(inputs[0]) if inputs else []
+        self._open_moves().to_or_from_one("scatter", parts, tensor, opts.rootRank)
         return Done([tensor])
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:

@@ -11,17 +11,13 @@ from mpistrat.cli.check.checks.talk import Talk
 def talk(talk: Talk, options: CheckOptions) -> Any:
     """Return the first rank where environment and MPI contradict each other, with text and cause, or None."""
     from mpistrat.cluster_resolver import resolve
-    from mpistrat.cluster_resolver.compare import contradictions, likely_cause, told_by
+    from mpistrat.cluster_resolver.compare import differences, told_by
     from mpistrat.cluster_resolver.mpi.resolver import placement_in
 
-    said: list[str] | None = None
     try:
-        known = placement_in(talk.topology)
-        found = contradictions(told_by(resolve()), known)
-        if found:
-            said = ["; ".join(map(str, found)), likely_cause(found, known)]
+        said = differences(told_by(resolve()), placement_in(talk.topology))
     except (RuntimeError, ValueError) as error:
-        said = [f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"]
+        said = f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"
     told = talk.collect(said)
     if told is None:
         return None
