@@ -117,9 +117,7 @@ def jobs_told(
     roles = numbers_of_tasks(rc.roles if environ is os.environ else RuntimeOptions.roles.told(environ))
     cluster = ClusterSpec(config(environ).get("cluster", {}))
     in_config = {job: cluster.num_tasks(job) for job in cluster.jobs}
-    if not in_config.get(
-        PARAMETER_SERVER
-    ):  # a cluster for synchronous training: the launcher knows it better
+    if not in_config.get(PARAMETER_SERVER):  # for synchronous training: the launcher knows it better
         in_config = {}
     if roles and in_config and roles != in_config:
         raise RuntimeError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from typing import TypeVar
 
@@ -85,27 +86,25 @@ def expand_counts(text: str) -> list[int]:
     """
     counts: list[int] = []
     total = position = 0
+    error = partial(_error, text, wanted="a list of counts such as '3,1(x2)'")
     while True:
         match = _COUNT.match(text, position)
         if match is None:
-            raise _error(text, position, "expected a number", "a list of counts such as '3,1(x2)'")
+            raise error(position, "expected a number")
         times = int(match[2] or 1)
         if not 1 <= times <= _MOST_HOSTS:
-            raise _error(
-                text, match.start(2), f"repeated {times} times", "a list of counts such as '3,1(x2)'"
-            )
+            raise error(match.start(2), f"repeated {times} times")
         if int(match[1]) > _MOST_HOSTS:
-            raise _error(text, position, f"more than {_MOST_HOSTS}", "a list of counts such as '3,1(x2)'")
+            raise error(position, f"more than {_MOST_HOSTS}")
         total += int(match[1]) * times
         if len(counts) + times > _MOST_HOSTS or total > MOST_TASKS:
-            most = f"more than {_MOST_HOSTS} nodes or {MOST_TASKS} tasks up to here"
-            raise _error(text, position, most, "a list of counts such as '3,1(x2)'")
+            raise error(position, f"more than {_MOST_HOSTS} nodes or {MOST_TASKS} tasks up to here")
         counts += [int(match[1])] * times
         position = match.end()
         if position == len(text):
             return counts
         if text[position] != ",":
-            raise _error(text, position, "expected a comma", "a list of counts such as '3,1(x2)'")
+            raise error(position, "expected a comma")
         position += 1
 
 

@@ -14,46 +14,54 @@ def batch_job() -> str:
     return next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
 
 
+def everyone() -> list[int]:
+    """Return the processes of this machine, none where there is no /proc (macOS)."""
+    return sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+
+
+def text(process: int, name: str) -> str:
+    """Return a file of a process in /proc, empty if the process does not exist or is another user's."""
+    try:
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def stat(process: int, thread: int | None = None) -> list[str]:
+    """Return what proc(5) tells of a process or one of its threads, from its state on; empty if it does not exist."""
+    return text(process, "stat" if thread is None else f"task/{thread}/stat").rpartition(")")[2].split()
+
+
 def started(process: int) -> int:
     """Return when a process started, in ticks since the boot of the machine, or 0 if the process does not exist."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(text.rpartition(b")")[2].split()[19])
+    fields = stat(process)
+    return int(fields[19]) if fields else 0
 
 
 def parent(process: int) -> int:
     """Return the process that started another one, or 0 if the process does not exist."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
+    fields = stat(process)
+    return int(fields[1]) if fields else 0
+
+
+def state(process: int, thread: int | None = None) -> str:
+    """Return the state of a process or thread, a letter as in /proc (R, S, D, T, Z), or X if it does not exist."""
+    return (stat(process, thread) or "X")[0]
 
 
 def command(process: int) -> list[str]:
     """Return the words of a process's command, none if the process does not exist."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        return []
+    return text(process, "cmdline").split("\0")
 
 
 def environ(process: int) -> dict[str, str]:
     """Return the environment with which a process was started, empty if it is not a process of this user."""
-    try:
-        text = Path(f"/proc/{process}/environ").read_text(errors="replace")
-    except OSError:
-        return {}
-    return dict(each.partition("=")[::2] for each in text.split("\0") if "=" in each)
+    return dict(each.partition("=")[::2] for each in text(process, "environ").split("\0") if "=" in each)
 
 
 def maps(process: int, path: str) -> bool:
     """Return whether a process of this user maps a file whose path begins so."""
-    try:
-        return f" {path}" in Path(f"/proc/{process}/maps").read_text(errors="replace")
-    except OSError:
-        return False
+    return f" {path}" in text(process, "maps")
 
 
 def out_of_memory_kills() -> int | None:
@@ -72,11 +80,3 @@ def out_of_memory_kills() -> int | None:
                 if "oom_kill" in words:
                     return int(words["oom_kill"])
     return None
-
-
-def state(process: int) -> str:
-    """Return the state of a process, a letter as in /proc (R, S, D, T, Z), or X if the process does not exist."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"

@@ -73,9 +73,8 @@ class SharedReads:
     def _views_of(self, server: int, keys: list[int]) -> list[Any]:
         """Return the memory of variables, or None for each that is not published."""
         known = ((key, self._views.get(key, _UNKNOWN)) for key in keys)
-        found = {
-            key: view for key, view in known if view is not _UNKNOWN
-        }  # another thread may change what is known
+        # A copy: another thread may change what is known.
+        found = {key: view for key, view in known if view is not _UNKNOWN}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         if missing:
             rank = self._ranks[server]

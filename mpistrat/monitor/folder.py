@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import tempfile
 from pathlib import Path
 
-from mpistrat.process.atomic_file import publish
+from mpistrat.process.atomic_file import appearing
 from mpistrat.runtime.environment import rc
 
 
@@ -50,13 +49,8 @@ def write_new(name: str, text: str) -> Path:
         If the directory cannot be made, or is full.
     """
     path = folder() / name
-    temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
-    try:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with appearing(path, replace=False) as temporary, open(os.open(temporary, flags, 0o600), "wb") as file:
         # Names of files need not be UTF-8, and the locale need not be able to write lines of the program.
-        with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        publish(temporary, path, replace=False)
-    finally:
-        temporary.unlink(missing_ok=True)
+        file.write(text.encode(errors="backslashreplace"))
     return path

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 from mpistrat.launch import proc
 
@@ -68,8 +67,5 @@ def kept_lock(nap: float) -> bool:
 
 def _scheduled(thread: threading.Thread) -> tuple[float, float]:
     """Return for how many seconds a thread had a core, and waited for one. Zeros where the system does not tell."""
-    try:
-        ran, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
-    except OSError:
-        return 0.0, 0.0
-    return int(ran) / 1e9, int(waited) / 1e9
+    words = proc.text(os.getpid(), f"task/{thread.native_id}/schedstat").split()
+    return (int(words[0]) / 1e9, int(words[1]) / 1e9) if words else (0.0, 0.0)

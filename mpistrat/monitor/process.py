@@ -167,31 +167,24 @@ def look(process: int, started: int, path: str = "") -> ProcessFacts:
     """Return what the system tells about the process with this number that started at this time, with this record."""
     if proc.started(process) != started:
         return gone()
-    if proc.state(process) == "Z":
-        return ProcessFacts("Z", ended_by=_status(process), out_of_memory_kills=proc.out_of_memory_kills())
-    main = Path(f"/proc/{process}/task/{process}")
-    try:
-        fields = (main / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    state = proc.state(process)
+    if state == "X":
         return gone()
-    found = dataclasses.replace(
-        _waiting(main, process, fields[0]),
-        others_run=any(_thread_state(each) == "R" for each in main.parent.glob("*") if each != main),
+    if state == "Z":
+        return ProcessFacts("Z", ended_by=_status(process), out_of_memory_kills=proc.out_of_memory_kills())
+    threads = (int(each.name) for each in Path(f"/proc/{process}/task").glob("*"))
+    memory = proc.text(process, "statm").split()
+    return dataclasses.replace(
+        _waiting(process, state),
+        others_run=any(proc.state(process, each) == "R" for each in threads if each != process),
         replaced=_replaced(process, path),
+        resident=int(memory[1]) * os.sysconf("SC_PAGE_SIZE") if memory else 0,
     )
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        resident = int(_text(Path(f"/proc/{process}/statm")).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return dataclasses.replace(found, resident=resident)
-    return found
-
-
-def _thread_state(thread: Path) -> str:
-    return _text(thread / "stat").rpartition(")")[2][1:2]
 
 
 def _replaced(process: int, path: str) -> bool:
     """Return whether a process has another memory than the one that mapped this record."""
-    return bool(path and _text(Path(f"/proc/{process}/maps"))) and not proc.maps(process, path)
+    return bool(path and proc.text(process, "maps")) and not proc.maps(process, path)
 
 
 def gone() -> ProcessFacts:
@@ -199,11 +192,10 @@ def gone() -> ProcessFacts:
     return ProcessFacts("X", out_of_memory_kills=proc.out_of_memory_kills())
 
 
-def _waiting(main: Path, process: int, state: str) -> ProcessFacts:
+def _waiting(process: int, state: str) -> ProcessFacts:
     """Return in which call a main thread waits. Without the call where this user may not read it."""
-    place = _text(main / "wchan")
-    place = place if place != "0" else ""
-    number, *words = _text(main / "syscall").split() or ["unreadable"]
+    place = proc.text(process, "wchan").strip().removeprefix("0")
+    number, *words = proc.text(process, "syscall").split() or ["unreadable"]
     if not number.isdigit():  # "running", or -1 where it waits outside of a call
         call = of_place(place)
         return ProcessFacts(state, call.name if call else "", "", place, restarts=state == "R")
@@ -220,13 +212,5 @@ def _waiting(main: Path, process: int, state: str) -> ProcessFacts:
 
 
 def _status(process: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[49])
-    return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    fields = proc.stat(process)
+    return int(fields[49]) if len(fields) > 49 else None

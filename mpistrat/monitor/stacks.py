@@ -117,11 +117,9 @@ def _bears_signal(record: Record) -> bool:
 
 def _mask(record: Record, name: str) -> bool:
     """Return whether a mask of the main thread in /proc has the signal of a record."""
-    with contextlib.suppress(OSError), open(f"/proc/{record.pid}/status") as file:
-        for line in file:
-            if line.startswith(f"{name}:"):
-                return bool(int(line.split()[1], 16) >> (record.signal - 1) & 1)
-    return False
+    lines = proc.text(record.pid, "status").splitlines()
+    mask = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
+    return bool(int(mask, 16) >> (record.signal - 1) & 1)
 
 
 def _size(path: str) -> int:

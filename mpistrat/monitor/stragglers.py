@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,8 @@ _FEWEST_STEPS = 20
 _MARGIN = 1.1  # times the median of the others
 _DEVIATIONS = 5  # median absolute deviations of the others over time
 
-Steps = Sequence[
-    tuple[float, float, float, float]
-]  # of each step: seconds in all, in collectives, input, saving
+# Of each step: seconds in all, in collectives, in input, in saving.
+Steps = Sequence[tuple[float, float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -143,6 +142,5 @@ def _judged(own: RankStatistics, others: Sequence[RankStatistics]) -> RankStatis
     deviation = float(np.median([each.deviation for each in others]))
     if own.outside <= _MARGIN * usual or own.outside - usual <= _DEVIATIONS * deviation:
         return own
-    return RankStatistics(
-        **{**vars(own), "slow": True, "cost": min(1.0, (own.outside - usual) / own.step) if own.step else 0.0}
-    )
+    cost = min(1.0, (own.outside - usual) / own.step) if own.step else 0.0
+    return replace(own, slow=True, cost=cost)

@@ -78,7 +78,7 @@ class Watchdog(threading.Thread):
         while True:
             with contextlib.suppress(
                 ValueError
-            ):  # the program may change the environment to what cannot be read
+            ):  # the program may change the environment to what is not a number
                 self._every = _nap()
             self._beat()
             self._record.kept_lock(main_thread.kept_lock(self._every))

@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from mpistrat.launch import proc
 from mpistrat.launch.launch_key import hashed, key_of
@@ -31,7 +30,7 @@ def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
     known = {each.rank for each in job}
     recorded = {(each.pid, each.started): each for each in read.records()}
     found = []
-    for process in _processes():
+    for process in proc.everyone():
         environ = proc.environ(process)
         rank = environ.get(variables[0], "")
         parent = proc.parent(process)
@@ -87,7 +86,3 @@ def _place(process: int) -> str:
         return os.readlink(f"/proc/{process}/ns/mnt")
     except OSError:
         return ""
-
-
-def _processes() -> list[int]:
-    return [int(each.name) for each in Path("/proc").glob("[0-9]*")]

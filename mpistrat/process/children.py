@@ -33,9 +33,8 @@ def words(module: str, *arguments: str) -> list[str]:
 def _main() -> None:
     if sys.path[0] in (_HERE, os.path.dirname(os.path.realpath(__file__))):
         del sys.path[0]
-    if (
-        _PACKAGES not in sys.path
-    ):  # the parent may have found the package in a folder that this process does not know
+    # The parent may have found the package in a folder that this process does not know.
+    if _PACKAGES not in sys.path:
         sys.path.append(_PACKAGES)
     import runpy
 

@@ -138,10 +138,9 @@ class FlightRecord:
     def beat(self, every: float) -> None:
         """Note that the threads of this process run, and that the next such note comes after ``every`` seconds."""
         number = self._words[Word.SIGNAL]
+        # The program may have a handler of its own by now: others must not send it this signal.
         if number and signal.getsignal(number) is not signal.SIG_DFL:
-            self._words[Word.SIGNAL] = (
-                0  # the program has a handler of its own by now: do not send it this signal
-            )
+            self._words[Word.SIGNAL] = 0
         self._seconds[Word.BEAT_EVERY] = every
         self._seconds[Word.HEARTBEAT] = time.monotonic()
 

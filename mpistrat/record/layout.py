@@ -40,7 +40,7 @@ class Word(enum.IntEnum):
     STEP_SINCE = 16  # float
     BYTES = 17  # that collectives were given, total
     MOVES = (
-        18  # whether the main thread ran Python code when the watchdog looked: 1, 0, or -1 if it did not look
+        18  # whether the main thread ran Python code when the watchdog looked: 1, 0; -1 if it did not look
     )
     EXIT_STATUS = 19  # 1 + the status given to os._exit; 0 if it was not called
     OUT_OF_MEMORY_KILLS = 20  # 1 + what the cgroup had counted when the record was made; 0 if unknown
@@ -114,6 +114,5 @@ MET, ENDED = 40, 48  # places in an event
 RECORD_EVENTS, TRACE_EVENTS = (TEXTS + slots * SLOT_BYTES for slots in (RECORD_TEXTS, TRACE_TEXTS))
 MOST_EVENTS = 512  # of a flight record
 
-STACKS = (
-    -(-(RECORD_EVENTS + MOST_EVENTS * EVENT.size) // 4096) * 4096
-)  # the size of the rest of a flight record
+# The size of the rest of a flight record.
+STACKS = -(-(RECORD_EVENTS + MOST_EVENTS * EVENT.size) // 4096) * 4096

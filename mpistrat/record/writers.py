@@ -343,12 +343,8 @@ class Writer:
         self.next_entry = itertools.count().__next__
         self.in_collectives, self.total_bytes = 0.0, 0
         self._in_phase = [0.0] * len(Phase)
-        self._before = (
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-        )  # time, in collectives, in input, in saving: when the last step ended
+        # When the last step ended: time, in collectives, in input, in saving.
+        self._before = (0.0, 0.0, 0.0, 0.0)
         self._unit = self._steps = 0
         self.trace: EventLog | None = None
         self._phase_ring: EventLog | None = None  # with the event of the present phase

@@ -74,9 +74,8 @@ def _processes(told: bytes) -> list[int]:
         at += _EVENT.size
         name = told[at : at + length].rstrip(b"\0")
         at += length
-        if (
-            name.isdigit()
-        ):  # others: the directory itself, and what a file system makes of a file that is removed
+        # Others: the directory itself, and what a file system makes of a file that is removed.
+        if name.isdigit():
             found.append(int(name))
     return found
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from mpistrat.launch import proc
 from mpistrat.launch.launchers import HYDRA, OPEN_MPI
-from mpistrat.launch.proc import parent
-
-_RANKS = tuple(f"{launcher.rank[0]}=".encode() for launcher in (OPEN_MPI, HYDRA))
 
 
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the ranks that a launcher has started: process id -> rank."""
     children: dict[int, list[int]] = {}
-    for process in _all():
-        children.setdefault(parent(process), []).append(process)
+    for process in proc.everyone():
+        children.setdefault(proc.parent(process), []).append(process)
     found, pending = {}, [launcher]
     while pending:
         for process in children.get(pending.pop(), []):
@@ -28,18 +24,6 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
 def rank_of(process: int) -> int | None:
     """Return the rank of a process, or None if the process is not a rank or does not exist."""
-    value = next(
-        (each.partition(b"=")[2] for each in _words(process, "environ") if each.startswith(_RANKS)), b""
-    )
-    return int(value) if value.isdigit() else None
-
-
-def _all() -> list[int]:
-    return sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
-
-
-def _words(process: int, name: str) -> list[bytes]:
-    try:
-        return Path(f"/proc/{process}/{name}").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    environ = proc.environ(process)
+    value = next((environ[name] for name in (*OPEN_MPI.rank, *HYDRA.rank) if name in environ), "")
+    return int(value) if value.isdecimal() else None

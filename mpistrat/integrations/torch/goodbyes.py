@@ -5,15 +5,19 @@ A rank that ends tells all others, by messages without content on a communicator
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from mpistrat.process import mpi, program_end
+from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
+from mpistrat.runtime.agreement.operation import TimedOutError
 
 _TAG = 0
+_LOOK = 1.0  # seconds of waiting between looks for ranks that have ended
 _goodbyes: Goodbyes | None = None
 
 
@@ -57,3 +61,43 @@ def have_ended(ranks: Iterable[int]) -> bool:
     """Return whether these ranks of the job have all ended their programs, as far as is known; False for no ranks."""
     wanted = set(ranks)
     return _goodbyes is not None and bool(wanted) and _goodbyes.came_from(wanted)
+
+
+def wait_until(
+    done: Callable[[], bool],
+    ended: Callable[[], bool],
+    what: Callable[[], str],
+    seconds: float,
+    who: str,
+    backoff: Backoff | None = None,
+) -> None:
+    """Wait until ``done()``. ``ended()`` tells whether the ranks that can bring it about have ended.
+
+    Parameters
+    ----------
+    done, ended : callable
+    what : callable
+        Returns what did not happen, for errors.
+    seconds : float
+    who : str
+        The end of the error if these ranks have ended: "these ranks ended", say.
+    backoff : Backoff, optional
+
+    Raises
+    ------
+    TimeoutError
+        If it takes longer. The text begins with ``what()``.
+    RuntimeError
+        If these ranks have ended.
+    """
+    start, pauses = time.monotonic(), backoff or Backoff()
+    look, were_gone = _LOOK, False
+    while not done():
+        waited = time.monotonic() - start
+        if waited > seconds:
+            raise TimedOutError(f"{what()} within {seconds:g} s")
+        if waited > look:
+            if were_gone:  # since the last look: what they sent before has come
+                raise RuntimeError(f"{what()} before {who}")
+            were_gone, look = ended(), waited + _LOOK
+        pauses.pause()

@@ -67,9 +67,8 @@ def divided(total: np.ndarray, ranks: int) -> np.ndarray:
     """Return a sum divided by the number of ranks, integers rounded towards 0. May change ``total``."""
     if total.dtype.kind not in "iu":
         return np.asarray(total / ranks, total.dtype)
-    total += (total < 0) * np.array(
-        ranks - 1, total.dtype
-    )  # the sum fits: |total| is at most ranks times the largest
+    # The sum fits: |total| is at most ranks times the largest.
+    total += (total < 0) * np.array(ranks - 1, total.dtype)
     total //= ranks
     return total
 
@@ -169,9 +168,7 @@ class TensorReductions:
         return out.reshape(host.shape)
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
-        self.topology.lock.compare(
-            operation("reduce", ufunc.__name__)
-        )  # the all-gather does not know the ufunc
+        self.topology.lock.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know it
         rows = gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 

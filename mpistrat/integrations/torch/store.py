@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,13 +23,10 @@ from torch.distributed import register_rendezvous_handler
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.new_groups import all_ranks
 from mpistrat.process import mpi
-from mpistrat.process.backoff import Backoff
-from mpistrat.runtime.agreement.operation import TimedOutError
 from mpistrat.runtime.recording import creation
 
 _OWNER = 0
 _TAG = 0
-_PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
 SCHEME = "mpistrat"
 _Found = Iterator[tuple[Any, int, int]]
 _stores: list[MpiStore] = []  # torch's C++ keeps only its part of an object of Python
@@ -224,19 +220,13 @@ class MpiStore(torch.distributed.Store):
         self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float
     ) -> None:
         """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
-        start = time.monotonic()
-        backoff, look, ended = Backoff(), _PATIENCE, False
-        while not done():
-            waited = time.monotonic() - start
-            if waited > limit:
-                raise TimedOutError(f"{self._speaker} {what()} within {limit:g} s")
-            if waited > look:
-                if ended:  # since the last look: what it sent before has come
-                    raise RuntimeError(
-                        f"{self._speaker} {what()} before these ranks ended their programs: {ranks}"
-                    )
-                ended, look = goodbyes.have_ended(self._in_job[rank] for rank in ranks), waited + _PATIENCE
-            backoff.pause()
+        goodbyes.wait_until(
+            done,
+            lambda: goodbyes.have_ended(self._in_job[rank] for rank in ranks),
+            lambda: f"{self._speaker} {what()}",
+            limit,
+            f"these ranks ended their programs: {ranks}",
+        )
 
     @property
     def _speaker(self) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from mpistrat.integrations.torch import goodbyes
 from mpistrat.process import mpi
 from mpistrat.process.backoff import Backoff
-from mpistrat.runtime.agreement.operation import TimedOutError
 
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
-_PATIENCE = 1.0  # seconds of waiting between looks for ranks that have ended
 
 
 class Done(torch.distributed.Work):
@@ -96,11 +94,6 @@ class PendingWork(torch.distributed.Work):
         self._future: _Future | None = None
         self._source = -1
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether MPI still uses the tensors."""
-        return bool(self._requests)
-
     def is_completed(self) -> bool:
         """Return whether the message is complete. The call lets MPI make progress."""
         if self._requests:
@@ -141,18 +134,14 @@ class PendingWork(torch.distributed.Work):
             If the ranks that could complete it have ended their programs.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        seconds = seconds if seconds > 0 else self._seconds
-        start = time.monotonic()
-        backoff, look, ended = Backoff(_LONGEST_PAUSE), _PATIENCE, False
-        while not self.is_completed():
-            waited = time.monotonic() - start
-            if waited > seconds:
-                raise TimedOutError(f"{self._what} was not complete within {seconds:g} s")
-            if waited > look:
-                if ended:  # since the last look: what it sent before has come
-                    raise RuntimeError(f"{self._what} cannot complete: the other side has ended its program")
-                ended, look = self._ended(), waited + _PATIENCE
-            backoff.pause()
+        goodbyes.wait_until(
+            self.is_completed,
+            self._ended,
+            lambda: f"{self._what} was not complete",
+            seconds if seconds > 0 else self._seconds,
+            "the other side ended its program",
+            Backoff(_LONGEST_PAUSE),
+        )
         if self._error is not None:
             raise self._error
         return True

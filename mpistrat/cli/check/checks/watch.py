@@ -82,9 +82,8 @@ class Watcher:
         signal.signal(signal.SIGTERM, self._previous)
         if self._process is not None:
             self._process.kill()
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a process cannot be killed while it hangs in a file system
+            # A process cannot be killed while it hangs in a file system.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
 
     def _end(self, number: int, frame: Any) -> None:

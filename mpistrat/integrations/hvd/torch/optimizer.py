@@ -348,9 +348,7 @@ def DistributedOptimizer(
     made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
     combined = [*made._parameter_names] if several and process_set.included() else []
     made._passes = BackwardPasses(combined, backward_passes_per_step)
-    for p in combined:
+    for p in combined:  # as in Horovod: programs read gradients before the first backward pass
         if p.grad is None:
-            p.grad = torch.zeros_like(
-                p
-            )  # as in Horovod: programs read gradients before the first backward pass
+            p.grad = torch.zeros_like(p)
     return made
