@@ -288,6 +288,7 @@ class ClusterCoordinator:
         function = self._functions.packed(fn)
         arguments, references = pack(args, copy=True)
         key = next(_keys)
+        # Before the part: letters to a rank arrive in order, and the part names the function by its digest.
         for rank in self.strategy.contact.roles.workers:
             self._functions.send(rank, function)
         self._dispatcher.tell_workers("part", (key, function.digest, self._number), arguments)

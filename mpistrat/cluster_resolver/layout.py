@@ -114,17 +114,6 @@ def plane(counts: Sequence[int], size: int) -> list[int]:
     return nodes
 
 
-def cyclic(counts: Sequence[int]) -> list[int]:
-    """Return the node of each rank if nodes that have room get one rank in turn.
-
-    Examples
-    --------
-    >>> cyclic([3, 1, 1])
-    [0, 1, 2, 0, 0]
-    """
-    return plane(counts, 1)
-
-
 def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
     """Return the ranks of a node.
 

@@ -119,6 +119,8 @@ class ReplicaSums:
         self._rows = []
         for members in groups.values():
             message = message_of(op, key, members, size)
+            # A partial sum is rounded, so an exact sum needs the values themselves: a buffer for each replica. Extremes
+            # and products are combined as they come, also by "exact".
             is_exact = algorithm == EXACT and message.wire.kind in "fc"
             self._rows.append(_Rows(message, trees, adds=not is_exact or message.combine is not np.add))
         self._empty = [

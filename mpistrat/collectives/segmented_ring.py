@@ -97,6 +97,8 @@ class _Ring:
         room = max(where.stop - where.start for part in self._parts for where in part)
         scratch = _scratch.empty((ahead * room,), self._data.dtype)
         self._scratch += [scratch[i * room : (i + 1) * room] for i in range(ahead)]
+        # Receives are posted ahead of the messages: MPI then writes a segment to its place at once. A message without a
+        # receive is kept in a buffer of MPI, and copied from there.
         for number in range(ahead):
             self._begin(number)
             self._send_own(number)
@@ -104,7 +106,7 @@ class _Ring:
             where = self._where(number)
             combines = number < self._combined
             if combines:
-                gather(where)
+                gather(where)  # before the wait: the node's own sum is made while the segment is on the wire
             next(meanwhile, None)
             self._receives.pop(number).Wait()
             final = number >= self._combined - self._segments
@@ -112,7 +114,7 @@ class _Ring:
                 mine = self._data[where]
                 self._combine(mine, self._scratch[number % ahead][: len(mine)], out=mine)
                 if final:
-                    finish(where)
+                    finish(where)  # before it is sent on: the other ranks get the finished values
             if number < last - self._segments:
                 self._sends[number + self._segments] = self._send(self._data[where], tag=_PASSED_ON)
             if number + ahead < last:

@@ -169,6 +169,8 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     """
     if size != 1:
         return
+    # One rank may be meant, by a program that is started alone inside a job. Else each task would train by itself, and
+    # all would write the same files.
     family = library_family(library)
     if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
         return  # the library's own launcher started one task, inside another launcher's job

@@ -127,6 +127,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
 
     if not _poll(all_present, rc.contact_seconds):
         raise TimeoutError(_not_there(resolver, sorted({*others} - _present)))
+    # Only when all have answered: what follows is collective, and cannot be left when a rank does not come.
     for rank in others:
         world.send(jobs, rank, _GO)
     program_end.unregister(EndStep.SERVERS, _let_go)

@@ -124,6 +124,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
         path = within(_PATIENCE, lambda: folder.write_new(name, text))
         _remove_old(path.parent)
+    # After the file is complete: if it cannot be written, `mpistrat top --last` still finds the records in memory.
     for record in records:
         with contextlib.suppress(OSError):
             os.unlink(record.path)

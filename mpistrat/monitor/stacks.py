@@ -62,7 +62,9 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
             found[record.key] = own()
         elif _runs(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
-                sizes[record.path] = os.stat(record.path).st_size
+                sizes[record.path] = os.stat(
+                    record.path
+                ).st_size  # first: the answer is what comes behind that
                 read.ask_for_stacks(record.path)
                 asked[record.path] = record
     longest = max((each.beat_every for each in asked.values()), default=0.0)

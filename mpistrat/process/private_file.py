@@ -112,12 +112,13 @@ def share(node: Any, folder: str, nbytes: int) -> int:
                 except OSError as problem:
                     error = problem
             problems = on_all_ranks(node, error)
-        finally:
+        finally:  # now: a rank that is killed later would leave the name, and its memory, behind
             if make is create and path is not None and node.rank == 0:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
         if not problems:
             return descriptor
+        # One rank cannot open it: all drop it, since a file that some of them share would divide the node.
         if descriptor >= 0:
             os.close(descriptor)
     raise OSError(problems[0])

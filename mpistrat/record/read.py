@@ -8,6 +8,7 @@ import struct
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mpistrat.launch import proc
 from mpistrat.record import layout
@@ -290,12 +291,9 @@ class RecordBytes:
         total, collectives, input, saving = layout.STEP.unpack_from(self._data, at)
         return total, collectives, input, saving
 
-    def event(self, at: int) -> tuple[int, int, int, int, int, int, int, float, float, float]:
+    def event(self, at: int) -> tuple[Any, ...]:
         """Return the fields of an event, in the order of `layout.EVENT`."""
-        found: tuple[int, int, int, int, int, int, int, float, float, float] = layout.EVENT.unpack_from(
-            self._data, at
-        )
-        return found
+        return layout.EVENT.unpack_from(self._data, at)
 
     def header_text(self, offset: int) -> str:
         """Return a text of the header."""

@@ -143,6 +143,8 @@ class TraceRing:
         _pack_event(
             self._memory, at, kind, communicator, thread, operation, place, number, nbytes, began, 0.0, 0.0
         )
+        # Last, so that a reader finds a whole event. Two threads may come here in the other order: the later event is
+        # then missing in the file until the next one. A lock would cost more than the event.
         self._words[_AT_EVENTS] = event + 1
         return event
 

@@ -263,6 +263,7 @@ class Flight:
             writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0
         )
         words = writer.words
+        # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
         words[self._home] = words[_AT_EVENTS] = entry + 1
         self._inside, self._met = True, 0.0
         if (ring := writer.trace) is not None:
@@ -369,7 +370,7 @@ class Writer:
         else:
             return None
         words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
-        words[home] = token
+        words[home] = token  # last: a place without a token is free, for readers too
         if self.trace is not None:
             self.trace.add_communicator(token, size, rank)
         return Flight(self, index, token)

@@ -329,7 +329,7 @@ def _order(
     """Return the node of each rank. Launchers fill nodes one after the other by default."""
     orders = (
         (layout.block(counts), "assumed: node after node is filled"),
-        (layout.cyclic(counts), "assumed: each node in turn gets one rank"),
+        (layout.plane(counts, 1), "assumed: each node in turn gets one rank"),
     )
     for where, why in orders:
         index = layout.local_rank(where, rank)

@@ -51,6 +51,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
             device.require()
     except RuntimeError as error:
         missing = str(error)
+    # A rank that raised at once would leave the others waiting in the first collective.
     told = topology.all_gather_object((missing, seen))
     texts = [f"rank {rank}: {said}" for rank, (said, _) in enumerate(told) if said]
     if texts and not auto:

@@ -217,7 +217,7 @@ def _layout(
         if kind == "plane" and planesize:
             dealt = layout.plane(here, planesize)
         elif kind == "cyclic":
-            dealt = layout.cyclic(here)
+            dealt = layout.plane(here, 1)
         else:
             dealt = layout.block(here)
         where += [start + node for node in dealt]

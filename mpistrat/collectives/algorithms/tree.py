@@ -92,8 +92,11 @@ def reduce_by_tree(
             for i, tree in enumerate(trees)
         ]
         if one_node and piece.nbytes * len(in_slots) <= _ALL_BY_EACH_BYTES:
+            # No second meeting: the next piece lies in the other generation of the slots, and before the one after that
+            # all ranks have met again.
             combine_tree(combine, dict(in_slots), shares.tree, piece)
             continue
+        # Ranks beyond the smallest node have no partner on a rail: they only wait for the result.
         result = memory.total(dtype, count)
         if memory.rank < slices:
             part = slice(count * memory.rank // slices, count * (memory.rank + 1) // slices)

@@ -50,6 +50,7 @@ def broadcast(
         small = [each for each in data if len(each) < alone]
         large = [each for each in data if len(each) >= alone]
         with topology.lock.turn(what, meets=any(map(len, small))):
+            # A rank that is interrupted in MPI_Bcast cannot tell the others by a meeting, as it can in the slots.
             topology.lock.only_meets = not large
             _through_slots(topology, small, root)
             _by_mpi(topology, large, root)

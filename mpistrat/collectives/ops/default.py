@@ -183,6 +183,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             return None
         groups: dict[int | None, list[int]] = {}
         for i, (value, home) in enumerate(zip(values, homes, strict=True)):
+            # The mean of integers is floating point: it does not fit into the memory of its values.
             stays = dtypes.result(value.dtype, op) == value.dtype
             groups.setdefault(home.number if home is not None and stays else None, []).append(i)
         if list(groups) == [None]:

@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import CHECKS
-from mpistrat.cli.check.checks.finding import START, Blame, CheckOptions, Singletons, Trouble
+from mpistrat.cli.check.checks.finding import START, Blame, CheckOptions, Trouble
 from mpistrat.cli.check.checks.library import LEVELS
 from mpistrat.cli.check.checks.talk import SilenceError, Talk
 
@@ -42,7 +42,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _stay(wire: Wire, **what: Singletons | Trouble) -> NoReturn:
+def _stay(wire: Wire, **what: Any) -> NoReturn:
     """Report what went wrong, and wait to be killed: launchers end the job when a process leaves MPI early."""
     wire.tell(**what)
     while True:
@@ -72,7 +72,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
     try:
         check_singleton(world.size, MPI.Get_library_version(), os.environ)
     except AloneError as error:
-        _stay(wire, alone=Singletons(error.found, error.remedy))
+        _stay(wire, alone=(error.found, error.remedy))
     levels = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
     facts["library"]["threads"] = levels[MPI.Query_thread()]
     wire.tell(facts=facts)

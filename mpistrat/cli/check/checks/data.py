@@ -22,6 +22,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
     facts: dict[str, Any] = {"folder": str(folder), "files": _file_system(folder)}
     if not folder.is_dir():
         return {**facts, "missing": True}
+    # Others may write to this folder: a name that they can guess could be a link to a file of this user.
     own = folder / f".mpistrat-check-{secrets.token_hex(8)}.h5"
     try:
         descriptor = os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -33,7 +34,7 @@ def local(options: CheckOptions) -> dict[str, Any] | None:
         with open(descriptor, "wb") as file:
             file.write(b"x" * 4096)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # NFS reports a full disk or a quota here, not at the write
         facts.update(_locked(own, "w"))
         status = os.statvfs(folder)
         facts["free"] = status.f_bavail * status.f_frsize

@@ -63,13 +63,6 @@ class Trouble(NamedTuple):
     stage: str = ""
 
 
-class Singletons(NamedTuple):
-    """The finding that each rank is a job of its own, and what to do about it."""
-
-    found: str
-    advice: str
-
-
 @dataclass
 class CheckedJob:
     """The facts of a job. It has plain values only: they are sent as JSON.
@@ -84,8 +77,8 @@ class CheckedJob:
         By name of a check, the facts from messages between ranks. Empty if the ranks could not communicate.
     troubles : dict of Trouble
         By rank, what stopped its checks.
-    alone : Singletons or None
-        Why each rank is a job of its own, or None if the ranks are one job.
+    alone : Finding or None
+        That each rank is a job of its own, or None if the ranks are one job.
     options : CheckOptions
     """
 
@@ -93,7 +86,7 @@ class CheckedJob:
     facts: dict[int, dict[str, Any]]
     talked: dict[str, Any] = field(default_factory=dict)
     troubles: dict[int, Trouble] = field(default_factory=dict)
-    alone: Singletons | None = None
+    alone: Finding | None = None
     options: CheckOptions = field(default_factory=CheckOptions)
 
     def of(self, check: str) -> dict[int, Any]:

@@ -13,7 +13,7 @@ _AT_MOST = 6
 
 def judge(job: CheckedJob) -> Finding:
     if job.alone is not None:
-        return Finding(job.alone.found, Severity.FIX, job.alone.advice)
+        return job.alone
     if job.troubles:
         return Finding("\n".join(_troubles(job)), Severity.FIX, _advice(job))
     return Finding(f"{job.size} rank{'s' * (job.size > 1)}, one job", Severity.OK)

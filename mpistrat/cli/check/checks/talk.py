@@ -120,6 +120,7 @@ class Talk:
             waited = time.monotonic() - start
             if waited > self.limit:
                 raise SilenceError(f"{what} in {self.limit:g} s")
+            # Latency is measured by this loop: it spins for 5 ms. Ranks that share a core need it after that.
             if waited > 0.005:
                 time.sleep(0)
 

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
-from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Singletons, Trouble
+from mpistrat.cli.check.checks.finding import (
+    START,
+    Blame,
+    CheckedJob,
+    CheckOptions,
+    Finding,
+    Severity,
+    Trouble,
+)
 from mpistrat.process import children
 from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
 
@@ -218,12 +226,12 @@ class Watcher:
             _until(all_have_told, self._gather)
         letters = inbox.letters
         facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
-        alone = next((Singletons(*each["alone"]) for each in letters.values() if each.get("alone")), None)
+        told = next((each["alone"] for each in letters.values() if each.get("alone")), None)
+        # Where the libraries differ, they are the cause, not the launcher.
+        alone = Finding(told[0], Severity.FIX, told[1]) if told and not _mixed(letters) else None
         troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
         unheard = Trouble(Blame.UNHEARD, "sent no report")
         troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
-        if _mixed(letters):
-            alone = None  # the libraries are the cause, not the launcher
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
         return CheckedJob(self._size, facts, {}, troubles, alone, self._options)
