@@ -86,7 +86,7 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
 
 
 def differences(told: Mapping[str, Fact], known: Placement) -> tuple[str, str] | None:
-    """Return the contradictions as text, and sentences on their cause and what to do; None if there are none."""
+    """Return the contradictions as text, and sentences on their cause and what to do; None without any."""
     found = contradictions(told, known)
     return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None
 

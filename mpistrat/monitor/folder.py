@@ -21,7 +21,7 @@ def folder() -> Path:
         If no directory can be written by this user.
     """
     if rc.record_dir:
-        chosen = Path(rc.record_dir)
+        chosen = Path(rc.record_dir)  # is taken as it is: a group may share it
         with contextlib.suppress(FileExistsError):
             chosen.mkdir(mode=0o700, parents=True)
         if not chosen.is_dir():
@@ -30,6 +30,8 @@ def folder() -> Path:
     path = Path(tempfile.gettempdir()) / f"mpistrat-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
+    # All users write to this place: one may have made a directory or a link of this name, to read reports or to let
+    # them overwrite a file. The name is not secret, so that `mpistrat top --last` finds it.
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(

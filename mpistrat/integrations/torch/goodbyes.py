@@ -68,7 +68,7 @@ def wait_until(
     ended: Callable[[], bool],
     what: Callable[[], str],
     seconds: float,
-    who: str,
+    gone: str,
     backoff: Backoff | None = None,
 ) -> None:
     """Wait until ``done()``. ``ended()`` tells whether the ranks that can bring it about have ended.
@@ -79,8 +79,8 @@ def wait_until(
     what : callable
         Returns what did not happen, for errors.
     seconds : float
-    who : str
-        The end of the error if these ranks have ended: "these ranks ended", say.
+    gone : str
+        The end of the error if these ranks have ended, behind ``what()``.
     backoff : Backoff, optional
 
     Raises
@@ -98,6 +98,6 @@ def wait_until(
             raise TimedOutError(f"{what()} within {seconds:g} s")
         if waited > look:
             if were_gone:  # since the last look: what they sent before has come
-                raise RuntimeError(f"{what()} before {who}")
+                raise RuntimeError(f"{what()}{gone}")
             were_gone, look = ended(), waited + _LOOK
         pauses.pause()

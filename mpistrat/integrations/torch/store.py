@@ -225,7 +225,7 @@ class MpiStore(torch.distributed.Store):
             lambda: goodbyes.have_ended(self._in_job[rank] for rank in ranks),
             lambda: f"{self._speaker} {what()}",
             limit,
-            f"these ranks ended their programs: {ranks}",
+            f" before these ranks ended their programs: {ranks}",
         )
 
     @property

@@ -139,7 +139,7 @@ class PendingWork(torch.distributed.Work):
             self._ended,
             lambda: f"{self._what} was not complete",
             seconds if seconds > 0 else self._seconds,
-            "the other side ended its program",
+            ", and the other side has ended its program",
             Backoff(_LONGEST_PAUSE),
         )
         if self._error is not None:

@@ -20,7 +20,7 @@ from mpistrat.integrations import hvd as _hvd
 from mpistrat.integrations.hvd import *  # noqa: F403  # the calls that are equal for tensors
 from mpistrat.integrations.hvd.left_out import explained as _explained
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
-from mpistrat.integrations.hvd.torch.gradients import (  # type: ignore[assignment]  # some take a compression, too
+from mpistrat.integrations.hvd.torch.gradients import (  # some take a compression, too
     allgather,
     allreduce,
     alltoall,
