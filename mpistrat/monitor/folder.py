@@ -15,6 +15,8 @@ from mpistrat.runtime.environment import rc
 def folder() -> Path:
     """Return the directory, which exists and belongs to this user.
 
+    It is ``MPISTRAT_RECORD_DIR``, or one of this user below the directory for temporary files.
+
     Raises
     ------
     OSError
@@ -41,7 +43,7 @@ def folder() -> Path:
 
 
 def write_new(name: str, text: str) -> Path:
-    """Write a new file, which other users cannot read, and which appears complete.
+    """Write a new file, which other users cannot read, and which appears complete and synced to disk.
 
     Raises
     ------
