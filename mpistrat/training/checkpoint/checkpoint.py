@@ -251,12 +251,7 @@ class Checkpoint:
 class _Waiting:
     """A file from which a checkpoint is restored, and the names in it that no object has had yet.
 
-    Attributes
-    ----------
-    matched : set of str
-        The names of the file that objects have had.
-    over : bool
-        Whether another file was restored since.
+    ``matched`` has the names that objects have had. ``over`` says whether another file was restored since.
     """
 
     def __init__(self, checkpoint: Checkpoint, path: Path):

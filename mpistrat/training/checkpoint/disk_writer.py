@@ -40,13 +40,7 @@ class DiskWriter:
             self._put(data, offset)
 
     def settle(self) -> None:
-        """Wait until all bytes are in the file, and all begun flushes are done.
-
-        Raises
-        ------
-        OSError
-            The first error of a write or a flush.
-        """
+        """Wait until all bytes are in the file and all begun flushes are done. Raise the first OSError of these."""
         for each in self._written:
             each.result()
         for each in self._flushed:

@@ -261,10 +261,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
 def _read_list(directory: Path) -> _Kept | None:
     """Return the checkpoints in the list of a directory, None without a list.
 
-    Raises
-    ------
-    DataFileError
-        If the list is damaged, or has names of files elsewhere.
+    Raise DataFileError if the list is damaged, or has names of files elsewhere.
     """
     path = directory / _LIST
     try:

@@ -15,15 +15,11 @@ _NUMBERS = (bool, int, float, complex)
 def named(state: Any) -> dict[str, Any]:
     """Return the leaves of a structure by their names, in the order of `mpistrat.nest.flatten`.
 
-    A name is the path to a leaf: keys of mappings, names of fields and positions in sequences, with "/" between them.
-    A variable in a sequence has its own name in place of its position.
+    A name is the path to a leaf: keys of mappings, names of fields and positions in sequences, with "/" between them. A
+    variable in a sequence has its own name in place of its position.
 
-    Raises
-    ------
-    TypeError
-        If the structure is a leaf, or a leaf is neither a variable, an array nor a number.
-    ValueError
-        If there are no leaves, or two of them cannot be in one file under their names.
+    Raise TypeError if the structure is a leaf, or a leaf is neither a variable, an array nor a number. Raise ValueError
+    if there are no leaves, or two of them cannot be in one file under their names.
 
     Examples
     --------

@@ -58,14 +58,7 @@ class Node(Protocol):
 class Graph(NamedTuple):
     """What is saved of the objects below a checkpoint, by name, in the order of names.
 
-    Attributes
-    ----------
-    leaves : dict
-        Variables, and arrays that can be filled.
-    states : dict
-        Objects with a state.
-    growing : list
-        Objects below which variables may come later.
+    ``leaves`` are variables, and arrays that can be filled. Below the objects in ``growing`` variables may come later.
     """
 
     leaves: dict[str, Any]
@@ -76,12 +69,8 @@ class Graph(NamedTuple):
 def graph_of(root: Node) -> Graph:
     """Return what is saved of the objects below ``root``. One that is met again keeps its first name.
 
-    Raises
-    ------
-    TypeError
-        If an object is not of a kind that can be saved; the message names it.
-    ValueError
-        If two objects have one name, as those of the keys 1 and "1".
+    Raise TypeError, with its name, for an object that cannot be saved. Raise ValueError if two objects have one name,
+    as those of the keys 1 and "1".
     """
     graph = Graph({}, {}, [])
     met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
@@ -175,13 +164,7 @@ def _escaped(part: str) -> str:
 
 
 def packed(state: Any) -> bytes:
-    """Return a state of numbers, texts, arrays and structures of these as JSON.
-
-    Raises
-    ------
-    TypeError
-        If it holds something else.
-    """
+    """Return a state of numbers, texts, arrays and structures of these as JSON. Raise TypeError for anything else."""
     _require_texts_as_keys(state)
     return json.dumps(state, default=_array_as_json, separators=(",", ":")).encode()
 
@@ -200,10 +183,7 @@ def _require_texts_as_keys(state: Any) -> None:
 def unpacked(text: bytes) -> Any:
     """Return what was `packed`, with lists for tuples, and NumPy's arrays for those of other libraries.
 
-    Raises
-    ------
-    ValueError
-        If the text is not a state, as in a damaged file.
+    Raise ValueError if the text is not a state, as in a damaged file.
     """
     try:
         return json.loads(text, object_hook=_array_of_json)

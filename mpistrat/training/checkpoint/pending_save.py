@@ -136,10 +136,7 @@ def begin(topology: Topology, is_chief: bool, values: Mapping[str, np.ndarray], 
 def finish(topology: Topology) -> None:
     """Wait for the pending save of this communicator, if there is one. Collective if so.
 
-    Raises
-    ------
-    OSError
-        On every replica, if the file could not be written and no call has raised that yet.
+    Raise OSError on every replica if the file could not be written and no call has raised that yet.
     """
     saves = _saves.get(topology.key)
     if saves is not None and saves.last is not None:

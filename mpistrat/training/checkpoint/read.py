@@ -32,16 +32,9 @@ _FIX = "fix: load an earlier checkpoint, or copy this one again"
 def read(values: Mapping[str, np.ndarray], path: Path) -> None:
     """Fill contiguous arrays from a checkpoint file.
 
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    ValueError
-        If an array is missing in the file, or has another shape or dtype there.
-    DataFileError
-        If the file is not an HDF5 file, is truncated or is damaged.
-    ChecksumError
-        If the bytes of an array differ from those that were written.
+    Raise FileNotFoundError if it does not exist, and ValueError if an array is missing in it or has another shape or
+    dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and ChecksumError if the
+    bytes of an array differ from those that were written.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
@@ -60,13 +53,7 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Return the names, dtypes and shapes of the arrays in a checkpoint file.
-
-    Raises
-    ------
-    FileNotFoundError, DataFileError
-        As `read`.
-    """
+    """Return the names, dtypes and shapes of the arrays in a checkpoint file. Raise for the file as `read`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file:
@@ -78,13 +65,7 @@ def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
 
 
 class _Found(NamedTuple):
-    """A dataset of a checkpoint file.
-
-    Attributes
-    ----------
-    offset
-        Place of its bytes in the file, or None if they are not contiguous there.
-    """
+    """A dataset of a checkpoint file. Its ``offset`` in the file is None if its bytes are not contiguous there."""
 
     dataset: Any
     shape: tuple[int, ...]

@@ -10,12 +10,7 @@ _PAGE = 4096
 
 
 class SparseFile(io.RawIOBase):
-    """A file in memory that h5py can write. Holes take no memory.
-
-    Attributes
-    ----------
-    size : int
-        Bytes from the beginning to the end, holes included.
+    """A file in memory that h5py can write. Holes take no memory, but count in ``size``.
 
     Examples
     --------

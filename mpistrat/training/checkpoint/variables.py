@@ -296,12 +296,8 @@ def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> 
 def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas that save these variables and arrays.
 
-    Raises
-    ------
-    ValueError
-        If the variables belong to several strategies.
-    RuntimeError
-        In a replica context, or while another strategy is current.
+    Raise ValueError if the variables belong to several strategies, and RuntimeError in a replica context or while
+    another strategy is current.
     """
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in leaves if isinstance(v, Variable)}
     if len(strategies) > 1:

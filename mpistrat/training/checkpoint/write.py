@@ -39,10 +39,7 @@ _INDEX_BLOCK = 64 << 10
 def write(values: Mapping[str, np.ndarray], path: Path) -> None:
     """Write contiguous arrays to a file, whole or not at all. Make its directory if needed.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written, for example because the disk is full. An earlier file is unchanged.
+    Raise OSError if the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
     try:
         if not path.parent.exists():

@@ -34,18 +34,9 @@ _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 class WeightStretch(NamedTuple):
     """Variables side by side in memory, or a part of them, that one call updates.
 
-    Attributes
-    ----------
-    message : int
-        The index of the message with their gradients.
-    joined : bool
-        Whether that message is a buffer, which the update may change.
-    where : slice or None
-        Their gradients in the message; None for all of it.
-    weights : numpy.ndarray
-        Their values, a flat array on the memory of the variables.
-    state : list of numpy.ndarray
-        The same for each of the optimizer's slots.
+    Their gradients are the part ``where`` (None: all) of the message of the index ``message``. If that is ``joined``,
+    it is a buffer, which the update may change. ``weights`` is a flat array on the memory of the variables, and so are
+    the arrays in ``state`` for the optimizer's slots.
     """
 
     message: int
@@ -56,14 +47,9 @@ class WeightStretch(NamedTuple):
 
 
 class JoinedGradients(NamedTuple):
-    """Gradients of one dtype that are reduced as one array.
+    """Gradients of one dtype, by their indices, that are reduced as one array.
 
-    Attributes
-    ----------
-    members : list of int
-        The indices of the gradients.
-    buffer : numpy.ndarray or None
-        Where the gradients are joined. None if a large gradient is sent as it is.
+    ``buffer`` is where they are joined. It is None if a large gradient is sent as it is.
     """
 
     members: list[int]
@@ -73,32 +59,13 @@ class JoinedGradients(NamedTuple):
 class FlatStep:
     """The step of an elementwise optimizer for these variables and gradients of these dtypes.
 
-    The ranks must give equal arguments, except for the arrays in the variables.
+    The ranks must give equal arguments, except for the arrays in the variables. Each variable is given once, with its
+    value on the host. The object keeps them alive. ``slots`` has the optimizer's state of each, and ``names`` what the
+    ranks compare besides dtypes and shapes. ``completed`` counts the steps. From ``least_alone`` bytes on a gradient is
+    not joined with others.
 
-    Parameters
-    ----------
-    variables : sequence of Variable
-        Each once, with its value on the host. The object keeps them alive.
-    slots : sequence of tuple of Variable
-        The optimizer's state of each variable.
-    dtypes : sequence of numpy.dtype
-        Those of the gradients.
-    names : tuple
-        What the ranks compare besides dtypes and shapes.
-    completed : Variable
-        The number of completed steps.
-    least_alone : int
-        From this number of bytes on a gradient is not joined with others.
-
-    Attributes
-    ----------
-    variables : list of Variable
-    dtypes, shapes : list
-        Those of the gradients.
-    form : tuple
-        What the ranks compare: a checksum, since the hash of many names and shapes would take as long as a message.
-    completed : numpy.ndarray
-        The number of completed steps, in the memory of its variable.
+    The attribute ``form`` is what the ranks compare: a checksum, since the hash of many names and shapes would take as
+    long as a message. The attribute ``completed`` is the memory of the variable.
     """
 
     def __init__(
@@ -182,16 +149,9 @@ class FlatStep:
 
         One function, which enters few others: each costs 3 us if its code has left the caches.
 
-        Parameters
-        ----------
-        rule : Rule
-        gradients : sequence of numpy.ndarray
-            Of the dtypes and shapes that the step was prepared for.
-        rate : float or callable
-            The learning rate. A function of the program may fail, so it is called before the first collective.
-        engine : Engine or None
-            The gradients are summed over its replicas first. None if they are to be used as they are.
-        clipping : Clipping or None
+        The gradients have the dtypes and shapes that the step was prepared for. They are summed over the replicas of
+        ``engine`` first, or used as they are if it is None. A learning rate that is a function of the program may fail,
+        so it is called before the first collective.
         """
         number = self.completed.item()
         rate = float(rate(number) if callable(rate) else rate)
@@ -226,12 +186,8 @@ class FlatStep:
     def _prepare(self, engine: Engine) -> None:
         """Prepare the reduction into the buffer: a result of its own would be copied from there and back.
 
-        The sum over one rank is what the buffer has without a reduction.
-
-        Raises
-        ------
-        TypeError
-            On every rank, if gradients of these dtypes cannot be summed.
+        The sum over one rank is what the buffer has without a reduction. Raise TypeError on every rank if gradients of
+        these dtypes cannot be summed.
         """
         buffer = self._messages[0].buffer
         if len(self._messages) == 1 and buffer is not None and buffer.size:
@@ -279,12 +235,7 @@ class FlatStep:
 class FlatSteps(Cache[Hashable, FlatStep]):
     """Steps by their strategies and variables. A copy of an optimizer prepares its own.
 
-    Attributes
-    ----------
-    last : FlatStep or None
-        The last step of variables that all had gradients.
-    owner : StrategyExtended or None
-        That of the last step.
+    ``last`` is the last step of variables that all had gradients, and ``owner`` the strategy's part of that step.
     """
 
     __slots__ = ("last", "owner")

@@ -56,12 +56,8 @@ def names_of(pairs: Pairs) -> tuple[str, ...]:
 def fitting(gradient: Any, variable: Variable) -> Any:
     """Return a gradient that fits its variable.
 
-    Raises
-    ------
-    ValueError
-        If the shape differs, the dtype cannot be cast, or an index is out of range.
-    TypeError
-        If the dtype of rows cannot be cast.
+    Raise ValueError if the shape differs, the dtype cannot be cast, or an index is out of range. Raise TypeError if the
+    dtype of rows cannot be cast.
     """
     gradient = component(gradient)
     if isinstance(gradient, IndexedSlices):

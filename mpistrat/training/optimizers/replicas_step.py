@@ -23,11 +23,7 @@ _ARRAYS = {np.ndarray}
 class ReplicasStep:
     """The call of ``apply_gradients`` by all replicas of a rank. Each gives its gradients, which are added at once.
 
-    Parameters
-    ----------
-    update : callable
-        Gets the reduced gradients with their variables, and updates these.
-    extended : StrategyExtended
+    ``update`` gets the reduced gradients with their variables, and updates these.
     """
 
     def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended):
@@ -41,10 +37,7 @@ class ReplicasStep:
     def give(self, given: tuple[Pairs, bool]) -> None:
         """Add the gradients of the next replica. With False they are reduced, and equal on all replicas.
 
-        Raises
-        ------
-        ValueError, TypeError
-            As `Optimizer.apply_gradients`.
+        Raise as `Optimizer.apply_gradients`.
         """
         all_pairs, aggregate = given
         trained = [None if gradient is None else variable for gradient, variable in all_pairs]

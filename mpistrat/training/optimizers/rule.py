@@ -42,12 +42,8 @@ def for_update(gradient: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
     """Return the same flat block of each of several arrays of one shape.
 
-    The blocks are views: a write to a block changes its array.
-
-    Raises
-    ------
-    ValueError
-        If an array is not contiguous, and not one short vector.
+    The blocks are views: a write to a block changes its array. Raise ValueError if an array is not contiguous, and not
+    one short vector.
     """
     size = arrays[0].size
     if size <= ELEMENTS and arrays[0].ndim == 1:

@@ -24,16 +24,8 @@ Slots = Mapping[int, tuple[Variable, tuple[Variable, ...]]]
 class SeparateStep:
     """The step of any optimizer, for gradients of all kinds.
 
-    Parameters
-    ----------
-    extended : StrategyExtended
-        That of the variables' strategy.
-    variables : sequence of Variable
-        In the order of the gradients.
-    slots : mapping
-        The variables' state, by the identity of the variable, when `update` is called.
-    names : tuple
-        What the ranks compare besides dtypes and shapes.
+    The variables are in the order of the gradients. ``slots`` must have their state, by the identity of the variable,
+    when `update` is called. ``names`` is what the ranks compare besides dtypes and shapes.
     """
 
     def __init__(

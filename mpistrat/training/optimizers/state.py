@@ -18,17 +18,8 @@ NameOf = Callable[[Variable], str]
 class State:
     """The variables of an optimizer. They are created when a variable is first seen.
 
-    Parameters
-    ----------
-    name : str
-        Prefix of the names of the variables.
-
-    Attributes
-    ----------
-    iterations : Variable or None
-        The number of completed steps.
-    slots : dict
-        By the identity of a variable: the variable, and its slots.
+    ``name`` is a prefix of their names. ``iterations`` counts the completed steps. ``slots`` has, by the identity of a
+    variable, the variable and its slots.
     """
 
     def __init__(self, name: str):
@@ -49,10 +40,7 @@ class State:
     def named(self, slots: Sequence[str], name_of: NameOf) -> dict[str, Variable]:
         """Return `variables` by slot and by the name of the variable that they belong to.
 
-        Raises
-        ------
-        ValueError
-            If two trained variables have one name.
+        Raise ValueError if two trained variables have one name.
         """
         named = {} if self.iterations is None else {"iterations": self.iterations}
         for variable, of_variable in self.slots.values():
@@ -102,10 +90,7 @@ def add_named(
 ) -> None:
     """Add what an optimizer keeps in a slot for a variable, under the name that it has in a checkpoint.
 
-    Raises
-    ------
-    ValueError
-        If there is another variable of this name.
+    Raise ValueError if there is another variable of this name.
     """
     name = f"{slot}/{name_of(variable)}"
     if name in named:

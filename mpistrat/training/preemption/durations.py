@@ -10,14 +10,9 @@ _STEPS = 20
 
 
 class StepTimes:
-    """The durations of the last steps, and of the last checkpoint.
+    """The durations of the last steps, and of the last checkpoint, by the clock ``now`` in seconds.
 
     The first step is often slow (compilation, cold caches). It counts only until the second step.
-
-    Parameters
-    ----------
-    now : callable
-        The clock, in seconds.
 
     Examples
     --------

@@ -48,18 +48,8 @@ def job_to_requeue(environ: Mapping[str, str]) -> str | None:
 def end(environ: Mapping[str, str], *, comes_back: bool, progress: bool) -> tuple[int, str]:
     """Requeue the job of this process, or choose an exit status. Call it on one rank only.
 
-    Parameters
-    ----------
-    environ : mapping
-    comes_back : bool
-        Whether the job itself decides if it runs again.
-    progress : bool
-        Whether this run of the program completed a step.
-
-    Returns
-    -------
-    tuple of (int, str)
-        The exit status for all ranks, and the reason for it.
+    ``comes_back`` says whether the job itself decides if it runs again, and ``progress`` whether this run of the
+    program completed a step. Return the exit status for all ranks, and the reason for it.
     """
     preempted = not comes_back and _is_preempted(environ)
     if not comes_back and not preempted:

@@ -41,12 +41,8 @@ _log = logging.getLogger(__name__)
 class Notice(NamedTuple):
     """What one rank knows about the coming end of the job.
 
-    Attributes
-    ----------
-    text : str
-    comes_back : bool
-        Whether the job may requeue itself. False after SIGTERM: a cancelled job should not come back, and Slurm
-        usually requeues a preempted job itself.
+    ``comes_back`` says whether the job may requeue itself. It is False after SIGTERM: a cancelled job should not come
+    back, and Slurm usually requeues a preempted job itself.
     """
 
     text: str

@@ -21,19 +21,8 @@ if TYPE_CHECKING:
 class Accumulation:
     """The sums of gradients over calls, for each replica, until a step is made of them.
 
-    The replicas do not communicate before the last call of a step, except where a variable is new.
-
-    Parameters
-    ----------
-    calls : int
-        The number of calls for each step.
-    name : str
-        Prefix of the names of the variables.
-
-    Raises
-    ------
-    ValueError
-        If the number of calls is not a whole number above 1.
+    The replicas do not communicate before the last call of a step, except where a variable is new. ``name`` is a prefix
+    of the names of the variables. Raise ValueError if the number of calls is not a whole number above 1.
     """
 
     def __init__(self, calls: int, name: str):
@@ -88,21 +77,9 @@ class Accumulation:
     ) -> Pairs:
         """Add this replica's gradients to its sums. Return the mean gradients at the last call of a step, else none.
 
-        Parameters
-        ----------
-        replica : ReplicaContext
-            The current one.
-        given : list of (gradient, Variable)
-            At the last call of a step, each of these variables that has a sum gets a gradient.
-        aggregate : bool
-            Whether to add up the sums of the replicas.
-        create : callable
-            Creates the state of variables, in cross-replica context.
-
-        Raises
-        ------
-        ValueError, TypeError
-            As `Optimizer.apply_gradients`.
+        ``replica`` is the current one. At the last call of a step, each of the ``given`` variables that has a sum gets
+        a gradient, and ``aggregate`` says whether to add up the sums of the replicas. ``create`` creates the state of
+        variables, in cross-replica context. Raise as `Optimizer.apply_gradients`.
         """
         extended = replica.strategy.extended
         last = self._calls_of_this_step() + 1 >= self._calls

@@ -17,19 +17,8 @@ _ELEMENTS = 1 << 15  # squared together; another number would change the last bi
 class Clipping:
     """Limits of the gradients of a step. At most one is set.
 
-    Parameters
-    ----------
-    clipnorm : float or None
-        Limit of the norm of each gradient.
-    clipvalue : float or None
-        Limit of the absolute value of each element.
-    global_clipnorm : float or None
-        Limit of the norm of all gradients together.
-
-    Raises
-    ------
-    ValueError
-        If two limits are set, or one is not positive.
+    ``clipnorm`` limits the norm of each gradient, ``clipvalue`` the absolute value of each element, and
+    ``global_clipnorm`` the norm of all gradients together. Raise ValueError if two are set, or one is not positive.
     """
 
     def __init__(self, clipnorm: float | None, clipvalue: float | None, global_clipnorm: float | None):

@@ -16,22 +16,9 @@ AVERAGE = "average"  # the name of the slot
 class MovingAverage:
     """A rule that averages the weights after another rule has changed them.
 
-    The average is the last slot, `AVERAGE`: ``average = momentum * average + (1 - momentum) * w``. After the first
-    step it is the weights.
-
-    Parameters
-    ----------
-    rule : Rule
-        The other rule.
-    momentum : float
-        In [0, 1].
-    overwrite_frequency : int, optional
-        After so many steps each, the weights become the average.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range.
+    The average is the last slot, `AVERAGE`: ``average = momentum * average + (1 - momentum) * w``. After the first step
+    it is the weights. After each ``overwrite_frequency`` steps, the weights become the average. Raise ValueError unless
+    ``momentum`` is in [0, 1] and the frequency is positive.
     """
 
     def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None):

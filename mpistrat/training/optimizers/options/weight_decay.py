@@ -14,17 +14,7 @@ from mpistrat.values import IndexedSlices
 class WeightDecay:
     """A rule that shrinks the weights before another rule changes them.
 
-    Parameters
-    ----------
-    rule : Rule
-        The other rule.
-    weight_decay : float
-        Each step subtracts ``rate * weight_decay * w``.
-
-    Raises
-    ------
-    ValueError
-        If the weight decay is negative.
+    Each step subtracts ``rate * weight_decay * w``. Raise ValueError if the weight decay is negative.
     """
 
     def __init__(self, rule: Rule, weight_decay: float):
