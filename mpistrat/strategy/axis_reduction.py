@@ -27,14 +27,8 @@ Axis = int | tuple[int, ...]
 def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
-    A list without distributed values is one array, as in a `Dataset`.
-
-    Raises
-    ------
-    TypeError
-        For a nested structure other than a list, or axes in a list.
-    ValueError
-        If a list cannot become one array.
+    A list without distributed values is one array, as in a `Dataset`. Raise TypeError for a nested structure other than
+    a list, or axes in a list, and ValueError if a list cannot become one array.
     """
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
@@ -125,12 +119,7 @@ def _exact_parts(
 def local_sum(value: Any, axis: Axis, op: Op) -> Any:
     """Return the sum over an axis, for PROD the product, in the dtype that ``op`` adds in.
 
-    Raises
-    ------
-    ValueError
-        If the axis is out of range.
-    TypeError
-        If the value is bool or not numeric.
+    Raise ValueError if the axis is out of range, and TypeError if the value is bool or not numeric.
     """
     array, wide = _array(value, axis, op)
     wider = array.astype(wide, copy=False)
@@ -141,12 +130,7 @@ def local_sum(value: Any, axis: Axis, op: Op) -> Any:
 def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
     """Return the maximum or minimum over an axis, and the number of examples that it is of.
 
-    Without examples the extreme is the value that no other changes.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As `local_sum`.
+    Without examples the extreme is the value that no other changes. Raise as `local_sum`.
     """
     array, _ = _array(value, axis, op)
     count = examples(array, axis)

@@ -434,10 +434,7 @@ class Strategy(Collectives, FormerNames):
 class _ChiefFirst:
     """A context whose block the chief runs first, then all others. It yields whether this is the chief.
 
-    Raises
-    ------
-    RuntimeError
-        On the other ranks, if the chief left its block with an error.
+    Raise RuntimeError on the other ranks if the chief left its block with an error.
     """
 
     def __init__(self, engine: Engine):
