@@ -155,13 +155,7 @@ def refuse_to_serve(resolver: resolvers.ClusterResolver, whose: str) -> NoReturn
 class DatasetOfWorkers:
     """A dataset of which every worker reads all elements.
 
-    Iterating over it on the coordinator raises ValueError.
-
-    Parameters
-    ----------
-    strategy : ParameterServerStrategy
-    dataset_fn : callable
-        Returns the dataset, on the worker.
+    ``dataset_fn`` returns it, on the worker. Iterating over it on the coordinator raises ValueError.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, dataset_fn: Callable[[], Dataset]):

@@ -25,13 +25,7 @@ Partitioner = Callable[..., Any]
 
 
 class PlacedExtended(StrategyExtended):
-    """What the ranks that create variables and those that serve them have in common.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    reached : Contact
-    """
+    """What the ranks that create variables and those that serve them have in common."""
 
     servers: Servers | NoServers
 
@@ -82,12 +76,7 @@ class PlacedExtended(StrategyExtended):
     def batch_read(self, variables: Sequence[Variable]) -> list[np.ndarray]:
         """Return copies of the values of variables, with one message to each parameter server.
 
-        Each parameter server answers at one moment: of its variables the values belong together.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `read_var`.
+        Each parameter server answers at one moment: of its variables the values belong together. Raise as `read_var`.
         """
         variables = list(variables)
         for variable in variables:
@@ -97,16 +86,8 @@ class PlacedExtended(StrategyExtended):
     def batch_update(self, calls: Sequence[UpdateCall], group: bool = True) -> list[Any]:
         """Run functions beside the variables that they update, with one message to each parameter server.
 
-        Parameters
-        ----------
-        calls : sequence of (variable, function, args)
-        group : bool
-            As in `update`.
-
-        Raises
-        ------
-        TypeError, ValueError, RuntimeError
-            As `update`. If a function fails, the others run all the same.
+        Each call is (variable, function, args), and ``group`` is as in `update`. Raise as `update`. If a function
+        fails, the others run all the same.
         """
         calls = list(calls)
         for variable, _, _ in calls:
@@ -120,14 +101,7 @@ class PlacedExtended(StrategyExtended):
 
 
 class PlacingExtended(PlacedExtended):
-    """The part of a strategy that creates variables and chooses their parameter servers.
-
-    Parameters
-    ----------
-    strategy : Strategy
-    reached : Contact
-    partitioner : callable, optional
-    """
+    """The part of a strategy that creates variables and chooses their parameter servers."""
 
     servers: Servers
 
