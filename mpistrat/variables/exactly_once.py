@@ -23,16 +23,8 @@ from mpistrat.variables.store import VariableStore
 class Write(NamedTuple):
     """A write to a variable, as it is sent.
 
-    Attributes
-    ----------
-    key : int
-        The variable.
-    method : str or None
-        The method of `HeldVariable`; None for a function that updates the variable.
-    digest : bytes
-        The name of that function.
-    value : Packed
-        What is written, or the arguments of the function.
+    ``key`` is the variable. ``method`` is one of `HeldVariable`, or None for a function that updates the variable,
+    whose name has the ``digest``. ``value`` is what is written, or the arguments of the function.
     """
 
     key: int
@@ -65,10 +57,6 @@ class PreparedWrites:
     The worker sends them with the number of the call, and waits for the answer before it tells the coordinator the
     result. So a call that the coordinator has heard of is prepared on all servers. The coordinator then says
     ``commit``, or ``abort`` if the worker was lost first. A number is applied once: it is forgotten with its writes.
-
-    Parameters
-    ----------
-    store : VariableStore
     """
 
     def __init__(self, store: VariableStore):
@@ -140,12 +128,8 @@ class _Kept(NamedTuple):
 class KeptWrites:
     """The writes of the function that runs.
 
-    A read of a variable that the function has written gets a copy of the variable, made when it is first read, to
-    which the writes have been applied. Other reads go to the parameter servers.
-
-    Parameters
-    ----------
-    servers : Servers
+    A read of a variable that the function has written gets a copy of the variable, made when it is first read, to which
+    the writes have been applied. Other reads go to the parameter servers.
     """
 
     def __init__(self, servers: Servers):
@@ -228,10 +212,7 @@ class KeptWrites:
     def prepare(self, number: int) -> tuple[int, ...]:
         """Send the writes to their parameter servers under a number, and return these.
 
-        Raises
-        ------
-        NotPreparedError
-            If a parameter server refuses a write.
+        Raise NotPreparedError if a parameter server refuses a write.
         """
         with self._lock:
             by_server: dict[int, list[Write]] = {}
@@ -251,10 +232,7 @@ class KeptWrites:
 class NotPreparedError(RuntimeError):
     """A parameter server has refused a write. The cause is its error.
 
-    Attributes
-    ----------
-    servers : tuple of int
-        The servers that have got writes, and wait for a decision.
+    ``servers`` have got writes, and wait for a decision.
     """
 
     def __init__(self, servers: tuple[int, ...]):

@@ -19,13 +19,9 @@ _OF_NUMBERS = tuple(map(np.dtype, (np.int64, np.float64, np.complex128)))  # Num
 class LocalVariable(Variable):
     """A variable whose reads and writes stay in this process.
 
-    The default strategy and `OneDeviceStrategy` make variables of this class. Update functions get this replica's
-    copy of a distributed variable as a `LocalVariable`.
-
-    Attributes
-    ----------
-    array : array
-        The array that holds the value, not a copy: writing to it changes the variable.
+    The default strategy and `OneDeviceStrategy` make variables of this class. Update functions get this replica's copy
+    of a distributed variable as a `LocalVariable`. ``array`` holds the value and is not a copy: writing to it changes
+    the variable.
     """
 
     array: Any
@@ -62,12 +58,8 @@ class LocalVariable(Variable):
     def fitting(self, value: Any) -> np.ndarray:
         """Return ``value`` as an array that can be written to this variable.
 
-        Raises
-        ------
-        ValueError
-            If the shape differs, or an integer is out of the dtype's range.
-        TypeError
-            If the dtype cannot be cast.
+        Raise ValueError if the shape differs or an integer is out of the dtype's range, and TypeError if the dtype
+        cannot be cast.
         """
         mine = self.array
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:

@@ -27,16 +27,12 @@ class ServerVariable(Variable):
     `mpistrat.ParameterServerStrategy` makes it. Each assignment is applied as a whole: no update is lost, and a read
     never sees half of one.
 
-    The parts of a divided variable are its *shards*, which are variables themselves. It reads as one array. A write
-    is cut, and each shard applies its part as a whole: a read may see the new value of one shard and the old value of
+    The parts of a divided variable are its *shards*, which are variables themselves. It reads as one array. A write is
+    cut, and each shard applies its part as a whole: a read may see the new value of one shard and the old value of
     another.
 
-    Attributes
-    ----------
-    key : int
-        Its number among the variables of the program.
-    server : int
-        Number of the parameter server that holds it, or its first shard.
+    ``key`` is its number among the variables of the program, and ``server`` the number of the parameter server that
+    holds it, or its first shard.
     """
 
     each_replica_writes = False

@@ -11,10 +11,6 @@ class Reference(Generic[_Variable]):
     """A hashable reference to a variable, for dicts and sets: ``==`` of variables compares elements.
 
     `Variable.ref` returns it. It keeps the variable alive.
-
-    Parameters
-    ----------
-    variable : Variable
     """
 
     __slots__ = ("_variable",)

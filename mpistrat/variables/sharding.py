@@ -15,13 +15,7 @@ import numpy as np
 class RowsOfShard(NamedTuple):
     """The part of some indices that lies on one shard.
 
-    Attributes
-    ----------
-    shard : int
-    places : numpy.ndarray of int
-        Places of these indices among all that were asked for.
-    rows : numpy.ndarray of int
-        Rows of the shard.
+    ``places`` are those of these indices among all that were asked for, and ``rows`` the rows of the shard.
     """
 
     shard: int
@@ -32,12 +26,8 @@ class RowsOfShard(NamedTuple):
 class Selection(NamedTuple):
     """The rows of each shard that an index of the whole array needs.
 
-    Attributes
-    ----------
-    parts : tuple of (int, slice)
-        Shards and slices of their rows, in the order of the result.
-    rest : tuple
-        Index of the concatenated parts that gives the result.
+    ``parts`` has shards and slices of their rows, in the order of the result. ``rest`` is the index of the concatenated
+    parts that gives the result.
     """
 
     parts: tuple[tuple[int, slice], ...]
@@ -48,12 +38,7 @@ class Selection(NamedTuple):
 class Sharding:
     """The division of rows among shards, as even as possible: the first shards have one row more than the others.
 
-    Parameters
-    ----------
-    rows : int
-        Number of rows of the whole array.
-    shards : int
-        Number of shards; at most one for each row is made.
+    At most one shard is made for each row.
 
     Examples
     --------
@@ -81,13 +66,7 @@ class Sharding:
         return tuple(least * shard + min(shard, more) for shard in range(self.shards))
 
     def cut(self, array: Any) -> list[Any]:
-        """Return the rows of each shard, as views of the array.
-
-        Raises
-        ------
-        ValueError
-            If the array has another number of rows.
-        """
+        """Return the rows of each shard, as views of the array. Raise ValueError if it has another number of rows."""
         if not array.shape or array.shape[0] != self.rows:
             raise ValueError(f"an array of shape {array.shape} cannot be cut into shards of {self.rows} rows")
         return [array[slice(*self.bounds(shard))] for shard in range(self.shards)]
@@ -109,10 +88,7 @@ class Sharding:
     def by_shard(self, indices: np.ndarray) -> list[RowsOfShard]:
         """Return the shards that hold these rows. On a shard, indices keep their order and are repeated as given.
 
-        Raises
-        ------
-        ValueError
-            If an index is negative or too large.
+        Raise ValueError if an index is negative or too large.
 
         Examples
         --------
@@ -138,13 +114,7 @@ class Sharding:
         """Return the rows of each shard that ``array[key]`` needs. At least one part is named.
 
         An integer or a slice of the first axis needs its own rows only. Other indices, such as masks, need all rows.
-
-        Raises
-        ------
-        IndexError
-            If an integer is out of range.
-        ValueError
-            If the step of a slice is 0.
+        Raise IndexError if an integer is out of range, and ValueError if the step of a slice is 0.
 
         Examples
         --------
@@ -187,10 +157,7 @@ def _places_below(rows: range, start: int, end: int) -> slice:
 def shards_wanted(partitioner: Callable[..., Sequence[int]], shape: tuple[int, ...], dtype: np.dtype) -> int:
     """Return the number of shards that a partitioner gives a variable. Scalars are never cut.
 
-    Raises
-    ------
-    ValueError
-        If the partitioner does not return a number for each axis, of which only the first may exceed 1.
+    Raise ValueError if the partitioner does not return a number for each axis, of which only the first may exceed 1.
     """
     if not shape:
         return 1

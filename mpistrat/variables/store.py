@@ -41,14 +41,9 @@ class HeldVariable(LocalVariable):
 
 
 class VariableStore:
-    """The variables of this parameter server.
+    """The variables of this parameter server, with their arrays in ``memory``, by default that of this process.
 
     It does what one letter asks for before it looks at the next, so a read never sees half of a write.
-
-    Parameters
-    ----------
-    memory : Memory, optional
-        For the arrays. By default that of this process.
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
@@ -149,10 +144,7 @@ class VariableStore:
     ) -> Callable[[], Any]:
         """Return a call of a function that updates a variable, with the held variables among its arguments.
 
-        Raises
-        ------
-        ValueError
-            If one of them is not here.
+        Raise ValueError if one of them is not here.
         """
         variable, held = self._held[key]
         args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
