@@ -111,10 +111,7 @@ class Mirrored(ArrayLike, DistributedValues):
 def component(value: Any) -> Any:
     """Return this replica's component of a distributed value, or any other value unchanged.
 
-    Raises
-    ------
-    ValueError
-        If the value has components of several replicas, and the call is not made in one of these.
+    Raise ValueError if the value has components of several replicas, and the call is not made in one of these.
     """
     if not isinstance(value, DistributedValues):
         return value
@@ -133,10 +130,7 @@ def component(value: Any) -> Any:
 def reducible(op: Any, value: Any) -> Any:
     """Return the contribution of this process to the reduction of a value: its component or components, or the value.
 
-    Raises
-    ------
-    ValueError
-        For SUM or PROD of a mirrored value.
+    Raise ValueError for SUM or PROD of a mirrored value.
     """
     if op.name in ("SUM", "PROD") and isinstance(value, Mirrored):
         raise ValueError(
