@@ -296,13 +296,9 @@ class ClusterCoordinator:
 
 
 class PerWorkerDataset:
-    """A dataset on every worker. `ClusterCoordinator.create_per_worker_dataset` makes it.
+    """A dataset on every worker, where ``dataset_fn`` returns it.
 
-    Parameters
-    ----------
-    coordinator : ClusterCoordinator
-    dataset_fn : callable
-        Returns the dataset, on the worker.
+    `ClusterCoordinator.create_per_worker_dataset` makes it.
     """
 
     def __init__(self, coordinator: ClusterCoordinator, dataset_fn: Callable[[], Any]):

@@ -52,13 +52,7 @@ class RemoteValue:
 
 
 class ScheduledValue(RemoteValue):
-    """The result of a function of a coordinator.
-
-    Parameters
-    ----------
-    wait : callable
-        Makes progress until a condition holds.
-    """
+    """The result of a function of a coordinator. ``wait`` makes progress until a condition holds."""
 
     __slots__ = ("_ended", "_error", "_value", "_wait")
 
@@ -125,16 +119,9 @@ class PerWorkerValue:
 
 
 class KeptOnWorkers(PerWorkerValue):
-    """A value whose parts stay on the workers.
+    """A value whose parts stay on the workers, under the number ``key``.
 
-    Parameters
-    ----------
-    key : int
-        Its number on the workers.
-    freed : deque
-        Takes the number when the value is not used any more.
-    kept : object
-        What must live as long as the value.
+    ``freed`` takes the number when the value is not used any more. ``kept`` must live as long as the value.
     """
 
     def __init__(self, key: int, freed: deque[int], kept: object):

@@ -15,15 +15,7 @@ from mpistrat.process import mpi
 
 @dataclass(frozen=True)
 class ServerDef:
-    """The definition of a server.
-
-    Attributes
-    ----------
-    cluster : ClusterSpec
-    job_name : str
-    task_index : int
-    protocol : str
-    """
+    """The definition of a server."""
 
     cluster: ClusterSpec
     job_name: str

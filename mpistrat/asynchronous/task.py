@@ -11,31 +11,17 @@ from mpistrat.messages.pickling import Packed
 
 
 class Task:
-    """One call of a function by any worker.
+    """One call of a function by any worker, in the scope of the strategy of the number ``strategy``.
 
-    Parameters
-    ----------
-    function : SentFunction
-    arguments : Packed
-        The positional and keyword arguments.
-    strategy : int or None
-        Number of the strategy in whose scope it runs.
-    owner : object
-        The coordinator or executor that it belongs to.
-    kept : object
-        What must live until the task has ended.
-    ended : callable
-        Called with the result and the error; one of them has the value None.
-    began : callable, optional
-        Called when the task is handed to a worker. Returns False if it was cancelled: ``ended`` is then called with
-        None and None.
-    ranks : int, optional
-        Number of workers that call the function together, with their communicator as its first argument. The result
-        is that of rank 0 of the communicator.
-    seconds : float, optional
-        Time after which the worker raises TimeoutError in the function.
-    once : bool
-        Whether its writes to variables are kept until it has ended, and then applied once.
+    ``arguments`` are the positional and keyword arguments, and ``owner`` is the coordinator or executor. ``kept`` must
+    live until the task has ended.
+
+    ``ended`` is called with the result and the error; one of them has the value None. ``began`` is called when the task
+    is handed to a worker. It returns False if the task was cancelled: ``ended`` is then called with None and None.
+
+    So many ``ranks`` call the function together, with their communicator as its first argument. The result is that of
+    rank 0 of the communicator. After ``seconds`` the worker raises TimeoutError in the function. ``once`` says whether
+    its writes to variables are kept until it has ended, and then applied once.
     """
 
     __slots__ = (
