@@ -154,10 +154,7 @@ def interleaved_for(
 def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
     """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
 
-    Raises
-    ------
-    SystemExit
-        If a name is unknown.
+    Raise SystemExit if a name is unknown.
     """
     from mpistrat.collectives.algorithms.choose import ALGORITHMS
 

@@ -48,13 +48,7 @@ def run(parser: argparse.ArgumentParser, argv: list[str], measurement: type[Meas
 class Measurement:
     """The measurement of all cases.
 
-    Attributes
-    ----------
-    arguments : argparse.Namespace
-    files : module
-        The module that makes the files.
-    paths : dict
-        The files of each layout.
+    ``files`` is the module that makes the files, and ``paths`` has the files of each layout.
     """
 
     def __init__(self, arguments: argparse.Namespace):

@@ -13,20 +13,10 @@ LIBRARY = "mpistrat"
 
 
 class Row(NamedTuple):
-    """The median of one measurement.
+    """The median of one measurement, in seconds, with ``n`` ranks.
 
-    Attributes
-    ----------
-    subject, case : str
-        The subject, and the case of it.
-    way : str
-        The program: ``"mpistrat"`` or the name of a competitor.
-    bytes : int
-        Bytes of one replica's message; in case ``"memory"`` peak memory, in case ``"opened"`` a number of files.
-    seconds : float
-        The median over the repetitions; 0 in these two cases.
-    n : int
-        Number of ranks.
+    ``way`` is the program: ``"mpistrat"`` or the name of a competitor. ``bytes`` are those of one replica's message. In
+    case ``"memory"`` they are peak memory and in case ``"opened"`` a number of files; ``seconds`` is 0 in these two.
     """
 
     subject: str
@@ -48,13 +38,7 @@ class Row(NamedTuple):
 
 
 class Report:
-    """The rows of one subject.
-
-    Parameters
-    ----------
-    subject : str
-    n : int
-        Number of ranks.
+    """The rows of one subject, measured with ``n`` ranks.
 
     Examples
     --------

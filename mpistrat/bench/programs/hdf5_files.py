@@ -37,10 +37,7 @@ def layouts() -> dict[str, dict[str, Any]]:
 def made(folder: Path, layout: str, how: dict[str, Any], nbytes: int, seed: int) -> list[str]:
     """Return the files of a layout, with ``nbytes`` in all when decoded. Make those that are missing.
 
-    Raises
-    ------
-    FileExistsError
-        If a file of that name has other contents.
+    Raise FileExistsError if a file of that name has other contents.
     """
     rows = max(_CHUNK_ROWS, nbytes // ROW_BYTES // FILES)
     paths = []

@@ -31,16 +31,8 @@ def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
 class ArrayWay(NamedTuple):
     """A way to reduce an array, and what is needed to check its sum.
 
-    Attributes
-    ----------
-    cases : sequence of str
-        Cases of the report that show its time.
-    times : callable
-        ``times(k)`` reduces the array k times.
-    send : numpy.ndarray or cupy.ndarray
-        The array to sum.
-    result : callable
-        ``result()`` returns the sum.
+    ``cases`` of the report show its time. ``times(k)`` reduces the array ``send``, of NumPy or CuPy, k times, and
+    ``result()`` returns the sum.
     """
 
     cases: Sequence[str]
