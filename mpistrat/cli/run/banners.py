@@ -62,25 +62,10 @@ class Death(NamedTuple):
 
 
 class Banners:
-    """The banners in the text of a launcher, and what they tell.
+    """The banners in the text of a launcher of an MPI ``family`` on the machine ``host``, and what they tell.
 
-    Parameters
-    ----------
-    family : str
-        The family of its MPI.
-    host : str
-        The name of this machine.
-
-    Attributes
-    ----------
-    deaths : list of Death
-        The ranks that were killed.
-    failed : bool
-        Whether the job failed.
-    left : set of int
-        The ranks that have ended their processes before the end of MPI, or with another exit status than 0.
-    aborted : bool
-        Whether a rank has called ``MPI_Abort``.
+    ``deaths`` are the ranks that were killed. ``left`` are the ranks that have ended their processes before the end of
+    MPI, or with another exit status than 0. ``aborted`` says whether a rank has called ``MPI_Abort``.
     """
 
     def __init__(self, family: str, host: str):
@@ -136,10 +121,7 @@ def _death_of_mpich(pid: int, code: int, number: int) -> Death:
 class LauncherMessages:
     """A thread that copies what a launcher prints to the errors of this process, without banners.
 
-    Attributes
-    ----------
-    found : Banners
-        What the banners told.
+    ``found`` is what the banners told.
     """
 
     def __init__(self, pipe: IO[bytes], family: str, host: str):

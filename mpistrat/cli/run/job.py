@@ -34,18 +34,9 @@ class Setting(NamedTuple):
 class Machine:
     """The properties of the machine that decide how a job is started.
 
-    Attributes
-    ----------
-    cores : int
-        The number of cores that may be used.
-    root : bool
-        Whether this user is root.
-    terminal : bool
-        Whether stdout is a terminal.
-    shared : int or None
-        The bytes free in /dev/shm, if it exists.
-    reads : bool
-        Whether processes may read each other's memory.
+    ``cores`` counts those that may be used. ``root`` says whether this user is root, ``terminal`` whether stdout is
+    one, and ``reads`` whether processes may read each other's memory. ``shared`` are the bytes free in /dev/shm, if it
+    exists.
     """
 
     cores: int

@@ -34,14 +34,11 @@ class EndOrder:
     """The order in which the ranks of a job end.
 
     MPICH kills all ranks a few milliseconds after the first one, and does not report which one that was. Each rank
-    keeps a file open (`mpistrat.record.end_mark`), and Linux queues a notice when it is closed (inotify). So
-    one look at the end of the job is enough. The order in which processes exit is not: on a busy machine the first
-    one may still be exiting when the launcher has killed others. The order is empty if inotify is unavailable.
+    keeps a file open (`mpistrat.record.end_mark`), and Linux queues a notice when it is closed (inotify). So one look
+    at the end of the job is enough. The order in which processes exit is not: on a busy machine the first one may still
+    be exiting when the launcher has killed others. The order is empty if inotify is unavailable.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        The directory of these files: exists, and holds nothing else.
+    The directory of these files exists, and holds nothing else.
     """
 
     def __init__(self, folder: Path):
@@ -88,12 +85,8 @@ class Guard:
     """A process that sends one signal to the launcher when this process dies, however it dies.
 
     Linux could send the signal (``PR_SET_PDEATHSIG``), but sends it once for each thread of the dead process. At a
-    second signal the launcher of Open MPI ends at once, and its ranks go on without it.
-
-    Parameters
-    ----------
-    number : signal.Signals
-        What ends the launcher and its ranks.
+    second signal the launcher of Open MPI ends at once, and its ranks go on without it. ``number`` must end the
+    launcher and its ranks.
     """
 
     def __init__(self, number: signal.Signals):

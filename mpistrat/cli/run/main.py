@@ -136,10 +136,7 @@ def command(
 def _names_python(argument: str, ctx: click.Context) -> bool:
     """Return whether an argument is the Python of this command, as mpirun takes it before a program.
 
-    Raises
-    ------
-    click.UsageError
-        If it is the path of another Python: the ranks need the one that has mpistrat.
+    Raise UsageError if it is the path of another Python: the ranks need the one that has mpistrat.
     """
     path = Path(argument)
     if not re.fullmatch(r"python(3(\.\d+)?)?", path.name):

@@ -37,7 +37,7 @@ _RANK = 'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/n
 
 
 class Streams:
-    """The standard streams of the ranks of one job.
+    """The standard streams of the ranks of one job. Their channels are made in ``folder``.
 
     Input: the launcher of Open MPI 5 never ends the input of rank 0, and repeats parts of a long one. That of MPICH
     ends the job if rank 0 reads more slowly than the launcher. So rank 0 reads from a named pipe, into which a thread
@@ -47,20 +47,9 @@ class Streams:
     progress bar does not end its line. Elsewhere it has a named pipe, and whole lines pass, so that lines of ranks
     never mix. All channels are open for writing here too: processes that ranks leave behind are not waited for.
 
-    Parameters
-    ----------
-    folder : path
-        A directory for the channels.
-    ranks : int
-    output : str, optional
-        The name of a file for each rank, with `RANK` in the place of its number. Its output goes there.
-    tag : bool
-        Whether each line begins with the number of its rank.
-
-    Attributes
-    ----------
-    line_ended : bool
-        Whether the last byte that was written to the errors of this process ends a line.
+    If given, ``output`` is the name of a file for each rank, with `RANK` in the place of its number. Its output goes
+    there. ``tag`` says whether each line begins with the number of its rank. ``line_ended`` says whether the last byte
+    that was written to the errors of this process ends a line.
     """
 
     def __init__(self, folder: Path, ranks: int, *, output: str | None = None, tag: bool = False):

@@ -16,19 +16,9 @@ _COLUMN = 36  # where comments begin
 class Resources:
     """The resources of a job, or of a component of a heterogeneous job.
 
-    Attributes
-    ----------
-    nodes : int
-    ntasks : int or None
-        Total number of ranks.
-    ntasks_per_node : int or None
-        Ranks per node; the maximum if ``ntasks`` is given too.
-    cpus_per_task : int
-        Cores per rank.
-    gpus_per_node : str or None
-        A number, or a type and a number.
-    options : sequence of tuple of str
-        Further options of sbatch, each with a comment.
+    ``ntasks`` is the total number of ranks. ``ntasks_per_node`` is the number per node; the maximum if ``ntasks`` is
+    given too. ``cpus_per_task`` are cores per rank. ``gpus_per_node`` is a number, or a type and a number. ``options``
+    are further ones of sbatch, each with a comment.
     """
 
     nodes: int = 1
@@ -41,36 +31,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Script:
-    """A batch script.
+    """A batch script that the command ``written_by`` writes.
 
-    Attributes
-    ----------
-    written_by : str
-        The command that writes this script.
-    components : sequence of Resources
-        One, or several for a heterogeneous job.
-    name : str
-        The name of the job.
-    time : str
-        The time limit of the job, in a format of sbatch.
-    program : sequence of str
-        The arguments of Python.
-    python : str
-        The interpreter: a path, relative to the directory where ``sbatch`` is called, or a name without a
-        slash, which is looked up in PATH.
-    mpi : str
-        The value of ``srun --mpi=``; not used with ``mpirun``.
-    mpirun : bool
-        Start the ranks with mpirun.
-    array : str or None
-        The indices of a job array.
-    signal : tuple of (str, int), or None
-        Signal that the ranks get before the time limit, and how many seconds before. The job can then be
-        requeued.
-    container : str or None
-        Apptainer image: a path as for ``python``, or an address such as ``docker://name``.
-    options : sequence of tuple of str
-        Further options of sbatch for all components, each with a comment.
+    ``components`` has several resources for a heterogeneous job. ``time`` is the limit of the job, in a format of
+    sbatch. ``program`` has the arguments of ``python``: a path, relative to the directory where ``sbatch`` is called,
+    or a name without a slash, which is looked up in PATH.
+
+    ``mpi`` is the value of ``srun --mpi=``; it is not used with ``mpirun``, which starts the ranks with mpirun.
+    ``array`` has the indices of a job array. ``signal`` is what the ranks get before the time limit, and how many
+    seconds before. The job can then be requeued. ``container`` is an Apptainer image: a path as for ``python``, or an
+    address such as ``docker://name``. ``options`` are further ones of sbatch for all components, each with a comment.
     """
 
     written_by: str

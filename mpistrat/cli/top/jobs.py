@@ -37,14 +37,10 @@ class NoJobError(Exception):
 
 
 def find(what: str | None) -> list[Record]:
-    """Return the records of one running job.
+    """Return the records of one running job. Raise NoJobError if none or several may be meant.
 
     ``what`` is the number of a batch job, of a process of the job, or of a process that started it. None is the only
     job.
-
-    Raises
-    ------
-    NoJobError
     """
     jobs = waits.jobs_of(each for each in read.records() if each.lives)
     if what is not None:
@@ -123,10 +119,7 @@ def may_be_elsewhere(job: str | None, records: Sequence[Record]) -> bool:
 def on_all_nodes(job: str, option: str) -> list[str]:
     """Return what this command prints with an option on each node of a Slurm job, in lines.
 
-    Raises
-    ------
-    NoJobError
-        If srun is missing or fails, or the job does not run.
+    Raise NoJobError if srun is missing or fails, or the job does not run.
     """
     environ = {name: each for name, each in os.environ.items() if _is_for_any_step(name)}
     where = [f"--jobid={job}", *_nodes_option(job, environ)]
@@ -148,10 +141,7 @@ def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
 def on_hosts(hosts: Sequence[str], option: str) -> list[str]:
     """Return what this command prints with an option on some hosts, which ssh reaches, in lines.
 
-    Raises
-    ------
-    NoJobError
-        If none of them answers.
+    Raise NoJobError if none of them answers.
     """
     commands = [([*_SSH, "--", host, shlex.join((*_HERE, option))], dict(os.environ)) for host in hosts]
     return _answers(commands, f"a job on {', '.join(hosts)} (for a job of Slurm, give its number instead)")

@@ -22,10 +22,7 @@ _THREAD = 1_000_000
 def write(path: Path, tracks: Sequence[Track], facts: dict[str, Any]) -> int:
     """Write the file, compressed if its name ends in ``.gz``. Return the number of events.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
+    Raise OSError if the file cannot be written.
     """
     with atomic_file.appearing(path, replace=True) as temporary:
         if path.name.endswith(".gz"):

@@ -37,28 +37,12 @@ class NotATraceError(ValueError):
 class Trace:
     """The trace of one rank. Times are by the monotonic clock of the rank.
 
-    Attributes
-    ----------
-    path : pathlib.Path
-    rank, size, pid : int
-    host, program : str
-    clock : int
-        A number that is equal for ranks with the same clock.
-    epoch : float
-        What to add to that clock for the time since the epoch.
-    began, last : float
-        When the trace began, and the last time in it.
-    complete : bool
-        Whether it ended: else the process was killed, or still runs.
-    communicators : tuple of tuple of int
-        The random number, the size and this rank of each.
-    samples : tuple of Sample
-    events : numpy.ndarray
-        In the order in which they began.
-    forgotten : int
-        The events that had no more room in the file.
-    problem : str
-        What is wrong with the file, empty if nothing is.
+    ``clock`` is a number that is equal for ranks with the same clock, and ``epoch`` what to add to that clock for the
+    time since the epoch. The trace lasts from ``began`` to ``last``. It is ``complete`` if it ended: else the process
+    was killed, or still runs. ``communicators`` has the random number, the size and this rank of each.
+
+    ``events`` are in the order in which they began, and ``forgotten`` is the number of those that had no more room in
+    the file. ``problem`` says what is wrong with the file, empty if nothing is.
     """
 
     path: Path
@@ -85,12 +69,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """Return the trace in a file.
-
-    Raises
-    ------
-    NotATraceError
-    """
+    """Return the trace in a file. Raise NotATraceError if it cannot be read or is not a trace."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
@@ -171,10 +150,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
 def traces(directory: Path) -> tuple[list[Trace], list[str]]:
     """Return the traces in a directory, and what is wrong with those of its files that are not one.
 
-    Raises
-    ------
-    NotATraceError
-        If the directory cannot be read.
+    Raise NotATraceError if the directory cannot be read.
     """
     found, problems = [], []
     try:

@@ -18,15 +18,7 @@ _MOST_RANKS = 64
 
 
 def draw(path: Path, tracks: Sequence[Track], told: dict[str, Any], title: str) -> None:
-    """Write a PNG.
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is not installed.
-    OSError
-        If the file cannot be written.
-    """
+    """Write a PNG. Raise ImportError if matplotlib is not installed, and OSError if the file cannot be written."""
     from matplotlib.figure import Figure
 
     main = [each for each in tracks if each.thread == 0 and each.spans][:_MOST_RANKS]

@@ -34,15 +34,8 @@ class Call(NamedTuple):
 class Span(NamedTuple):
     """What a rank did for some time. Times are in whole nanoseconds, by the clock of the first rank.
 
-    Attributes
-    ----------
-    name : str
-        A phase, or the name of a collective.
-    begin, end : int
-    own : int
-        The nanoseconds that are not of another span inside this one.
-    call : Call or None
-        The collective that this span is.
+    ``name`` is a phase, or that of the collective ``call``. ``own`` is the time that is not of another span inside this
+    one.
     """
 
     name: str
@@ -53,18 +46,10 @@ class Span(NamedTuple):
 
 
 class Track(NamedTuple):
-    """What one thread of a rank did.
+    """What one thread of a rank did. The main thread is 0.
 
-    Attributes
-    ----------
-    rank, thread : int
-        The main thread is 0.
-    host : tuple of str and int
-        The name and the clock of the host.
-    spans : list of Span
-        In the order of their beginnings, an outer one before those inside it.
-    steps : list of int
-        The times at which steps ended.
+    ``host`` is the name and the clock of the host. ``spans`` are in the order of their beginnings, an outer one before
+    those inside it, and ``steps`` are the times at which steps ended.
     """
 
     rank: int

@@ -65,21 +65,12 @@ class Trouble(NamedTuple):
 
 @dataclass
 class CheckedJob:
-    """The facts of a job. It has plain values only: they are sent as JSON.
+    """The facts of a job of ``size`` ranks. It has plain values only: they are sent as JSON.
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    facts : dict
-        By rank, its own facts: ``host``, ``node`` (its number), and the facts of each check by name.
-    talked : dict
-        By name of a check, the facts from messages between ranks. Empty if the ranks could not communicate.
-    troubles : dict of Trouble
-        By rank, what stopped its checks.
-    alone : Finding or None
-        That each rank is a job of its own, or None if the ranks are one job.
-    options : CheckOptions
+    ``facts`` has for each rank its own: ``host``, ``node`` (its number), and the facts of each check by name.
+    ``talked`` has by name of a check the facts from messages between ranks. It is empty if the ranks could not
+    communicate. ``troubles`` has by rank what stopped its checks. ``alone`` says that each rank is a job of its own,
+    and is None if the ranks are one job.
     """
 
     size: int
@@ -108,20 +99,10 @@ class CheckedJob:
 
 
 class Check(NamedTuple):
-    """One check.
+    """One check, with the name of its facts, and its title in the table.
 
-    Attributes
-    ----------
-    name : str
-        The name of its facts.
-    title : str
-        The name of the check in the table.
-    judge : callable
-        ``judge(job) -> Finding``.
-    local : callable or None
-        ``local(options) -> facts``: the facts that a rank finds by itself, before MPI is started.
-    talk : callable or None
-        ``talk(talk, options)``: the facts from messages between ranks. The result of rank 0 counts.
+    ``local`` returns the facts that a rank finds by itself, before MPI is started, and ``talk`` those from messages
+    between ranks. The result of rank 0 counts.
     """
 
     name: str

@@ -17,17 +17,9 @@ class SilenceError(RuntimeError):
 
 
 class Talk:
-    """Communication of checks between the ranks of a job.
+    """Communication of checks between the ranks of a job, with a time limit of each message in seconds.
 
-    Attributes
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    topology : Topology
-    rank, size : int
-    leaders : tuple of int
-        The first rank of each node.
-    limit : float
-        Time limit of a message in seconds.
+    ``leaders`` are the first ranks of the nodes.
     """
 
     def __init__(self, comm: Any, limit: float):
@@ -39,23 +31,11 @@ class Talk:
         self.leaders: tuple[int, ...] = ()
 
     def send(self, data: Any, to: int) -> None:
-        """Send bytes.
-
-        Raises
-        ------
-        SilenceError
-            If the receiver does not take them within the time limit.
-        """
+        """Send bytes. Raise SilenceError if the receiver does not take them within the time limit."""
         self._wait(self.comm.Isend(data, to, _TAG), f"no message to rank {to} was received")
 
     def receive(self, source: int, count: int) -> bytearray:
-        """Receive ``count`` bytes.
-
-        Raises
-        ------
-        SilenceError
-            If they do not arrive within the time limit.
-        """
+        """Receive ``count`` bytes. Raise SilenceError if they do not arrive within the time limit."""
         data = bytearray(count)
         self.receive_into(data, source)
         return data
@@ -67,10 +47,7 @@ class Talk:
     def collect(self, value: Any) -> list[Any] | None:
         """Return the JSON values of all ranks on rank 0, and None on other ranks.
 
-        Raises
-        ------
-        SilenceError
-            On rank 0, with the ranks whose value did not arrive within the time limit.
+        Raise SilenceError on rank 0, with the ranks whose value did not arrive within the time limit.
         """
         from mpi4py import MPI
 
@@ -94,10 +71,7 @@ class Talk:
     def tell(self, value: Any) -> Any:
         """Return the JSON value of rank 0 on every rank.
 
-        Raises
-        ------
-        SilenceError
-            If it is not sent, or does not arrive, within the time limit.
+        Raise SilenceError if it is not sent, or does not arrive, within the time limit.
         """
         if self.rank:
             count = int.from_bytes(self.receive(0, 8), "little")

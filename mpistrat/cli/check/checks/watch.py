@@ -42,13 +42,7 @@ class _Ended(Exception):
 class Watcher:
     """The watcher of one rank: it runs the checks in a child process and follows them.
 
-    Parameters
-    ----------
-    options : CheckOptions
-    rank, size : int
-        As the environment gives them.
-    key : str or None
-        See `launch_key.key_of`.
+    Rank and size are as the environment gives them. For ``key`` see `launch_key.key_of`.
     """
 
     def __init__(self, options: CheckOptions, rank: int, size: int, key: str | None):
