@@ -22,13 +22,7 @@ _goodbyes: Goodbyes | None = None
 
 
 class Goodbyes:
-    """The goodbyes of all ranks of a job. Collective over them when it is made.
-
-    Parameters
-    ----------
-    world : mpi4py.MPI.Intracomm
-        The communicator of all ranks.
-    """
+    """The goodbyes of all ranks of a job, on their communicator. Collective over them when it is made."""
 
     def __init__(self, world: Any):
         self._comm = world.Dup()
@@ -73,22 +67,8 @@ def wait_until(
 ) -> None:
     """Wait until ``done()``. ``ended()`` tells whether the ranks that can bring it about have ended.
 
-    Parameters
-    ----------
-    done, ended : callable
-    what : callable
-        Returns what did not happen, for errors.
-    seconds : float
-    gone : str
-        The end of the error if these ranks have ended, behind ``what()``.
-    backoff : Backoff, optional
-
-    Raises
-    ------
-    TimeoutError
-        If it takes longer. The text begins with ``what()``.
-    RuntimeError
-        If these ranks have ended.
+    ``what()`` says what did not happen, for errors. Raise TimeoutError, with a text that begins so, after ``seconds``.
+    Raise RuntimeError if these ranks have ended: its text ends with ``gone``.
     """
     start, pauses = time.monotonic(), backoff or Backoff()
     look, were_gone = _LOOK, False

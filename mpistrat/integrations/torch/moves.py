@@ -32,12 +32,7 @@ _collective = whole(attrgetter("topology"))
 
 
 class Moves:
-    """The moves of a process group. All are collective.
-
-    Parameters
-    ----------
-    topology : Topology
-    """
+    """The moves of a process group. All are collective."""
 
     def __init__(self, topology: Topology):
         self.topology = topology

@@ -125,23 +125,11 @@ def prepare(world: Any) -> None:
 def communicator_of(ranks: Sequence[int], name: str, store: Any, seconds: float) -> Any:
     """Return a communicator of some ranks, when all of them have come with the same list. Collective over them.
 
-    Parameters
-    ----------
-    ranks : sequence of int
-    name : str
-        Torch's name of the group.
-    store : torch.distributed.Store
-        Only tells why members do not come. Its part for the n-th group has the same name on all ranks, if all ranks
-        call new_group as torch demands.
-    seconds : float
-        How long to wait for members.
+    ``name`` is torch's name of the group. ``store`` only tells why members do not come. Its part for the n-th group has
+    the same name on all ranks, if all ranks call new_group as torch demands.
 
-    Raises
-    ------
-    MismatchError
-        If a member has another list.
-    RuntimeError
-        If a member has ended its program, does not come in time, or makes another attempt.
+    Raise MismatchError if a member has another list. Raise RuntimeError if a member has ended its program, does not
+    come within ``seconds``, or makes another attempt.
     """
     if len(ranks) > 1:
         _Meeting(tuple(ranks), name, store, seconds).hold()
@@ -341,10 +329,8 @@ def _read_the_rest() -> None:
 def all_ranks() -> Any:
     """Return the communicator of all ranks, and start MPI if needed.
 
-    Raises
-    ------
-    RuntimeError
-        If a rank made this process by ``torch.multiprocessing``. Open MPI ends such a process by a segmentation fault.
+    Raise RuntimeError if a rank made this process by ``torch.multiprocessing``. Open MPI ends such a process by a
+    segmentation fault.
     """
     if _is_made_by_multiprocessing() and not mpi.running() and launch.started_tasks(os.environ):
         raise RuntimeError(
@@ -364,17 +350,12 @@ def _is_made_by_multiprocessing() -> bool:
 def communicator(described: Any) -> Any:
     """Return the communicator of a process group: that of all ranks, of this rank alone, or a new one.
 
-    Parameters
-    ----------
-    described : torch.distributed._DistributedBackendOptions
-        What torch believes: ``global_ranks_in_group`` (the members in ``MPI.COMM_WORLD``; empty for all ranks),
-        ``group_rank``, ``group_size``, ``timeout``, and the ``store`` that all members know.
+    ``described`` is a ``torch.distributed._DistributedBackendOptions``, what torch believes: ``global_ranks_in_group``
+    (the members in ``MPI.COMM_WORLD``; empty for all ranks), ``group_rank``, ``group_size``, ``timeout``, and the
+    ``store`` that all members know.
 
-    Raises
-    ------
-    RuntimeError
-        If MPI has other ranks than torch. If a member makes a group of other ranks (`MismatchError`), comes too late,
-        has ended its program, or makes another attempt at the group.
+    Raise RuntimeError if MPI has other ranks than torch. Raise it too if a member makes a group of other ranks
+    (`MismatchError`), comes too late, has ended its program, or makes another attempt at the group.
     """
     world = all_ranks()
     ranks, group_rank, size = (
@@ -415,10 +396,7 @@ def _begins_alone(ranks: list[int], store: Any) -> bool:
 def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
     """Return a communicator of some ranks of another one; None on other ranks. Collective over the other one.
 
-    Raises
-    ------
-    MismatchError
-        If members of a part give different ranks. All ranks raise.
+    Raise MismatchError on all ranks if members of a part give different ranks.
     """
     with structures.refusals("split_group", topology):
         strange = [rank for rank in ranks if not 0 <= rank < topology.size]

@@ -21,14 +21,7 @@ _left: list[tuple[Any, list[PendingWork]]] = []
 
 
 class Messages:
-    """The messages of a process group, on a communicator of their own.
-
-    Parameters
-    ----------
-    topology : Topology
-    seconds : float
-        How long a wait may take.
-    """
+    """The messages of a process group, on a communicator of their own. A wait may take so many seconds."""
 
     def __init__(self, topology: Topology, seconds: float):
         self._comm = topology.parent.Dup()
@@ -52,14 +45,8 @@ class Messages:
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> PendingWork:
         """Begin to receive a tensor from a rank, or from any (None).
 
-        Raises
-        ------
-        ValueError
-            In `wait`, if the message has another size.
-        RuntimeError
-            In `wait`, if the rank has ended its program.
-        NotImplementedError
-            If the tensor is larger than one message and may come from any rank.
+        Raise NotImplementedError if the tensor is larger than one message and may come from any rank. `wait` raises
+        ValueError if the message has another size, and RuntimeError if the rank has ended its program.
         """
         require_dense(tensor)
         if rank is not None:

@@ -26,15 +26,7 @@ _SHORTEST = 0.001  # seconds of a limit: 0 would be none
 
 
 class DescribedGroup(torch.distributed.ProcessGroup):
-    """A process group without collectives.
-
-    Parameters
-    ----------
-    rank, size : int
-        The rank of this process in the group, and the number of ranks.
-    name : str
-        Torch's name of the group.
-    """
+    """A process group without collectives. ``name`` is torch's."""
 
     def __init__(self, rank: int, size: int, name: str):
         super().__init__(rank, size)

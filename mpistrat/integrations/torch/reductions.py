@@ -81,12 +81,7 @@ def _member(op: Any) -> Any:
 def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     """Return the reduction of this library for one of torch, or the ufunc of a bitwise one.
 
-    Raises
-    ------
-    NotImplementedError
-        If the op has none.
-    TypeError
-        If it is not defined for the dtype.
+    Raise NotImplementedError if the op has none, and TypeError if it is not defined for the dtype.
     """
     name = _member(op).name
     if name not in _OPS and name not in _BITWISE:
@@ -108,14 +103,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
 
 
 class TensorReductions:
-    """The reductions of a process group.
-
-    Parameters
-    ----------
-    topology : Topology
-    options : CommunicationOptions
-        Of all reductions.
-    """
+    """The reductions of a process group, all with the same options."""
 
     def __init__(self, topology: Topology, options: CommunicationOptions):
         self.topology = topology

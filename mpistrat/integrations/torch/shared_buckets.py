@@ -50,10 +50,7 @@ class SharedBuckets:
     def in_arena(self, tensor: torch.Tensor) -> np.ndarray | None:
         """Return a bucket as an array in an arena; None if it stays in memory of its own. Collective if it is new.
 
-        Raises
-        ------
-        ValueError
-            If the tensor is a part of its memory.
+        Raise ValueError if the tensor is a part of its memory.
         """
         if tensor.nbytes != tensor.untyped_storage().nbytes() or not tensor.is_contiguous():
             raise ValueError("a bucket must be a contiguous tensor that has its memory for itself")

@@ -61,10 +61,7 @@ def require_dense(tensor: torch.Tensor) -> None:
 def host_array(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor as a contiguous array of the host, on the same memory where possible.
 
-    Raises
-    ------
-    TypeError
-        As `require_dense`.
+    Raise TypeError as `require_dense`.
     """
     require_dense(tensor)
     tensor = tensor.detach().cpu().contiguous()

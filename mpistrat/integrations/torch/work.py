@@ -16,13 +16,7 @@ _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 
 
 class Done(torch.distributed.Work):
-    """The handle of a call that is complete when it returns, as all collectives of this backend are.
-
-    Parameters
-    ----------
-    tensors : list of torch.Tensor
-        The result.
-    """
+    """The handle of a call that is complete when it returns, as all collectives of this backend are."""
 
     def __init__(self, tensors: list[torch.Tensor]):
         super().__init__()
@@ -60,18 +54,9 @@ class Done(torch.distributed.Work):
 class PendingWork(torch.distributed.Work):
     """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
 
-    Parameters
-    ----------
-    what : str
-        The message, for errors.
-    requests : list of mpi4py.MPI.Request
-    finish : callable
-        Called with the statuses of MPI when all requests are complete.
-    seconds : float
-        How long `wait` waits.
-    tensors : list of torch.Tensor
-    ended : callable
-        Returns whether the ranks that could complete the message have ended their programs.
+    ``what`` is the message, for errors. ``finish`` is called with the statuses of MPI when all requests are complete.
+    `wait` waits for ``seconds``. ``ended()`` tells whether the ranks that could complete the message have ended their
+    programs.
     """
 
     def __init__(
@@ -126,12 +111,8 @@ class PendingWork(torch.distributed.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the message is complete.
 
-        Raises
-        ------
-        TimeoutError
-            If that takes longer than ``timeout``, by default the process group's.
-        RuntimeError
-            If the ranks that could complete it have ended their programs.
+        Raise TimeoutError if that takes longer than ``timeout``, by default the process group's. Raise RuntimeError if
+        the ranks that could complete it have ended their programs.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         goodbyes.wait_until(
