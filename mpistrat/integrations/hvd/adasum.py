@@ -23,12 +23,8 @@ _SMALLEST = np.sqrt(sys.float_info.min)
 def check(topology: Topology, values: Sequence[np.ndarray]) -> None:
     """Raise unless arrays can be combined.
 
-    Raises
-    ------
-    NotImplementedError
-        If the number of ranks is not a power of two.
-    TypeError
-        If an array is not floating point.
+    It is NotImplementedError if the number of ranks is not a power of two, and TypeError if an array is not floating
+    point.
     """
     if topology.size & (topology.size - 1):
         raise NotImplementedError(
@@ -43,12 +39,7 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
     """Return the combinations of arrays over all ranks, each array by itself. Collective.
 
     In step ``i`` the ranks that differ in bit ``i`` exchange what they have, and both compute the same. Values of half
-    precision are combined in float32.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if shapes or dtypes differ between ranks.
+    precision are combined in float32. Raise MismatchError on every rank if shapes or dtypes differ between ranks.
     """
     rank, size = topology.rank, topology.size
     what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)

@@ -18,10 +18,7 @@ from mpistrat.integrations.hvd.reductions import all_reduced, reduce_scattered
 def copy_into(target: Any, result: np.ndarray) -> Any:
     """Write a result into an array that can be written to, of NumPy or PyTorch, and return that.
 
-    Raises
-    ------
-    TypeError
-        If the arrays of the library do not change.
+    Raise TypeError if the arrays of the library do not change.
     """
     if hasattr(target, "copy_"):
         target.detach().copy_(arrays.from_host(result, target))

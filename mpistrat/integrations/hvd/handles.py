@@ -10,13 +10,7 @@ _P = ParamSpec("_P")
 
 
 class Handle:
-    """What an asynchronous call returns.
-
-    Parameters
-    ----------
-    output : Any
-        The result.
-    """
+    """What an asynchronous call returns. ``output`` is the result."""
 
     __slots__ = ("output",)
 

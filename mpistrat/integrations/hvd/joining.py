@@ -28,12 +28,8 @@ def collective(
 ) -> _Result:
     """Return ``make()``, a collective, in which ranks that have joined make ``substitute``.
 
-    Raises
-    ------
-    RuntimeError
-        If a rank has joined and the call has no substitute.
-    MismatchError
-        On every rank, if the ranks disagree for another reason.
+    Raise RuntimeError if a rank has joined and the call has no substitute. Raise MismatchError on every rank if the
+    ranks disagree for another reason.
     """
     try:
         return make()
@@ -54,10 +50,7 @@ def collective(
 def refusals(name: str, process_set: ProcessSet) -> Iterator[None]:
     """Context as `structures.refusals`, also while ranks have joined.
 
-    Raises
-    ------
-    MismatchError
-        On every rank, if only some of the ranks have an error in their arguments.
+    Raise MismatchError on every rank if only some of the ranks have an error in their arguments.
     """
     try:
         yield

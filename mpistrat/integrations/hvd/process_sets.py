@@ -115,13 +115,7 @@ class ProcessSet:
 
 
 class ProcessSets:
-    """The process sets of a job, the first of which has all ranks.
-
-    Parameters
-    ----------
-    everyone : ProcessSet
-        The set of all ranks, in use.
-    """
+    """The process sets of a job, the first of which is ``everyone``: it has all ranks and is in use."""
 
     def __init__(self, everyone: ProcessSet):
         self._everyone = everyone
@@ -136,10 +130,7 @@ class ProcessSets:
     def add(self, made: ProcessSet) -> ProcessSet:
         """Begin to use a set. Collective over all ranks.
 
-        Raises
-        ------
-        ValueError
-            If it has a rank that does not exist or one twice, or a set with these ranks is in use.
+        Raise ValueError if it has a rank that does not exist or one twice, or a set with these ranks is in use.
         """
         topology = self._everyone.topology
         with structures.refusals("add_process_set", topology):
@@ -173,12 +164,8 @@ class ProcessSets:
 def communicator(comm: Any) -> Any:
     """Return the communicator of a job: the duplicate of the one that is given, or of all ranks.
 
-    The first call for a communicator is collective. Further calls return the same duplicate.
-
-    Raises
-    ------
-    TypeError
-        If ``comm`` is not a communicator.
+    The first call for a communicator is collective. Further calls return the same duplicate. Raise TypeError if
+    ``comm`` is not a communicator.
     """
     MPI = mpi.start()
     if comm is None:

@@ -53,12 +53,7 @@ OWN: dict[Op, OwnOp] = {
 def op_of(op: Op | None, average: bool | None) -> Op:
     """Return the reduction that a call asks for, by default Average. ``average`` is a former argument.
 
-    Raises
-    ------
-    ValueError
-        If both are given.
-    TypeError
-        If ``op`` is not one of the reductions.
+    Raise ValueError if both are given, and TypeError if ``op`` is not one of the reductions.
     """
     if average is not None:
         if op is not None:

@@ -116,10 +116,7 @@ def reduce_scattered(
 def _to_send(host: np.ndarray, op: Op, factor: float) -> np.ndarray:
     """Return an array, scaled, in a dtype in which the sum for a mean of small integers does not overflow.
 
-    Raises
-    ------
-    TypeError
-        If values of this dtype cannot be combined.
+    Raise TypeError if values of this dtype cannot be combined.
     """
     dtypes.accumulator(host.dtype, OWN.get(op, OWN[Sum]))
     small = host.dtype.kind in "iu" and host.dtype.itemsize < 8

@@ -20,14 +20,9 @@ from mpistrat.integrations.hvd.torch.start_values import abbreviated
 
 
 class BackwardPasses:
-    """How often a gradient was computed since the last step.
+    """How often the gradients of parameters, which get hooks, were computed since the last step.
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-        The parameters that get hooks.
-    per_step : int
-        How often it may be computed before each step.
+    ``per_step`` is how often each may be computed before a step.
     """
 
     def __init__(self, parameters: Iterable[Tensor], per_step: int):
@@ -52,17 +47,8 @@ class BackwardPasses:
 def grouped(parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None) -> list[list[Tensor]]:
     """Return parameters in groups, in an order that is equal on all ranks.
 
-    Parameters
-    ----------
-    parameters : list of Tensor
-    groups : int or sequence of sequences of Tensor, optional
-        The number of groups, or the groups, to which parameters that are in none of them are added, one by one. By
-        default one group.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is in two groups.
+    ``groups`` is the number of groups, or the groups, to which parameters that are in none of them are added, one by
+    one. By default there is one group. Raise ValueError if a parameter is in two groups.
     """
     if not groups:
         return [parameters] if parameters else []
@@ -93,10 +79,7 @@ def names_of(
 ) -> dict[Tensor, str]:
     """Return the names of the parameters of an optimizer that need gradients.
 
-    Raises
-    ------
-    ValueError
-        If names are not unique, or miss a parameter.
+    Raise ValueError if names are not unique, or miss a parameter.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
@@ -257,13 +240,7 @@ class _DistributedAdasum(_Distributed):
 
 
 def refuse_closure(closure: Callable[[], Any] | None, process_set: ProcessSet) -> None:
-    """Raise if a step on several ranks has a closure.
-
-    Raises
-    ------
-    NotImplementedError
-        If so.
-    """
+    """Raise NotImplementedError if a step on several ranks has a closure."""
     if closure is not None and process_set.included() and process_set.topology.size > 1:
         raise NotImplementedError(
             "step(closure) on several ranks: the gradients of the closure would not be combined; call the closure, "
