@@ -149,14 +149,9 @@ class _BetweenWorkersExtended(PlacingExtended):
     def create(self, variable: ServerVariable, value: np.ndarray) -> None:
         """Put a new variable on its parameter server. The workers wait until the chief has done so.
 
-        Raises
-        ------
-        ValueError
-            If the chief has created a variable with another name, shape or dtype.
-        RuntimeError
-            If the chief's program has ended.
-        TimeoutError
-            If the chief does not create it within ``mpistrat.rc.contact_seconds``.
+        Raise ValueError if the chief has created a variable with another name, shape or dtype. Raise RuntimeError if
+        the chief's program has ended, and TimeoutError if the chief does not create it within
+        ``mpistrat.rc.contact_seconds``.
         """
         if self.experimental_should_init:
             users = len(self.contact.clients)
