@@ -354,16 +354,10 @@ OF_OPTIMIZER_ARGUMENTS = {
 
 
 def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` whose error says what to use in place of a missing name.
+    """Return a ``__getattr__`` of a module whose error says what to use in place of a missing name.
 
-    Parameters
-    ----------
-    module : str
-        The name of the module.
-    find : callable
-        The ``__getattr__`` that finds the names that the module has.
-    instead : mapping
-        Names that the module does not have, and what to use.
+    ``find`` is the ``__getattr__`` that finds the names that the module has. ``instead`` has names that the module does
+    not have, and what to use.
     """
 
     def __getattr__(name: str) -> Any:

@@ -27,37 +27,14 @@ class Engine:
 
     A strategy makes one. Variables, datasets, optimizers and metrics are given it. It knows none of their classes.
 
-    Parameters
-    ----------
-    topology : Topology, optional
-        The ranks; by default this process alone.
-    device : Device, optional
-        The device of this rank; by default the host.
-    ops : CrossDeviceOps, optional
-        By default the fastest algorithm for each message.
-    options : CommunicationOptions, optional
-        Options of all collectives.
-    replicas : ReplicaGroup, optional
-        Which rank plays which replica; by default each rank plays one.
+    By default its ranks are this process alone, its device is the host, its ops choose the fastest algorithm for each
+    message, and each rank plays one replica. The options are those of all collectives.
 
-    Attributes
-    ----------
-    topology, device, options, replicas
-        As above.
-    ops : CrossDeviceOps
-        The ops, bound to the ranks.
-    devices : tuple of str
-        The name of the device.
-    arenas : Arenas
-        The memory of buffers that are reduced where they are.
-    of_replicas : ReplicasAllReduce or None
-        The ops, if they know of several replicas in a rank: unless each rank plays the replica of its own number.
-    joins_arrays : bool
-        Whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count them.
-    variable_device : Device
-        The device of new variables.
-    sends_initial_values : bool
-        Whether new variables get the value of rank 0.
+    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is the same if it knows of several replicas in a rank,
+    and None where each rank plays the replica of its own number. ``arenas`` is the memory of buffers that are reduced
+    where they are. ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor
+    pack sizes count them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether
+    these get the value of rank 0.
     """
 
     def __init__(
@@ -102,19 +79,8 @@ class Engine:
     ) -> list[Any]:
         """Combine the values of all replicas: arrays of any library, numbers and sparse rows.
 
-        Parameters
-        ----------
-        op : ReduceOp or FurtherOp
-        values : list
-            This replica's plain values, the leaves of a structure.
-        options : CommunicationOptions, optional
-        form : str, optional
-            The form of the structure. The ranks compare it.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, if the values differ in number, kind, dtype or shape.
+        ``values`` are this replica's plain values, the leaves of a structure. The ranks compare its ``form``. Raise
+        MismatchError on every rank if the values differ in number, kind, dtype or shape.
         """
         if self.device.kind != "cpu":
             on_gpu = [arrays.to_cupy(value) for value in values if arrays.on_gpu(value)]
@@ -133,10 +99,7 @@ class Engine:
     def contributions(self, op: Op, leaves: list[Any], form: Hashable) -> list[Any]:
         """Return what this replica contributes to a reduction.
 
-        Raises
-        ------
-        MismatchError
-            On every rank, if a leaf is mirrored on some ranks only: a mirrored value is not sent.
+        Raise MismatchError on every rank if a leaf is mirrored on some ranks only: a mirrored value is not sent.
         """
         if nest.holds(leaves, Mirrored):
             kinds = tuple(map(structures.kind_across_replicas, leaves))

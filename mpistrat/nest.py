@@ -23,17 +23,10 @@ _registered: set[type] = {dict, list, tuple, OrderedDict, defaultdict}
 
 
 class Parts(NamedTuple):
-    """The parts of a structure.
+    """The parts of a structure. ``rebuild`` builds it from new leaves.
 
-    Attributes
-    ----------
-    leaves : list
-        Leaves of the structure.
-    rebuild : callable
-        Builds the structure from new leaves.
-    form : str or None
-        Description of the structure: keys, lengths, places of None. Equal structures have equal forms on all ranks.
-        None for a leaf.
+    ``form`` is its description: keys, lengths, places of None. Equal structures have equal forms on all ranks. It is
+    None for a leaf.
     """
 
     leaves: list[Any]
@@ -117,10 +110,7 @@ def holds(leaves: list[Any], kind: type) -> bool:
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
     """Return the structure of the results of ``fn`` on the leaves of one structure, or of several equal ones.
 
-    Raises
-    ------
-    ValueError
-        If the structures differ.
+    Raise ValueError if the structures differ.
     """
     if not is_nested(structure) and not any(map(is_nested, others)):
         return fn(structure, *others)
