@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -69,31 +70,6 @@ class InputIterator:
 
     def __next__(self) -> Any:
         return next(self._iterator)
-
-
-class Calls:
-    """The results of a function, one per call, until it raises StopIteration.
-
-    Parameters
-    ----------
-    fn : callable
-        Function without arguments.
-
-    Examples
-    --------
-    >>> numbers = iter([1, 2])
-    >>> list(Calls(lambda: next(numbers)))
-    [1, 2]
-    """
-
-    def __init__(self, fn: Callable[[], Any]):
-        self._fn = fn
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._fn()
 
 
 class Strategy(v2.Strategy):
@@ -169,7 +145,7 @@ class Strategy(v2.Strategy):
             raise TypeError(
                 "input_fn returned a Dataset on some ranks and a function on others: return the same kind on all"
             )
-        return InputIterator(Calls(functions[0]))
+        return InputIterator(itertools.starmap(functions[0], itertools.repeat(())))  # calls it for each batch
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
         """Return a dataset over arrays in memory. ``session`` is ignored."""
