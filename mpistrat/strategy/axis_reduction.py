@@ -95,7 +95,10 @@ def _one_array(values: list[Any]) -> np.ndarray:
 def _local_parts(op: Op, leaf: Any, axis: Axis) -> list[Any]:
     if op in (FurtherOp.MAX, FurtherOp.MIN):
         return local_extreme(leaf, axis, op)
-    return local_mean_parts(leaf, axis) if op is ReduceOp.MEAN else [local_sum(leaf, axis, op)]
+    total = local_sum(leaf, axis, op)
+    if op is not ReduceOp.MEAN:
+        return [total]
+    return [total, np.array(examples(arrays.numpy_or_cupy(leaf), axis), np.int64)]
 
 
 def _has_roundings(op: Op, value: Any) -> bool:
@@ -170,12 +173,6 @@ def sum_of_parts(total: Any, like: Any) -> Any:
     dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
     return given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
-
-
-def local_mean_parts(value: Any, axis: Axis) -> list[Any]:
-    """Return the sum and the number of examples over an axis."""
-    total = local_sum(value, axis, ReduceOp.MEAN)
-    return [total, np.array(examples(arrays.numpy_or_cupy(value), axis), np.int64)]
 
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:

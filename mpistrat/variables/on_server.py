@@ -111,9 +111,6 @@ class ServerVariable(Variable):
 
     # --- reading ---------------------------------------------------------------------
 
-    def _ask(self, requests: list[tuple[str, tuple[Any, ...], Any]]) -> list[Any]:
-        return self._strategy.extended.servers.ask_all([(self.server, *request) for request in requests])
-
     def _ask_shards(self, kind: str, values: list[tuple[int, Any]], *head: Any) -> list[Any]:
         """Return the replies of some shards, of which each gets its own value."""
         shards = self.shards
@@ -204,7 +201,8 @@ class ServerVariable(Variable):
             )
         arrays.refuse_masked(key)
         self._require_own_strategy()
-        self._ask([("write", (self.key, "setitem"), (key, _plain(value)))])
+        request = self.server, "write", (self.key, "setitem"), (key, _plain(value))
+        self._strategy.extended.servers.ask_all([request])
 
     def update(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``function(variable, *args, **kwargs)``, which runs on the parameter server.
