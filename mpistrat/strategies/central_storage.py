@@ -86,11 +86,9 @@ class CentralStorageStrategy(Strategy):
 class _CentralExtended(StrategyExtended):
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The device that variables live on."""
         return (str(self.engine.variable_device),)
 
     def variable_class(self, synchronization: VariableSynchronization) -> type[CentralVariable]:
-        """Return the class of new variables."""
         return CentralVariable
 
     def _in_update(

@@ -33,7 +33,6 @@ class LocalReplicaContext(ReplicaContext):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices of this replica."""
         require_replica_context(self)
         names = self._engine.devices
         return (names[self.number_here % len(names)],)

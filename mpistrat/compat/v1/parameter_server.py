@@ -138,12 +138,10 @@ class _BetweenWorkersExtended(PlacingExtended):
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this rank saves checkpoints: True on the chief."""
         return self.experimental_should_init
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this rank writes summaries: True on the chief."""
         return self.experimental_should_init
 
     def create(self, variable: ServerVariable, value: np.ndarray) -> None:

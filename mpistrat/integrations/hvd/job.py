@@ -139,13 +139,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def topology() -> Topology:
-    """Return the topology of all ranks.
-
-    Raises
-    ------
-    ValueError
-        Before `init`.
-    """
+    """Return the topology of all ranks. Raise ValueError before `init`."""
     process_sets()
     return global_process_set.topology
 

@@ -97,13 +97,7 @@ class ProcessSet:
         return None if self.process_set_id is None else self._topology is not None
 
     def place_of(self, root_rank: int) -> int:
-        """Return the rank in this set of a rank of the job.
-
-        Raises
-        ------
-        ValueError
-            If it is not in the set.
-        """
+        """Return the rank in this set of a rank of the job. Raise ValueError if it is not in the set."""
         if root_rank not in self.ranks:
             raise ValueError(f"root_rank {root_rank} is not in {self}")
         return self.ranks.index(root_rank)

@@ -10,7 +10,7 @@ _PAGE = 4096
 
 
 class SparseFile(io.RawIOBase):
-    """A file in memory that h5py can write. Holes take no memory, but count in ``size``.
+    """A file in memory that h5py can write, as an `io.RawIOBase`. Holes take no memory, but count in ``size``.
 
     Examples
     --------
@@ -35,28 +35,22 @@ class SparseFile(io.RawIOBase):
             yield offset, bytes(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move the position, as `io.RawIOBase.seek` does."""
         self._place = offset + (0, self._place, self.size)[whence]
         return self._place
 
     def tell(self) -> int:
-        """Return the position."""
         return self._place
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write bytes at the position."""
         view = memoryview(data).cast("B")
         for start, page, inside, count in _parts(self._place, len(view)):
             memory = self._pages.setdefault(page, bytearray(_PAGE))
@@ -75,7 +69,6 @@ class SparseFile(io.RawIOBase):
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size, by default to the position."""
         self.size = self._place if size is None else size
         return self.size
 
