@@ -25,8 +25,8 @@ _registered: set[type] = {dict, list, tuple, OrderedDict, defaultdict}
 class Parts(NamedTuple):
     """The parts of a structure. ``rebuild`` builds it from new leaves.
 
-    ``form`` is its description: keys, lengths, places of None. Equal structures have equal forms on all ranks. It is
-    None for a leaf.
+    ``form`` is its description: keys, lengths, places of None. Equal structures have equal forms on all ranks. A leaf
+    has None.
     """
 
     leaves: list[Any]

@@ -85,8 +85,8 @@ class Guard:
     """A process that sends one signal to the launcher when this process dies, however it dies.
 
     Linux could send the signal (``PR_SET_PDEATHSIG``), but sends it once for each thread of the dead process. At a
-    second signal the launcher of Open MPI ends at once, and its ranks go on without it. ``number`` must end the
-    launcher and its ranks.
+    second signal the launcher of Open MPI ends at once, and its ranks go on without it. The signal ``number`` must end
+    the launcher and its ranks.
     """
 
     def __init__(self, number: signal.Signals):

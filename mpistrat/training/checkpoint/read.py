@@ -53,7 +53,10 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Return the names, dtypes and shapes of the arrays in a checkpoint file. Raise for the file as `read`."""
+    """Return the names, dtypes and shapes of the arrays in a checkpoint file.
+
+    Raise FileNotFoundError and DataFileError as `read`.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file:
@@ -65,7 +68,7 @@ def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
 
 
 class _Found(NamedTuple):
-    """A dataset of a checkpoint file. Its ``offset`` in the file is None if its bytes are not contiguous there."""
+    """A dataset of a checkpoint file, with its ``offset`` there, or None if its bytes are not contiguous."""
 
     dataset: Any
     shape: tuple[int, ...]

@@ -49,7 +49,7 @@ class WeightStretch(NamedTuple):
 class JoinedGradients(NamedTuple):
     """Gradients of one dtype, by their indices, that are reduced as one array.
 
-    ``buffer`` is where they are joined. It is None if a large gradient is sent as it is.
+    ``buffer`` is where they are joined; None if a large gradient is sent without a copy.
     """
 
     members: list[int]
@@ -150,7 +150,7 @@ class FlatStep:
         One function, which enters few others: each costs 3 us if its code has left the caches.
 
         The gradients have the dtypes and shapes that the step was prepared for. They are summed over the replicas of
-        ``engine`` first, or used as they are if it is None. A learning rate that is a function of the program may fail,
+        ``engine`` first, or used as they are without one. A learning rate that is a function of the program may fail,
         so it is called before the first collective.
         """
         number = self.completed.item()
@@ -235,7 +235,7 @@ class FlatStep:
 class FlatSteps(Cache[Hashable, FlatStep]):
     """Steps by their strategies and variables. A copy of an optimizer prepares its own.
 
-    ``last`` is the last step of variables that all had gradients, and ``owner`` the strategy's part of that step.
+    ``last`` is the last step of variables that all had gradients, and ``owner`` the part of the strategy that made it.
     """
 
     __slots__ = ("last", "owner")

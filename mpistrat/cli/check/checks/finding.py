@@ -69,8 +69,8 @@ class CheckedJob:
 
     ``facts`` has for each rank its own: ``host``, ``node`` (its number), and the facts of each check by name.
     ``talked`` has by name of a check the facts from messages between ranks. It is empty if the ranks could not
-    communicate. ``troubles`` has by rank what stopped its checks. ``alone`` says that each rank is a job of its own,
-    and is None if the ranks are one job.
+    communicate. ``troubles`` has by rank what stopped its checks. ``alone`` says that each rank is a job of its own;
+    None if the ranks are one job.
     """
 
     size: int
