@@ -64,12 +64,7 @@ def reduction_of_arrays(
     """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes.
 
     ``choice`` is that of the topology. ``form`` is the form of the structure whose leaves the arrays are. The ranks
-    compare it.
-
-    Raises
-    ------
-    TypeError
-        If one of the arrays cannot be reduced by ``op``.
+    compare it. Raise TypeError if one of the arrays cannot be reduced by ``op``.
     """
     messages = packed_for_host(topology, choice, op, key, bytes_per_pack, algorithm)
     routes = [HostRoute.of(choice, each, algorithm) for each in messages]
@@ -110,18 +105,9 @@ def reduction_of_joined(
 ) -> Reduction | None:
     """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes into one flat array.
 
-    The ranks compare the flat array and ``form``, so that `reduction_of_arrays` of that array is the same operation.
-
-    Parameters
-    ----------
-    out : numpy.ndarray
-        Where the arrays are joined and combined, one after the other: the result of each run. If it is itself the only
-        array of a run, it is combined where it is.
-
-    Returns
-    -------
-    Reduction or None
-        None if the result has another dtype than the arrays.
+    The ranks compare the flat array and ``form``, so that `reduction_of_arrays` of that array is the same operation. In
+    ``out`` the arrays are joined and combined, one after the other: it is the result of each run. If it is itself the
+    only array of a run, it is combined where it is. Return None if the result has another dtype than the arrays.
     """
     joined = message_of(op, key, range(len(key)), topology.size)
     if joined.source is not joined.result:
@@ -146,10 +132,7 @@ def packed_for_host(
 ) -> tuple[Message, ...]:
     """Return the messages of arrays of these dtypes and shapes.
 
-    Raises
-    ------
-    TypeError
-        If one of the arrays cannot be reduced by ``op``.
+    Raise TypeError if one of the arrays cannot be reduced by ``op``.
     """
     of_dtypes = {
         dtype: _limits(topology, choice, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm)

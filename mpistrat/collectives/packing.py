@@ -34,55 +34,28 @@ class Run(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Arrays of one dtype that are reduced as one flat array.
+    """Arrays of one dtype that are reduced as one flat array."""
 
-    Attributes
-    ----------
-    members : tuple of int
-        The indices of the arrays in the list, ascending.
-    runs : tuple of Run
-        The place of each array in the message.
-    slices : tuple of slice
-        The same if all arrays are vectors, else empty.
-    length : int
-        The number of elements.
-    axis : int or None
-        The axis along which the arrays are joined: 0 if all are vectors, else None, which flattens and is slower.
-    source, wire, result : numpy.dtype
-        The dtype of the arrays, the dtype in which they are combined, and the dtype of the results.
-    combine : numpy.ufunc
-    divisor : int
-        The number of replicas for a mean, else 1.
-    """
-
-    members: tuple[int, ...]
-    runs: tuple[Run, ...]
-    slices: tuple[slice, ...]
-    length: int
+    members: tuple[int, ...]  # the indices of the arrays in the list, ascending
+    runs: tuple[Run, ...]  # the place of each array in the message
+    slices: tuple[slice, ...]  # the same if all arrays are vectors, else empty
+    length: int  # the number of elements
+    # the axis along which the arrays are joined: 0 if all are vectors, else None, which flattens and is slower
     axis: int | None
+    # the dtypes of the arrays, of what is combined, and of the results
     source: np.dtype
     wire: np.dtype
     result: np.dtype
     combine: np.ufunc
-    divisor: int
+    divisor: int  # the number of replicas for a mean, else 1
 
 
 class MessageSizes(NamedTuple):
-    """The sizes of messages.
+    """The sizes of messages."""
 
-    Attributes
-    ----------
-    alone : float
-        An array of at least so many bytes is a message of its own.
-    most : float
-        The most bytes of a message of several arrays, in the dtype in which they are combined.
-    enough : float
-        A message of more bytes than that takes no further array.
-    """
-
-    alone: float
-    most: float
-    enough: float
+    alone: float  # an array of at least so many bytes is a message of its own
+    most: float  # the most bytes of a message of several arrays, in the dtype in which they are combined
+    enough: float  # a message of more bytes than that takes no further array
 
 
 def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> tuple[Message, ...]:
@@ -121,10 +94,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
 def message_of(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
     """Return the message of some arrays of one dtype, over ``size`` replicas.
 
-    Raises
-    ------
-    TypeError
-        If arrays of this dtype cannot be reduced by ``op``.
+    Raise TypeError if arrays of this dtype cannot be reduced by ``op``.
     """
     dtype = key[members[0]][0]
     wire, result = dtypes.accumulator(dtype, op), dtypes.result(dtype, op)

@@ -13,8 +13,6 @@ Piece = Sequence[tuple[slice, np.ndarray]]
 def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
     """Yield the elements of flat arrays in pieces of ``room`` elements; the last one may be shorter.
 
-    Examples
-    --------
     >>> [[len(part) for _, part in piece] for piece in cut([np.zeros(3), np.zeros(0), np.zeros(4)], 5)]
     [[3, 2], [2]]
     """

@@ -29,25 +29,13 @@ def reduce_scatter(
 ) -> np.ndarray:
     """Return this replica's part, along the first axis, of the reduction over all replicas.
 
-    The parts are as even as possible: of ``n`` rows over ``size`` replicas, the first ``n % size`` replicas get
-    one row more than the others. Where all nodes have equally many ranks, every node sends
-    ``(nodes - 1) / nodes`` of the bytes, which is the minimum.
+    The parts are as even as possible: of ``n`` rows over ``size`` replicas, the first ``n % size`` replicas get one row
+    more than the others. Where all nodes have equally many ranks, every node sends ``(nodes - 1) / nodes`` of the
+    bytes, which is the minimum. The value has the same shape and dtype on all ranks. ``timeout_seconds`` is as in
+    `CollectiveLock.turn`.
 
-    Parameters
-    ----------
-    topology : Topology
-    op : ReduceOp or FurtherOp
-    value : numpy.ndarray
-        The values of this rank, of the same shape and dtype on all ranks.
-    timeout_seconds : float, optional
-        As in `CollectiveLock.turn`.
-
-    Raises
-    ------
-    ValueError
-        If the value is a scalar; on every rank, if shapes or dtypes differ between ranks.
-    TypeError
-        If values of this dtype cannot be reduced by ``op``.
+    Raise ValueError if the value is a scalar, and on every rank if shapes or dtypes differ between ranks. Raise
+    TypeError if values of this dtype cannot be reduced by ``op``.
     """
     rows = rows_of_ranks(value, topology.size)
     wire = dtypes.accumulator(value.dtype, op)
@@ -76,10 +64,7 @@ def reduce_scatter(
 def rows_of_ranks(value: Any, size: int) -> list[int]:
     """Return the number of rows of an array that each of ``size`` ranks gets.
 
-    Raises
-    ------
-    ValueError
-        If the array is a scalar.
+    Raise ValueError if the array is a scalar.
     """
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to scatter along: use all_reduce")

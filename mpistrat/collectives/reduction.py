@@ -30,42 +30,27 @@ _target = weakref.ref.__call__  # a method of C, for `map`
 
 
 class Steps(NamedTuple):
-    """What a rank does in an all-reduce.
+    """What a rank does in an all-reduce."""
 
-    Attributes
-    ----------
-    lay_down : callable
-        Gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
-    combine : callable
-        Gets that and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks, divides
-        for a mean, and returns what `give_back` gets.
-    give_back : callable
-        Gets that, and returns the results in the order of the values. Does not communicate.
-    meets : bool
-        Whether `combine` calls `CollectiveLock.meet` before it communicates in any other way.
-    """
-
+    # gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
     lay_down: Callable[[Sequence[Any]], Any]
+    # gets that and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks, divides for a
+    # mean, and returns what `give_back` gets.
     combine: Callable[[Any, float | None], Any]
+    # gets that, and returns the results in the order of the values. Does not communicate.
     give_back: Callable[[Any], Any]
-    meets: bool
+    meets: bool  # whether `combine` calls `CollectiveLock.meet` before it communicates in any other way
 
 
 class ShortSteps(NamedTuple):
-    """What a rank does in a small all-reduce, whose time is that of its Python calls. See `Steps`.
+    """What a rank does in a small all-reduce, whose time is that of its Python calls. See `Steps`."""
 
-    Attributes
-    ----------
-    exchange : callable
-        Gets the values and the word of the meeting. Writes the values to memory that other ranks read, waits for all
-        ranks, combines the values of all, divides for a mean, and returns the results; None if the ranks gave
-        different words.
-    meet_again : callable, optional
-        Waits for all ranks where `exchange` writes, after its meeting, to memory that other ranks read. Gets a word;
-        returns whether all ranks gave the same word.
-    """
-
+    # gets the values and the word of the meeting. Writes the values to memory that other ranks read, waits for all
+    # ranks, combines the values of all, divides for a mean, and returns the results; None if the ranks gave different
+    # words.
     exchange: Callable[[Sequence[Any], int], Any]
+    # waits for all ranks where `exchange` writes, after its meeting, to memory that other ranks read. Gets a word;
+    # returns whether all ranks gave the same word.
     meet_again: Callable[[int], bool] | None = None
 
 
@@ -137,18 +122,11 @@ def short_steps(
 
 
 class Reduction:
-    """A prepared all-reduce.
+    """A prepared all-reduce. The ranks compare the description ``operation``.
 
-    Parameters
-    ----------
-    topology : Topology
-    operation : Operation
-        The description that the ranks compare.
-    steps : Steps
-    short : ShortSteps, optional
-        Used instead of ``steps`` where the call does not have a limit of its own. A trace has the parts of ``steps``.
-    only_for : tuple of weakref.ref, optional
-        The values, where the reduction is prepared for these objects and not for others of their shapes.
+    ``short`` is used instead of ``steps`` where the call does not have a limit of its own. A trace has the parts of
+    ``steps``. ``only_for`` has the values, where the reduction is prepared for these objects and not for others of
+    their shapes.
     """
 
     __slots__ = ("_only_for", "_operation", "_short", "_steps", "_topology")
@@ -177,10 +155,7 @@ class Reduction:
     def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
         """Return the reductions of the values over all ranks.
 
-        Raises
-        ------
-        MismatchError, TimeoutError, RuntimeError
-            As `CollectiveLock.turn`.
+        Raise MismatchError, TimeoutError or RuntimeError as `CollectiveLock.turn` does.
         """
         short = self._short
         if short is None or timeout_seconds is not None or trace.ring is not None:

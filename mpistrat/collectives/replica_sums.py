@@ -77,21 +77,10 @@ class _Rows:
 class ReplicaSums:
     """A prepared all-reduce of arrays of these dtypes and shapes, over replicas of which a rank plays several.
 
-    Parameters
-    ----------
-    topology, shares, op, key
-        The ranks, the partial sums of each, the reduction, and the (dtype, shape) of each array.
-    algorithm : str or None
-        "tree" and "exact" have the same bits on any number of ranks. Others add partial sums as rank by rank.
-    bytes_per_pack, form
-        The ranks compare them.
-
-    Raises
-    ------
-    TypeError
-        If one of the arrays cannot be reduced by ``op``.
-    ValueError
-        If the algorithm is "ordered": it adds in the order of ranks.
+    ``shares`` are the partial sums of each rank. The algorithms "tree" and "exact" have the same bits on any number of
+    ranks. Others add partial sums as rank by rank. The ranks compare ``bytes_per_pack`` and ``form``. Raise TypeError
+    if one of the arrays cannot be reduced by ``op``, and ValueError if the algorithm is "ordered": it adds in the order
+    of ranks.
     """
 
     def __init__(

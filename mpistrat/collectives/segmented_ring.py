@@ -25,23 +25,14 @@ def _nothing(where: slice) -> None:
 
 
 class InMemory(NamedTuple):
-    """The hooks for work in memory on each segment. Each is called with the segment's slice of the array.
+    """The hooks for work in memory on each segment. Each is called with the segment's slice of the array."""
 
-    Attributes
-    ----------
-    gather
-        Called before the segment is first read, to make this node's own sum.
-    finish
-        Called when the segment is combined, on the rank that combined it, before other ranks get it.
-    spread
-        Called when the segment is final.
-    meanwhile
-        An iterator of other work. One item is taken before each wait; the remaining items are left.
-    """
-
+    # called before the segment is first read, to make this node's own sum
     gather: Callable[[slice], object] = _nothing
+    # called when the segment is combined, on the rank that combined it, before other ranks get it
     finish: Callable[[slice], object] = _nothing
-    spread: Callable[[slice], object] = _nothing
+    spread: Callable[[slice], object] = _nothing  # called when the segment is final
+    # an iterator of other work. One item is taken before each wait; the remaining items are left.
     meanwhile: Iterator[object] = iter(())
 
 

@@ -27,11 +27,7 @@ def all_reduce_slices(
 
     Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `CollectiveLock.turn`.
     ``gathered(array, 0, timeout_seconds)`` gathers the rows of ``replicas`` replicas, by default one for each rank.
-
-    Raises
-    ------
-    ValueError
-        If row shapes, dtypes or dense shapes differ between ranks.
+    Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
     """
     if isinstance(op, FurtherOp):
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")

@@ -22,33 +22,18 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
     """Compare the next collective of all ranks. Collective; returns at once on a single rank.
 
     The parts are the form of the structure, the kinds of its leaves, and other values that must be equal on all ranks.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if the name or the parts differ between ranks.
+    Raise MismatchError on every rank if the name or the parts differ between ranks.
     """
     if topology.size > 1:
         topology.lock.compare(operation(name, *parts), timeout_seconds)
 
 
 class refusals:
-    """A context that tells the other ranks of an error in this rank's arguments of a collective.
+    """A context that tells the other ranks of an error in this rank's arguments of the collective ``name``.
 
     The code inside it must not communicate. The error itself is raised if all ranks raise one of its class.
-
-    Parameters
-    ----------
-    name : str
-        The collective.
-    topology : Topology
-    timeout_seconds : float, optional
-        As in `Topology.compare`.
-
-    Raises
-    ------
-    MismatchError
-        On every rank, if only some of the ranks have such an error.
+    ``timeout_seconds`` is as in `Topology.compare`. Raise MismatchError on every rank if only some of the ranks have
+    such an error.
     """
 
     __slots__ = ("_name", "_timeout_seconds", "_topology")
@@ -69,10 +54,7 @@ class refusals:
 def refuse(name: str, topology: Topology, error: Exception, timeout_seconds: float | None = None) -> None:
     """Tell the other ranks of an error in this rank's arguments of a collective, as `refusals`.
 
-    Raises
-    ------
-    MismatchError
-        On every rank, if only some of the ranks have such an error.
+    Raise MismatchError on every rank if only some of the ranks have such an error.
     """
     parts = "refused:", type(error).__name__, Remark(str(error))
     agree(topology, name, *parts, timeout_seconds=timeout_seconds)

@@ -81,16 +81,10 @@ class Choice(Slot):
     """The algorithms that work on the ranks of a topology, and the choice of one for each message.
 
     The candidates are prepared once, so that a reduction of new arrays does not ask each algorithm again.
-
-    Attributes
-    ----------
-    candidates : dict of str to Candidate
-        By the name of the algorithm.
-    measured : dict or None
-        The measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
     """
 
-    candidates: Mapping[str, Candidate] = MappingProxyType({})
+    candidates: Mapping[str, Candidate] = MappingProxyType({})  # by the name of the algorithm
+    # the measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
     measured: cost_file.Points | None = None
 
     @classmethod
@@ -117,12 +111,8 @@ class Choice(Slot):
     def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
         """Return the algorithm of this name, or the one with the lowest cost for a message.
 
-        Raises
-        ------
-        ValueError
-            If the name is unknown.
-        RuntimeError
-            If the algorithm of this name, or every algorithm, does not support this dtype on these ranks.
+        Raise ValueError if the name is unknown, and RuntimeError if the algorithm of this name, or every algorithm,
+        does not support this dtype on these ranks.
         """
         able = self._able(dtype, name)
         return min(able, key=lambda each: self._seconds(each, nbytes))

@@ -20,66 +20,42 @@ def agreement_cost(topology: Topology) -> float:
 
 
 class Cost(NamedTuple):
-    """The predicted seconds of a message on some ranks.
-
-    Attributes
-    ----------
-    fixed, per_byte, per_piece : float
-    piece : int
-        The bytes of a piece.
-    """
+    """The predicted seconds of a message on some ranks."""
 
     fixed: float
     per_byte: float
     per_piece: float = 0.0
-    piece: int = WHOLE
+    piece: int = WHOLE  # the bytes of a piece
 
 
 class Meeting(NamedTuple):
     """The steps of a small all-reduce in which the ranks meet once, prepared for one dtype and length.
 
     A rank writes its values to a slot, meets the others, and takes the combination.
-
-    Attributes
-    ----------
-    slots : sequence of numpy.ndarray
-        This rank's place for its values, by the generation of the node's memory before the meeting.
-    meet : callable
-        Waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
-    take : sequence of callable
-        Writes the combination of all ranks' values to its keyword ``out``, by the generation before the meeting.
     """
 
+    # this rank's place for its values, by the generation of the node's memory before the meeting
     slots: Sequence[np.ndarray]
+    # waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
     meet: Callable[[int], bool]
+    # writes the combination of all ranks' values to its keyword ``out``, by the generation before the meeting
     take: Sequence[Callable[..., object]]
 
 
 class Algorithm(ABC):
-    """One way to combine arrays over the ranks of a topology.
+    """One way to combine arrays over the ranks of a topology."""
 
-    Attributes
-    ----------
-    name : str
-        The name by which a user chooses the algorithm.
-    dtypes : str
-        The character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines. Half precision is not
-        needed: float16 and bfloat16 are sent as float32, see `dtypes.accumulator`.
-    meets : bool
-        Whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way. The lock then makes no
-        meeting of its own. If this is true and `reduce` does not meet, ranks in different calls are not noticed: they
-        hang, or combine values that do not belong together.
-    by_name_only : bool
-        Whether the algorithm is used only if the user names it.
-    in_place : bool
-        Whether buffers that the ranks of a node share may be combined where they are in place of `reduce`, by a slice
-        of each rank: the sums then have the same bits.
-    """
-
-    name: str
+    name: str  # the name by which a user chooses the algorithm
+    # the character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines. Half precision is not needed:
+    # float16 and bfloat16 are sent as float32, see `dtypes.accumulator`.
     dtypes: str = "bBhHiIlLqQefdgFDG"
+    # whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way. The lock then makes no
+    # meeting of its own. If this is true and `reduce` does not meet, ranks in different calls are not noticed: they
+    # hang, or combine values that do not belong together.
     meets: bool = False
-    by_name_only: bool = False
+    by_name_only: bool = False  # whether the algorithm is used only if the user names it
+    # whether buffers that the ranks of a node share may be combined where they are in place of `reduce`, by a slice of
+    # each rank: the sums then have the same bits
     in_place: bool = False
 
     def fits(self, topology: Topology) -> bool:

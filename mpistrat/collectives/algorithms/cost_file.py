@@ -24,8 +24,6 @@ _log = logging.getLogger(__name__)
 def seconds(points: Sequence[tuple[int, float]], nbytes: int) -> float:
     """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last.
 
-    Examples
-    --------
     >>> measured = [(1000, 1e-5), (2000, 2e-5)]
     >>> [round(1e6 * seconds(measured, nbytes)) for nbytes in (10, 1500, 4000)]
     [10, 15, 40]
@@ -69,10 +67,7 @@ def read(topology: Topology) -> Points | None:
 def parse(text: str, key: Sequence[object]) -> Points:
     """Return the points in the text of a file.
 
-    Raises
-    ------
-    ValueError
-        If the text has another format, or is for another MPI library or layout.
+    Raise ValueError if the text has another format, or is for another MPI library or layout.
     """
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

@@ -220,10 +220,7 @@ class ExactAllReduce(Algorithm):
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         """Write the combination of all ranks' ``send`` into ``receive``, as `Algorithm.reduce` does.
 
-        Raises
-        ------
-        ValueError
-            On every rank, for a product of floating point numbers, whose roundings depend on the order.
+        Raise ValueError on every rank for a product of floating point numbers, whose roundings depend on the order.
         """
         topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
         if receive.dtype.kind in "iu":

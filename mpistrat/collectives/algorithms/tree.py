@@ -20,18 +20,8 @@ _ALL_BY_EACH_BYTES = 128 << 10  # of all ranks together; below it each rank goes
 class Shares:
     """The partial sums of the fixed tree that each rank and node of a topology has.
 
-    Parameters
-    ----------
-    topology : Topology
-    blocks : sequence of range
-        The replicas of each rank.
-
-    Attributes
-    ----------
-    tree : range
-        All replicas.
-    of_rank : list of list of range
-        The largest subtrees of each rank.
+    ``blocks`` are the replicas of each rank. ``tree`` has all replicas, and ``of_rank`` the largest subtrees of each
+    rank.
     """
 
     def __init__(self, topology: Topology, blocks: Sequence[range]):

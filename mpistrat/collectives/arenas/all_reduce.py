@@ -51,13 +51,9 @@ def reduction_in_place(
 ) -> Reduction:
     """Prepare the all-reduce of some buffers of one arena. It is valid for these objects only.
 
-    Buffers that cannot be combined in shared memory are reduced after the others, through copies. ``choice`` is that
-    of the topology. ``form`` is the form of the structure whose leaves the buffers are. The ranks compare it.
-
-    Raises
-    ------
-    ValueError
-        If two of the buffers overlap.
+    Buffers that cannot be combined in shared memory are reduced after the others, through copies. ``choice`` is that of
+    the topology. ``form`` is the form of the structure whose leaves the buffers are. The ranks compare it. Raise
+    ValueError if two of the buffers overlap.
     """
     parts = [_part(topology, choice, op, home, each, algorithm) for each in arena.stretches(home, values)]
     stay = _InSharedMemory(topology, home, [part for part in parts if _stays(home, part)])

@@ -28,27 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Arena(NamedTuple):
-    """The place of some buffers in memory. The arrays keep the memory alive.
+    """The place of some buffers in memory. The arrays keep the memory alive."""
 
-    Attributes
-    ----------
-    number : int
-        The number of the collective that made the arena: the same on all ranks.
-    memory : weakref.ref of numpy.ndarray of uint8
-        The base of all arrays of the arena.
-    stride : int
-        Bytes from the buffers of one rank of the node to those of the next.
-    start : int
-        The byte at which the buffers of this rank begin.
-    shared : bool
-        Whether the other ranks of the node see the memory.
-    """
-
-    number: int
-    memory: weakref.ref[np.ndarray]
-    stride: int
-    start: int
-    shared: bool
+    number: int  # the number of the collective that made the arena: the same on all ranks
+    memory: weakref.ref[np.ndarray]  # the base of all arrays of the arena
+    stride: int  # bytes from the buffers of one rank of the node to those of the next
+    start: int  # the byte at which the buffers of this rank begin
+    shared: bool  # whether the other ranks of the node see the memory
 
 
 class Arenas(dict[int, Arena], Slot):
@@ -72,12 +58,7 @@ def buffers(
     """Return arrays of zeros of these dtypes and shapes, in one arena. Collective.
 
     Arrays on a GPU lie side by side, so that they are one message without packing. ``form`` is the form of the
-    structure whose leaves they are. The ranks compare it.
-
-    Raises
-    ------
-    TypeError
-        If one of the dtypes holds Python objects.
+    structure whose leaves they are. The ranks compare it. Raise TypeError if one of the dtypes holds Python objects.
     """
     with structures.refusals("experimental_buffers_like", topology):
         for dtype, _ in leaves:
@@ -176,10 +157,7 @@ def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
 def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
     """Return the stretches of the arrays of an arena, with neighbours of one dtype joined.
 
-    Raises
-    ------
-    ValueError
-        If two of the arrays overlap.
+    Raise ValueError if two of the arrays overlap.
     """
     pieces = sorted(
         (place, value.size, value.dtype)
@@ -225,19 +203,9 @@ def _aligned(nbytes: int) -> int:
 def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
     """Return zeroed arrays of the same shapes and dtypes, in memory that the ranks of a node share. Collective.
 
-    Parameters
-    ----------
-    tree : array, variable, or nested structure of these
-    topology : Topology
-    own : Device
-        The device of this rank.
-
-    Raises
-    ------
-    ValueError
-        On every rank, if structures, shapes or dtypes differ between ranks, or some arrays live on a GPU.
-    TypeError
-        If an array holds Python objects.
+    ``tree`` is an array, a variable, or a nested structure of these. ``own`` is the device of this rank. Raise
+    ValueError on every rank if structures, shapes or dtypes differ between ranks, or some arrays live on a GPU, and
+    TypeError if an array holds Python objects.
     """
     leaves, rebuild, form = nest.take_apart(tree)
     with structures.refusals("experimental_buffers_like", topology):

@@ -13,8 +13,6 @@ def divide(total: Any, count: Any, out: Any = None) -> Any:
     The parts of complex numbers are divided one by one: NumPy and CuPy multiply by a complex number, which makes ``(inf
     + 2j) / 1`` a nan.
 
-    Examples
-    --------
     >>> divide(np.array([complex(np.inf, 2)]), 2)
     array([inf+1.j])
     >>> divide(np.array([3, 4]), 2)

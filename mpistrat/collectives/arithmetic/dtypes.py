@@ -24,10 +24,7 @@ def has_mean(dtype: np.dtype) -> bool:
 def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
     """Return the dtype in which values of ``dtype`` are added.
 
-    Raises
-    ------
-    TypeError
-        If values of this dtype cannot be reduced by ``op``.
+    Raise TypeError if values of this dtype cannot be reduced by ``op``.
     """
     if dtype.name in _HALF:
         return np.dtype(np.float32)

@@ -15,8 +15,6 @@ import numpy as np
 def halves(replicas: range) -> tuple[range, range]:
     """Return the two parts of a subtree of at least two replicas.
 
-    Examples
-    --------
     >>> halves(range(6))
     (range(0, 4), range(4, 6))
     """
@@ -27,8 +25,6 @@ def halves(replicas: range) -> tuple[range, range]:
 def subtrees(tree: range, owned: Collection[int]) -> Iterator[range]:
     """Yield the largest subtrees whose replicas are all among ``owned``, in order.
 
-    Examples
-    --------
     >>> [*subtrees(range(8), range(3, 8))]
     [range(3, 4), range(4, 8)]
     """
@@ -66,8 +62,6 @@ def _combined(
 def tree_of_right(trees: Iterable[range]) -> dict[range, range]:
     """Return the subtree of each right half inside some subtrees: what is complete when that half is.
 
-    Examples
-    --------
     >>> tree_of_right([range(4)])
     {range(2, 4): range(0, 4), range(1, 2): range(0, 2), range(3, 4): range(2, 4)}
     """

@@ -11,17 +11,8 @@ from mpistrat.values import ReduceOp
 
 
 class FurtherOp(enum.Enum):
-    """Reductions in addition to those of `ReduceOp`.
+    """Reductions in addition to those of `ReduceOp`. MAX and MIN are NaN where a value is NaN.
 
-    Attributes
-    ----------
-    MAX, MIN
-        The largest or smallest value; NaN where a value is NaN.
-    PROD
-        The product.
-
-    Examples
-    --------
     >>> parse_op("max")
     <FurtherOp.MAX: 'MAX'>
     """
@@ -48,12 +39,7 @@ _FURTHER = {op.name: op for op in FurtherOp}
 def parse_op(op: Any) -> Op:
     """Return the reduction with this name, as `ReduceOp.parse` does.
 
-    Raises
-    ------
-    ValueError
-        If the name is unknown.
-    TypeError
-        If ``op`` is neither a name nor a reduction.
+    Raise ValueError if the name is unknown, and TypeError if ``op`` is neither a name nor a reduction.
     """
     if type(op) is FurtherOp:
         return op

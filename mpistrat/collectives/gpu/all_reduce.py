@@ -140,14 +140,9 @@ def reduction_on_gpu(
 
     Shapes and dtypes are equal on all ranks. ``device`` is the GPU that has all values, and ``bytes_per_pack`` is as in
     `CommunicationOptions`. ``name`` is that of a route, or of an algorithm of the host, which uses the pinned route.
-    ``form`` is the form of the structure whose leaves the values are. The ranks compare it.
-
-    Raises
-    ------
-    TypeError
-        If one of the arrays cannot be reduced by ``op``.
-    RuntimeError
-        On every rank, if the ranks cannot use the route of this name.
+    ``form`` is the form of the structure whose leaves the values are. The ranks compare it. Raise TypeError if one of
+    the arrays cannot be reduced by ``op``, and RuntimeError on every rank if the ranks cannot use the route of this
+    name.
     """
     cupy = cupy_for("an array on a GPU")
     key = tuple((value.dtype, tuple(value.shape)) for value in values)

@@ -44,10 +44,7 @@ _IN_PROGRESS = 7
 def nccl_for(what: str) -> Any:
     """Return the module ``cupy.cuda.nccl``.
 
-    Raises
-    ------
-    RuntimeError
-        If CuPy, NCCL or a GPU is missing: the text begins with ``what``.
+    Raise RuntimeError if CuPy, NCCL or a GPU is missing: the text begins with ``what``.
     """
     cupy = cupy_for(what)
     gpu_count(what)

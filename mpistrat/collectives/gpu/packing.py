@@ -28,10 +28,7 @@ class Laid(NamedTuple):
 def packed_for_gpu(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Message, ...]:
     """Return the messages of arrays of these dtypes and shapes.
 
-    Raises
-    ------
-    TypeError
-        If one of the arrays cannot be reduced by ``op``.
+    Raise TypeError if one of the arrays cannot be reduced by ``op``.
     """
     limits = MessageSizes(_ALONE_BYTES, math.inf, bytes_per_pack or PACK_BYTES)
     return pack(op, key, size, {dtype: limits for dtype, _ in key})

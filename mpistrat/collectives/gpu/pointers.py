@@ -28,13 +28,9 @@ _idle: dict[int, list[Scratch]] = {}
 
 
 class Scratch:
-    """The staging buffers on a GPU that are given to the MPI library.
+    """The staging buffers on a GPU that are given to the MPI library, of ``PIECE_BYTES`` each.
 
-    Attributes
-    ----------
-    send, receive : cupy.ndarray of uint8, shape (PIECE_BYTES,)
-    left : cupy.cuda.Event
-        The end of the last use, in any stream.
+    ``left`` is the end of the last use, in any stream.
     """
 
     def __init__(self, cupy: Any):

@@ -23,13 +23,7 @@ class GpuCall(NamedTuple):
 
 
 class Route(ABC):
-    """One way to reduce messages on the ranks' GPUs.
-
-    Attributes
-    ----------
-    name : str
-        The name by which a user chooses the route.
-    """
+    """One way to reduce messages on the ranks' GPUs. A user chooses it by its ``name``."""
 
     name: str
 

@@ -19,10 +19,7 @@ from mpistrat.runtime.topology import Topology
 def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
     """Return what the ranks compare before a gather: kind, axis, and dtype with the lengths of the other axes.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If the value cannot be gathered.
+    Raise ValueError or TypeError if the value cannot be gathered.
     """
     array = arrays.numpy_or_cupy(value)
     axis = gather.checked_axis(array, axis)
@@ -33,10 +30,7 @@ def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ..
 def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
     """Return what the ranks compare before a reduce-scatter: kind, and dtype with shape.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If the value cannot be combined or scattered.
+    Raise ValueError or TypeError if the value cannot be combined or scattered.
     """
     array = arrays.numpy_or_cupy(value)
     reduce_scatter.rows_of_ranks(array, 1)

@@ -21,12 +21,8 @@ def broadcast(
 ) -> list[np.ndarray]:
     """Return copies of the arrays of rank ``root``. On other ranks ``values`` give the dtypes and shapes.
 
-    ``details`` are further values that must be equal on all ranks. Small arrays share a message.
-
-    Raises
-    ------
-    TypeError
-        If one of the arrays holds Python objects.
+    ``details`` are further values that must be equal on all ranks. Small arrays share a message. Raise TypeError if one
+    of the arrays holds Python objects.
     """
     with structures.refusals("broadcast", topology):
         for each in values:

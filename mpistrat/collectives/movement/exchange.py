@@ -36,8 +36,6 @@ def exchange(
 def messages(data: np.ndarray, step: int) -> list[np.ndarray]:
     """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty.
 
-    Examples
-    --------
     >>> [len(each) for each in messages(np.zeros(5, np.uint8), 2)]
     [2, 2, 1]
     """

@@ -26,21 +26,12 @@ _BYTE, _LENGTH = np.dtype(np.uint8), np.dtype(np.int64)
 
 
 class Gathered(NamedTuple):
-    """The result of an all-gather, and the place of each rank's rows in it.
+    """The result of an all-gather, and the place of each rank's rows in it."""
 
-    Attributes
-    ----------
-    array : numpy.ndarray
-        The rows of all ranks.
-    starts : list of int
-        The byte at which the rows of each rank begin, and the byte at which those of the last rank end.
-    parts : list of numpy.ndarray of uint8
-        The bytes of each rank.
-    """
-
-    array: np.ndarray
+    array: np.ndarray  # the rows of all ranks
+    # the byte at which the rows of each rank begin, and the byte at which those of the last rank end
     starts: list[int]
-    parts: list[np.ndarray]
+    parts: list[np.ndarray]  # the bytes of each rank
 
     @classmethod
     def like(cls, rows: np.ndarray, lengths: Sequence[int]) -> Gathered:
@@ -57,14 +48,9 @@ def all_gather(
 ) -> np.ndarray:
     """Concatenate the replicas' arrays along an axis in replica order.
 
-    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `CollectiveLock.turn`.
-
-    Raises
-    ------
-    ValueError
-        If the value is a scalar, does not have this axis, or the other axes or the dtype differ between ranks.
-    TypeError
-        If the value holds Python objects.
+    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `CollectiveLock.turn`. Raise
+    ValueError if the value is a scalar, does not have this axis, or the other axes or the dtype differ between ranks,
+    and TypeError if the value holds Python objects.
     """
     with structures.refusals("all_gather", topology, timeout_seconds):
         axis = checked_axis(value, axis)
@@ -85,10 +71,7 @@ def all_gather(
 def checked_axis(value: Any, axis: int) -> int:
     """Return the axis as a number that is not negative.
 
-    Raises
-    ------
-    ValueError, TypeError
-        As `all_gather`, for errors that do not depend on other ranks.
+    Raise ValueError or TypeError as `all_gather`, for errors that do not depend on other ranks.
     """
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to gather along: give it one, for example value[None]")
@@ -229,14 +212,8 @@ def _gather_bytes(comm: Any, limits: Limits, whole: Gathered, ranks: Sequence[in
 def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.ndarray | None:
     """Concatenate the ranks' arrays along an axis, in the order of ranks. Return None on other ranks than ``root``.
 
-    The lengths along ``axis`` may differ between ranks.
-
-    Raises
-    ------
-    ValueError
-        If the value is a scalar, does not have this axis, or the other axes or the dtype differ between ranks.
-    TypeError
-        If the value holds Python objects.
+    The lengths along ``axis`` may differ between ranks. Raise ValueError if the value is a scalar, does not have this
+    axis, or the other axes or the dtype differ between ranks, and TypeError if the value holds Python objects.
     """
     with structures.refusals("gather", topology):
         axis = checked_axis(value, axis)

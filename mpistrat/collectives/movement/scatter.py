@@ -32,14 +32,8 @@ def scatter(
     """Cut the arrays of rank ``root`` along an axis, and return to each rank its part of each.
 
     Parts are as even as possible: the first ranks may get a row more. ``values`` and the (pickled) ``note`` of other
-    ranks are not used.
-
-    Raises
-    ------
-    ValueError
-        If an array is a scalar or does not have this axis. On other ranks than ``root``: `MismatchError`.
-    TypeError
-        If an array holds Python objects.
+    ranks are not used. Raise ValueError if an array is a scalar or does not have this axis, and then `MismatchError` on
+    other ranks than ``root``. Raise TypeError if an array holds Python objects.
     """
     is_root = topology.rank == root
     with structures.refusals("scatter", topology):
@@ -90,20 +84,9 @@ def all_to_all(
 ) -> tuple[np.ndarray, list[int]]:
     """Send consecutive rows to rank 0, 1, and so on. Return the rows that came, and how many of each rank.
 
-    Parameters
-    ----------
-    topology : Topology
-    value : numpy.ndarray
-        Dtype and the lengths of all axes but the first must be equal on all ranks.
-    splits : sequence of int, optional
-        How many rows go to each rank; by default equally many.
-
-    Raises
-    ------
-    ValueError
-        If the splits do not make the rows. On every rank, if shapes or dtypes do not fit together.
-    TypeError
-        If the value holds Python objects.
+    ``splits`` says how many rows go to each rank; by default equally many. The dtype and the lengths of all axes but
+    the first must be equal on all ranks. Raise ValueError if the splits do not make the rows, and on every rank if
+    shapes or dtypes do not fit together. Raise TypeError if the value holds Python objects.
     """
     with structures.refusals("all_to_all", topology):
         lengths = _checked(topology, value, splits)

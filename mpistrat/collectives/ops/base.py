@@ -233,12 +233,8 @@ class CrossDeviceOps:
 def check_destinations(destinations: Any) -> None:
     """Raise an error unless ``destinations`` is a variable, a value or the name of a device.
 
-    Raises
-    ------
-    ValueError
-        If ``destinations`` is empty or is not the name of a device.
-    TypeError
-        If ``destinations`` is of another type.
+    Raise ValueError if ``destinations`` is empty or is not the name of a device, and TypeError if ``destinations`` is
+    of another type.
     """
     if isinstance(destinations, str):
         if not destinations:

@@ -29,12 +29,7 @@ class ReplicasAllReduce(CrossDeviceOps):
     """Cross-device ops for replicas of which a rank plays several.
 
     A value is a `PerReplica` with a component for each replica of this rank, or a plain value, which counts for each of
-    them.
-
-    Parameters
-    ----------
-    blocks : sequence of range
-        The replicas of each rank.
+    them. ``blocks`` are the replicas of each rank.
     """
 
     def __init__(self, blocks: Sequence[range]):
@@ -117,12 +112,8 @@ class GrowingTotal:
     def give(self, leaves: Sequence[Any]) -> None:
         """Copy or add the plain values of the next replica. Does not communicate.
 
-        Raises
-        ------
-        TypeError
-            If one of the values cannot be reduced.
-        ValueError
-            If the values differ from those of the first replica in number, kind, dtype or shape.
+        Raise TypeError if one of the values cannot be reduced, and ValueError if the values differ from those of the
+        first replica in number, kind, dtype or shape.
         """
         kinds = [leaf.dense_shape if isinstance(leaf, IndexedSlices) else "dense" for leaf in leaves]
         hosts = [arrays.to_host(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind == "dense"]
