@@ -12,45 +12,19 @@ from mpistrat.runtime.topology import Topology
 class ReplicaGroup:
     """The replicas of a strategy, dealt to ranks in blocks of consecutive numbers.
 
-    A *rank* is a process. A *replica* is a copy of the model, and what a step counts. Code that divides a batch, a
-    mean or a sum asks this object; code that communicates asks `Topology`.
+    A *rank* is a process. A *replica* is a copy of the model, and what a step counts. Code that divides a batch, a mean
+    or a sum asks this object; code that communicates asks `Topology`.
 
-    Parameters
-    ----------
-    topology : Topology
-        The ranks.
-    blocks : sequence of range, optional
-        The replicas of each rank, in the order of ranks. Ranks with equal blocks play one replica together. By default
-        each rank plays the replica of its own number.
-    generation : int
-        How often replicas have been dealt to ranks before: 0 for a job that has not lost a rank.
-    by_rank : bool
-        Whether each rank plays the replica of its own number, and no other.
-    is_virtual : bool
-        Whether the number of replicas was chosen apart from that of ranks: results must not depend on the latter.
+    ``blocks`` are the replicas of each rank, in the order of ranks. Ranks with equal blocks play one replica together.
+    By default each rank plays the replica of its own number: then ``by_rank`` is True. ``generation`` is how often
+    replicas have been dealt to ranks before: 0 for a job that has not lost a rank. ``is_virtual`` says whether the
+    number of replicas was chosen apart from that of ranks: results must not depend on the latter.
 
-    Attributes
-    ----------
-    size : int
-        The number of replicas: the divisor of a mean, and ``num_replicas_in_sync``.
-    blocks : tuple of range
-        The replicas of each rank.
-    local : range
-        The replicas that this rank plays.
-    first, count : int
-        The first of these, and how many they are.
-    is_chief : bool
-        Whether this rank writes files and reports: the first of those that play replica 0.
-    generation, is_virtual
-        As above.
+    ``size`` is the number of replicas: the divisor of a mean, and ``num_replicas_in_sync``. ``local`` are the ``count``
+    replicas from ``first`` on that this rank plays. ``is_chief`` says whether this rank writes files and reports: it is
+    the first of those that play replica 0. Raise ValueError if the blocks are not one for each rank, or do not make up
+    the replicas 0, 1, 2, ... without a gap.
 
-    Raises
-    ------
-    ValueError
-        If the blocks are not one for each rank, or do not make up the replicas 0, 1, 2, ... without a gap.
-
-    Examples
-    --------
     >>> from mpistrat.runtime.topology import Alone
     >>> group = ReplicaGroup(Alone(), [range(4)])
     >>> group.size, group.first, group.count, group.rank_of(3)
@@ -102,15 +76,9 @@ class ReplicaGroup:
     def dealt(cls, topology: Topology, size: int, *, is_virtual: bool = True) -> ReplicaGroup:
         """Deal ``size`` replicas to the ranks, in blocks whose lengths differ by one at most.
 
-        The ranks of a node get consecutive blocks, however ranks are placed on nodes.
+        The ranks of a node get consecutive blocks, however ranks are placed on nodes. Raise ValueError if there are
+        fewer replicas than ranks.
 
-        Raises
-        ------
-        ValueError
-            If there are fewer replicas than ranks.
-
-        Examples
-        --------
         >>> from mpistrat.runtime.topology import Alone
         >>> ReplicaGroup.dealt(Alone(), 6)
         <ReplicaGroup: 0-5 of 6 replicas>

@@ -106,13 +106,7 @@ class _Player:
 
 
 class ReplicaMeeting:
-    """The replicas of this rank, which run one function and meet at cross-replica calls.
-
-    Parameters
-    ----------
-    topology : Topology
-    replicas : ReplicaGroup
-    """
+    """The replicas of this rank, which run one function and meet at cross-replica calls."""
 
     def __init__(self, topology: Topology, replicas: ReplicaGroup):
         self._topology, self._replicas = topology, replicas
@@ -129,11 +123,8 @@ class ReplicaMeeting:
         """Return ``play(i)`` for each replica of this rank, ``i`` from 0 on.
 
         An exception of a replica gets a note with its number, ends the replicas that wait at a call, and is raised.
-
-        Raises
-        ------
-        RuntimeError
-            On every rank, if the replicas make different calls, or another number of them. If another thread runs one.
+        Raise RuntimeError on every rank if the replicas make different calls, or another number of them. Raise it also
+        if another thread runs one.
         """
         if self._is_running:
             raise RuntimeError(

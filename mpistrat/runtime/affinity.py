@@ -45,8 +45,6 @@ def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
 
     Without these variables each numeric library starts one thread per core.
 
-    Examples
-    --------
     >>> threads({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "4"})
     (4, 'MKL_NUM_THREADS')
     """
@@ -59,8 +57,6 @@ def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
 def share_one_core(masks: Sequence[frozenset[int]], there: int) -> bool:
     """Return whether all ranks of a node share a single core, although the node has more.
 
-    Examples
-    --------
     >>> share_one_core([frozenset({3})] * 2, there=8), share_one_core([frozenset({2}), frozenset({3})], there=8)
     (True, False)
     """
@@ -78,8 +74,6 @@ def advice() -> str:
 def fight_for_cores(masks: Sequence[frozenset[int]], threads: Sequence[int]) -> bool:
     """Return whether the ranks of a node start more threads than they have cores, although one each would fit better.
 
-    Examples
-    --------
     >>> two = frozenset({0, 1})
     >>> fight_for_cores([two, two], [2, 2]), fight_for_cores([two, two], [1, 1])
     (True, False)

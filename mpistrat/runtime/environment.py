@@ -20,15 +20,8 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 class OptionError(ValueError):
     """An option has a value that cannot be read.
 
-    Attributes
-    ----------
-    attribute, variable : str
-        The option: its attribute of ``mpistrat.rc`` and its environment variable.
-    value : object
-        The value that was found.
+    ``attribute`` is its name in ``mpistrat.rc``, and ``variable`` that in the environment.
 
-    Examples
-    --------
     >>> try:
     ...     rc.gpu_direct = "perhaps"
     ... except OptionError as error:
@@ -43,23 +36,11 @@ class OptionError(ValueError):
 
 
 class Option(Generic[_T]):
-    """One option, a descriptor of `RuntimeOptions`.
+    """One option, a descriptor of `RuntimeOptions`. The default counts where nothing else sets it.
 
-    Parameters
-    ----------
-    default : object
-        The value where neither the program nor the environment sets one.
-    read : callable
-        Converts what the program or the environment sets. Raises ValueError or TypeError if that is impossible.
-    values : str
-        The values that `read` takes, for messages and the documentation.
-    same : bool
-        Whether all ranks must have the same value.
-
-    Attributes
-    ----------
-    attribute, variable : str
-        The names of the option in ``mpistrat.rc`` and in the environment.
+    ``read`` converts what the program or the environment sets. It raises ValueError or TypeError if that is impossible.
+    ``values`` describes the values that it takes, for messages and the documentation. ``same`` says whether all ranks
+    must have the same value. ``attribute`` is its name in ``mpistrat.rc``, and ``variable`` that in the environment.
     """
 
     attribute: str
@@ -179,8 +160,6 @@ def _flag_or_none(value: Any) -> bool | None:
 def numbers_of_tasks(text: str) -> dict[str, int]:
     """Return the number of tasks of each job, in the order written.
 
-    Examples
-    --------
     >>> numbers_of_tasks("chief=1, worker=5, ps=2")
     {'chief': 1, 'worker': 5, 'ps': 2}
     """
@@ -328,10 +307,7 @@ def options() -> tuple[Option[Any], ...]:
 def agree(comm: Any) -> None:
     """Read all options, and compare them over the ranks of a communicator. Collective.
 
-    Raises
-    ------
-    ValueError
-        On every rank, if one of them cannot read an option, or if an option that must be equal differs.
+    Raise ValueError on every rank if one of them cannot read an option, or if an option that must be equal differs.
     """
     mine: dict[str, Any] = {}
     problem = ""

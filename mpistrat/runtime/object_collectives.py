@@ -24,12 +24,7 @@ _whole = whole(lambda ranks: ranks)
 class ObjectCollectives:
     """The collectives of a communicator that move pickled objects, compare flags, or only wait.
 
-    Attributes
-    ----------
-    lock : CollectiveLock
-        What a thread holds in a collective.
-    rank, size, world
-        As of `Topology`, which is one.
+    A thread holds ``lock`` in a collective. The other attributes are as of `Topology`, which is one.
     """
 
     lock: CollectiveLock
@@ -62,10 +57,7 @@ class ObjectCollectives:
     def pickled(self, name: str, value: Any) -> bytes:
         """Return a value pickled for the next collective, ``name``. If that fails, all ranks raise.
 
-        Raises
-        ------
-        MismatchError
-            On every rank, if only some of the ranks have a value that cannot be pickled.
+        Raise MismatchError on every rank if only some of the ranks have a value that cannot be pickled.
         """
         try:
             return bytes(mpi.start().pickle.dumps(value))
@@ -97,13 +89,8 @@ class ObjectCollectives:
         """Call ``fn()`` on rank 0 alone, once all ranks are here, and return its (pickled) result on every rank.
 
         The ranks compare ``what``, which messages name. A limit of time is for the ranks to come, not for what rank 0
-        then does.
-
-        Raises
-        ------
-        Exception
-            On rank 0 what ``fn`` raises, elsewhere an error of that class if it is a builtin one, else a
-            RuntimeError.
+        then does. Raise on rank 0 what ``fn`` raises, and elsewhere an error of that class if it is a builtin one, else
+        a RuntimeError.
         """
         self.lock.compare(what)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)

@@ -21,21 +21,12 @@ _HEADER = 16  # bytes of a message before its payload
 
 
 class Payload(NamedTuple):
-    """A small array that the messages of the agreement carry and combine.
-
-    Attributes
-    ----------
-    dtype, length
-        The dtype and the number of elements of the array.
-    combine : numpy.ufunc
-        A commutative function of two arguments.
-    fill : callable
-        Writes the combined value of this node's ranks into its argument. Called on leaders only.
-    """
+    """A small array that the messages of the agreement carry and combine."""
 
     dtype: np.dtype
     length: int
-    combine: Any
+    combine: Any  # a commutative function of two arguments
+    # writes the combined value of this node's ranks into its argument. Called on leaders only.
     fill: Callable[[np.ndarray], None]
 
 
@@ -51,14 +42,9 @@ class Exchange(NamedTuple):
 
 
 class Agreement(ABC):
-    """A method by which ranks compare the operations that they are about to start.
+    """A method by which ranks compare the operations that they are about to start."""
 
-    Attributes
-    ----------
-    memory : NodeMemory or None
-        What the ranks of a node share, and meet in; None if they compare by MPI alone.
-    """
-
+    # what the ranks of a node share, and meet in; None if they compare by MPI alone
     memory: NodeMemory | None = None
 
     @abstractmethod

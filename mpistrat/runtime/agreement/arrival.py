@@ -18,10 +18,7 @@ _GRACE = 1.0  # seconds that rank 0 may take to answer
 class LateError(Exception):
     """Some ranks did not arrive within the time limit.
 
-    Attributes
-    ----------
-    ranks : tuple of int
-        The ranks that rank 0 reports as missing, or rank 0 itself if the others wait for it.
+    ``ranks`` are those that rank 0 reports as missing, or rank 0 itself if the others wait for it.
     """
 
     def __init__(self, ranks: tuple[int, ...]):
@@ -32,12 +29,8 @@ class LateError(Exception):
 def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
     """Wait until all ranks have called this with the same number. Sends and polls without blocking.
 
-    Every rank reports to rank 0. Rank 0 answers that all ranks arrived, or lists the missing ranks.
-
-    Raises
-    ------
-    LateError
-        On every rank that arrived, when one of them has waited for ``seconds``.
+    Every rank reports to rank 0. Rank 0 answers that all ranks arrived, or lists the missing ranks. Raise LateError on
+    every rank that arrived, when one of them has waited for ``seconds``.
     """
     (_as_first if world.rank == 0 else _as_other)(world, sequence, time.monotonic() + seconds)
 

@@ -53,16 +53,9 @@ _Error = TypeVar("_Error", bound=BaseException)
 class CollectiveLock:
     """The lock of a communicator: one collective at a time, which all ranks make together.
 
-    Parameters
-    ----------
-    rank, size : int
-    world : mpi4py.MPI.Comm, optional
-        The communicator, and how its ranks compare words; None without other ranks.
-    agreement : Agreement, optional
-    flight : Flight, optional
-        What notes the collectives of this communicator in the flight record; None without a record.
-    compares_places : bool
-        Whether the ranks compare also the lines that call collectives (``rc.debug``).
+    ``world`` is the communicator, and ``agreement`` how its ranks compare words. Without other ranks both are None.
+    ``flight`` notes the collectives of this communicator in the flight record; None without a record.
+    ``compares_places`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
 
     Attributes
     ----------
@@ -133,24 +126,11 @@ class CollectiveLock:
     ) -> CollectiveLock:
         """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
-        The ranks compare checksums of the description first, which makes those that disagree raise instead of
-        hang or compute nonsense.
-
-        Parameters
-        ----------
-        operation : Operation
-        meets : bool
-            The caller calls `meet` itself, before all other communication: once it has laid down in the
-            memory of the node what the others then read.
-        timeout_seconds : float, optional
-            As in `begin`.
-
-        Raises
-        ------
-        MismatchError
-            On every rank, if the ranks are not all in the same operation, or one has ended its program.
-        TimeoutError, RuntimeError
-            As `begin`.
+        The ranks compare checksums of the description first, which makes those that disagree raise instead of hang or
+        compute nonsense. With ``meets`` the caller calls `meet` itself, before all other communication: once it has
+        laid down in the memory of the node what the others then read. ``timeout_seconds`` is as in `begin`. Raise
+        MismatchError on every rank if the ranks are not all in the same operation, or one has ended its program, and
+        TimeoutError or RuntimeError as `begin` does.
         """
         word = self.begin(operation, timeout_seconds)
         if self.size > 1:
@@ -177,10 +157,7 @@ class CollectiveLock:
     def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
         """Wait until all ranks call this with the same operation.
 
-        Raises
-        ------
-        MismatchError, TimeoutError, RuntimeError
-            As `turn`.
+        Raise MismatchError, TimeoutError or RuntimeError as `turn` does.
         """
         with self.turn(operation, self._memory is not None, timeout_seconds):
             if self._memory is not None:
@@ -189,21 +166,11 @@ class CollectiveLock:
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
         """Take the lock, and return the word of the first meeting. Release it by `end` or `failed`.
 
-        Parameters
-        ----------
-        operation : Operation
-        timeout_seconds : float, optional
-            How long to wait until all ranks are here, which must be given a limit too; infinite for no limit. By
-            default that of these turns. A limit costs a message of every rank to rank 0 and back.
-
-        Raises
-        ------
-        TimeoutError
-            If some ranks do not come in time. No collective of this communicator works from then on.
-        MismatchError
-            On every rank, if this one has left a collective before and can tell the others.
-        RuntimeError
-            If another thread is in a collective of this communicator, this one reads ahead, or the lock is broken.
+        ``timeout_seconds`` is how long to wait until all ranks are here, which must be given a limit too; infinite for
+        no limit. By default it is that of these turns. A limit costs a message of every rank to rank 0 and back. Raise
+        TimeoutError if some ranks do not come in time. No collective of this communicator works from then on. Raise
+        MismatchError on every rank if this one has left a collective before and can tell the others. Raise RuntimeError
+        if another thread is in a collective of this communicator, this one reads ahead, or the lock is broken.
         """
         thread = get_ident()  # before the lock is looked at: Python may run other threads after a call into C
         if threads.without:
@@ -363,12 +330,8 @@ class CollectiveLock:
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node. The first call in a collective waits for all ranks, which agree then.
 
-        Only where they share memory. A payload is combined over all ranks, into the result of the memory.
-
-        Raises
-        ------
-        MismatchError
-            As `turn`.
+        Only where they share memory. A payload is combined over all ranks, into the result of the memory. Raise
+        MismatchError as `turn` does.
         """
         if payload is not None:
             agreed = self.combining(payload)(self._word if self._pending else self._next_word())

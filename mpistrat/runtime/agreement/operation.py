@@ -27,10 +27,7 @@ class TimedOutError(TimeoutError, RuntimeError):
 class MismatchError(RuntimeError):
     """The ranks of a strategy are not all in the same collective. Raised on every rank.
 
-    Attributes
-    ----------
-    said : tuple of Said
-        The collective of each rank, if all ranks are in step and may go on; else empty.
+    ``said`` has the collective of each rank, if all ranks are in step and may go on; else it is empty.
     """
 
     said: tuple[Said, ...] = ()
@@ -58,19 +55,10 @@ class Checksum(str):
 class Operation:
     """The description of a collective: its name, and everything that must be equal on all ranks.
 
-    Attributes
-    ----------
-    name : str
-    parts : tuple
-        Names, numbers, (dtype, shape) pairs, and remarks. Remarks may differ between ranks.
-    word : int
-        A CRC-32 of name and parts, shifted left by 30 bits. The low bits take the sequence number.
-    nbytes : int
-        The bytes of the arrays in the parts.
-    record : int
-        The number of its text in the flight record, which sets it. 0 before that.
-    site : tuple
-        Where it was called last, for the flight record, which sets it. Empty before that.
+    ``parts`` are names, numbers, (dtype, shape) pairs, and remarks. Remarks may differ between ranks. ``nbytes`` are
+    those of the arrays in the parts. ``word`` is a CRC-32 of name and parts, shifted left by 30 bits: the low bits take
+    the sequence number. The flight record sets ``record``, the number of its text there, and ``site``, where it was
+    called last. Before that they are 0 and empty.
     """
 
     __slots__ = ("name", "nbytes", "parts", "record", "site", "word")
@@ -103,26 +91,15 @@ def operation(name: str, *parts: Hashable) -> Operation:
 
 
 class Said(NamedTuple):
-    """The collective that one rank reports in an error message.
+    """The collective that one rank reports in an error message."""
 
-    Attributes
-    ----------
-    name, description, place : str
-        The name and description of the operation, and the line of the program that called it.
-    sequence : int
-        The number of collectives that the rank entered, including this one.
-    interrupted : str
-        The call of this rank that was interrupted, or an empty string.
-    interrupted_in_it : bool
-        Whether the interruption came in the middle of a collective.
-    """
-
+    # name and description of the operation, and the line of the program that called it
     name: str
     description: str
     place: str
-    sequence: int
-    interrupted: str
-    interrupted_in_it: bool
+    sequence: int  # the number of collectives that the rank entered, including this one
+    interrupted: str  # the call of this rank that was interrupted, or an empty string
+    interrupted_in_it: bool  # whether the interruption came in the middle of a collective
 
 
 def call_site(frame: FrameType | None = None) -> str:

@@ -13,13 +13,7 @@ MAKES_A_BATCH = (
 
 
 def refuse(what: str) -> None:
-    """Raise if this thread must not start the collective ``what``.
-
-    Raises
-    ------
-    RuntimeError
-        In such a thread.
-    """
+    """Raise RuntimeError if this thread must not start the collective ``what``."""
     why = without.get(threading.get_ident())
     if why is not None:
         raise RuntimeError(f"{what} {why}")

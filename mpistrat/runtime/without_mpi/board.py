@@ -38,17 +38,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 class Board:
     """The notices of the nodes of one job.
 
-    Parameters
-    ----------
-    key : str
-        A text that only the ranks of this job know or can find.
-    parents : sequence of path
-        Where to look first. The home directory follows, that for temporary files, and the working directory.
-
-    Attributes
-    ----------
-    delay : float
-        Seconds until all nodes see a notice, at the latest.
+    ``key`` is a text that only the ranks of this job know or can find. They look first in ``parents``. The home
+    directory follows, that for temporary files, and the working directory. All nodes see a notice after ``delay``
+    seconds, at the latest.
     """
 
     def __init__(self, key: str, parents: Sequence[Path] = ()):

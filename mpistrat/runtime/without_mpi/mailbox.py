@@ -13,18 +13,9 @@ _INBOX, _LETTER = "inbox", "letter-"
 class Inbox:
     """The letters of the other ranks to rank 0. It stays empty if the ranks share no directory.
 
-    A launch that was killed may have left letters under the same key. Each inbox therefore has a name of its own, which
-    letters repeat.
-
-    Parameters
-    ----------
-    key : str or None
-        See `launch_key.key_of`.
-
-    Attributes
-    ----------
-    letters : dict
-        The last letter of each rank, that of rank 0 included.
+    A launch that was killed may have left letters under the same key, which is as in `launch_key.key_of`. Each inbox
+    therefore has a name of its own, which letters repeat. ``letters`` has the last letter of each rank, that of rank 0
+    included.
     """
 
     def __init__(self, key: str | None):
@@ -79,16 +70,10 @@ class Inbox:
 
 
 class Outbox:
-    """The letters of one rank to rank 0.
+    """The letters of one rank to rank 0. The key is as in `launch_key.key_of`.
 
     The outbox may exist before the inbox, or find the inbox of an earlier launch. The letter is sent again to each new
     inbox, and an announcement counts only if it names this sender.
-
-    Parameters
-    ----------
-    key : str or None
-        See `launch_key.key_of`.
-    rank : int
     """
 
     def __init__(self, key: str | None, rank: int):

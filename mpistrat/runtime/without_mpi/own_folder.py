@@ -19,10 +19,7 @@ _BITS = 0o1777  # without those that a directory may get from its parent
 def make(folder: Path) -> bool:
     """Make a directory, unless it was made before. Return whether it is there and was made here.
 
-    Raises
-    ------
-    OSError
-        If it cannot be made.
+    Raise OSError if it cannot be made.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, _MODE)
@@ -40,10 +37,7 @@ def is_made(folder: Path) -> bool:
 def remove(folder: Path) -> None:
     """Remove a directory that was made here, and the files in it, but no directories. Do nothing where it was not.
 
-    Raises
-    ------
-    OSError
-        If it is not empty then, or is not there.
+    Raise OSError if it is not empty then, or is not there.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
