@@ -35,10 +35,7 @@ _NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold n
 def to_host(value: Any) -> np.ndarray:
     """Return a value as a NumPy array, without a copy where the library allows.
 
-    Raises
-    ------
-    TypeError
-        If the value is not an array of numbers.
+    Raise TypeError if the value is not an array of numbers.
     """
     if type(value) is np.ndarray:
         return value
@@ -128,8 +125,6 @@ def from_cupy(result: Any, like: Any) -> Any:
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array as a flat array on the same memory.
 
-    Examples
-    --------
     >>> as_bytes(np.zeros((2, 3))).shape
     (48,)
     """
@@ -150,13 +145,7 @@ def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
 
 
 def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
-    """Return ``numpy.asarray`` of a value that may live on a GPU.
-
-    Raises
-    ------
-    TypeError
-        As `refuse_masked`.
-    """
+    """Return ``numpy.asarray`` of a value that may live on a GPU. Raise TypeError as `refuse_masked` does."""
     refuse_masked(value)
     if on_gpu(value) or library_of(value) is not None:
         return np.asarray(to_host(value), dtype)
@@ -200,17 +189,9 @@ def fill(target: Any, value: np.ndarray) -> None:
 
 
 def refuse_masked(value: Any) -> None:
-    """Raise for a masked array: NumPy's conversions drop the mask, and the masked values would count.
+    """Raise TypeError for a masked array: NumPy's conversions drop the mask, and the masked values would count.
 
-    Parameters
-    ----------
-    value : Any
-        The elements of sequences are checked at any depth.
-
-    Raises
-    ------
-    TypeError
-        If a masked array is found.
+    The elements of sequences are checked at any depth.
     """
     kind: Any = type(value)
     if kind is np.ndarray:
@@ -256,10 +237,7 @@ def device_of(array: Any) -> Device:
 def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
     """Return the one GPU that all given CuPy arrays live on.
 
-    Raises
-    ------
-    ValueError
-        If the arrays live on several GPUs, or not on ``own``, the GPU of this rank.
+    Raise ValueError if the arrays live on several GPUs, or not on ``own``, the GPU of this rank.
     """
     found = sorted({device_of(value) for value in values})
     if own is not None and own.kind == "cuda" and found != [own]:

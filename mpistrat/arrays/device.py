@@ -16,34 +16,21 @@ _KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
 class Device(NamedTuple):
     """A device of this rank's node.
 
-    Attributes
-    ----------
-    kind : str
-        ``"cpu"`` or ``"cuda"``.
-    index : int
-        The number of the device among the devices of its kind that this process sees.
-
-    Examples
-    --------
     >>> str(Device.parse("/gpu:1"))
     'cuda:1'
     >>> Device.parse("cpu:0").kind
     'cpu'
     """
 
-    kind: str
+    kind: str  # ``"cpu"`` or ``"cuda"``
+    # the number of the device among the devices of its kind that this process sees
     index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which is not used
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:
         """Return the device with a name such as ``"cpu:0"``, ``"cuda:1"``, ``"/gpu:1"`` or ``"GPU:1"``.
 
-        Raises
-        ------
-        TypeError
-            If ``name`` is neither a string nor a device.
-        ValueError
-            If ``name`` does not name a device.
+        Raise TypeError if ``name`` is neither a string nor a device, and ValueError if ``name`` does not name a device.
         """
         if isinstance(name, Device):
             return name
@@ -58,10 +45,7 @@ class Device(NamedTuple):
     def require(self) -> Device:
         """Return this device, or raise if it does not exist.
 
-        Raises
-        ------
-        RuntimeError
-            If the device does not exist. The message says what is missing.
+        Raise RuntimeError if the device does not exist. The message says what is missing.
         """
         if self.kind == "cuda":
             count = gpu_count(f"device {self}")
@@ -86,13 +70,8 @@ class Device(NamedTuple):
 def any_gpu(name: str | Device) -> bool:
     """Return whether a name asks for one GPU per rank: a kind without a number, such as ``"cuda"``.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As `Device.parse`.
+    Raise TypeError or ValueError as `Device.parse` does.
 
-    Examples
-    --------
     >>> any_gpu("cuda"), any_gpu("cuda:0"), any_gpu("cpu")
     (True, False, False)
     """
@@ -104,10 +83,7 @@ def any_gpu(name: str | Device) -> bool:
 def seen_gpus(what: str) -> tuple[str, ...]:
     """Return an identifier of each GPU, or GPU slice, that this process sees. It is unique on the node.
 
-    Raises
-    ------
-    RuntimeError
-        As `gpu_count`.
+    Raise RuntimeError as `gpu_count` does.
     """
     count, runtime = gpu_count(what), cupy_for(what).cuda.runtime
     return tuple(
@@ -119,10 +95,7 @@ def seen_gpus(what: str) -> tuple[str, ...]:
 def cupy_for(what: str) -> Any:
     """Return the module ``cupy``.
 
-    Raises
-    ------
-    RuntimeError
-        If CuPy is not installed or cannot be imported. The message begins with ``what``.
+    Raise RuntimeError if CuPy is not installed or cannot be imported. The message begins with ``what``.
     """
     try:
         import cupy
@@ -140,10 +113,7 @@ def cupy_for(what: str) -> Any:
 def gpu_count(what: str) -> int:
     """Return the number of GPUs that this process sees: at least one. CuPy can compile kernels for them.
 
-    Raises
-    ------
-    RuntimeError
-        If no GPU can be used. The message begins with ``what`` and says what is missing and what to do.
+    Raise RuntimeError if no GPU can be used. The message begins with ``what`` and says what is missing and what to do.
     """
     runtime = cupy_for(what).cuda.runtime
     try:

@@ -22,23 +22,14 @@ _as_tensors: weakref.WeakValueDictionary[_Key, np.ndarray] = weakref.WeakValueDi
 
 
 class Library(NamedTuple):
-    """The conversions of one library.
+    """The conversions of one library."""
 
-    Attributes
-    ----------
-    to_host : callable
-        Return an array of the library as a NumPy array, on the same memory where possible.
-    from_host : callable
-        Return a NumPy array as an array of the library, given one that it should be like.
-    copied : callable
-        Return a copy of an array of the library.
-    shares_buffers : bool
-        Whether arrays of the library can be buffers that reductions change in place.
-    """
-
+    # return an array of the library as a NumPy array, on the same memory where possible
     to_host: Callable[[Any], np.ndarray]
+    # return a NumPy array as an array of the library, given one that it should be like
     from_host: Callable[[np.ndarray, Any], Any]
-    copied: Callable[[Any], Any]
+    copied: Callable[[Any], Any]  # return a copy of an array of the library
+    # whether arrays of the library can be buffers that reductions change in place
     shares_buffers: bool = False
 
 

@@ -21,15 +21,13 @@ Memory: TypeAlias = "tuple[mmap.mmap, int]"  # pages, and the offset of the firs
 class Buffers:
     """A buffer pool: it makes arrays from the memory of deleted arrays.
 
-    New memory costs a page fault for every 4 KiB, which takes longer than reading the page. The caller owns an array
-    of the pool for as long as the array or a view of it exists. Then the memory returns to the pool. Any thread may
+    New memory costs a page fault for every 4 KiB, which takes longer than reading the page. The caller owns an array of
+    the pool for as long as the array or a view of it exists. Then the memory returns to the pool. Any thread may
     request an array, and any thread may delete it.
 
     The pool frees memory that was not needed for a while. Of each size, this is the memory that stayed unused while
     4,096 arrays were requested, or while 256 MiB of new memory were allocated.
 
-    Examples
-    --------
     >>> buffers = Buffers()
     >>> a = buffers.empty((1 << 18,), "f4")
     >>> where = a.ctypes.data
@@ -85,10 +83,7 @@ class Buffers:
 class _Free(deque[Memory]):
     """Unused blocks of memory of one size, the longest unused first.
 
-    Attributes
-    ----------
-    least : int
-        The smallest number of unused blocks since the pool last freed memory.
+    ``least`` is the smallest number of unused blocks since the pool last freed memory.
     """
 
     __slots__ = ("least",)

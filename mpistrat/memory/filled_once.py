@@ -18,34 +18,17 @@ from mpistrat.memory.shared import pages, share_in_pieces
 class FilledOnce:
     """Bytes in pieces. The first rank that needs a piece fills it. The other ranks find it filled.
 
-    Ranks exclude each other by a lock of the system for each piece, on a file without a name. The system frees the
-    lock of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message.
-    Threads of a process exclude each other by one lock for all objects.
+    Ranks exclude each other by a lock of the system for each piece, on a file without a name. The system frees the lock
+    of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message. Threads of
+    a process exclude each other by one lock for all objects.
 
     Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS.
 
-    Parameters
-    ----------
-    nbytes, pieces : int
-        How many bytes there are, and in how many pieces.
-    node : mpi4py.MPI.Intracomm, optional
-        Ranks that share the memory. Making the object is collective over them. Without it, the memory is private.
+    The ranks of the communicator ``node`` share the memory: then making the object is collective. Without it, the
+    memory is private. ``memory`` is an array of uint8. ``part`` is where this rank should begin, as a part of the
+    pieces, so that ranks that begin together fill different ones. Raise NoSharedMemoryError on every rank of the node
+    if the ranks cannot share memory, and OSError if memory for this process alone cannot be allocated.
 
-    Attributes
-    ----------
-    memory : numpy.ndarray of uint8
-    part : float
-        Where this rank should begin, as a part of the pieces, so that ranks that begin together fill different ones.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        On every rank of the node, if the ranks cannot share memory.
-    OSError
-        If memory for this process alone cannot be allocated.
-
-    Examples
-    --------
     >>> numbers = FilledOnce(8, 2)
     >>> for _ in range(2):
     ...     numbers.fill(1, [(4, 4)], lambda: numbers.memory[4:].__iadd__(1))
@@ -69,12 +52,8 @@ class FilledOnce:
     def fill(self, piece: int, spans: Iterable[tuple[int, int]], load: Callable[[], Any]) -> None:
         """Call ``load`` to fill a piece, unless a rank of the node has done so.
 
-        ``spans`` tell where the piece lies: first byte and number of bytes of each of its parts.
-
-        Raises
-        ------
-        OSError
-            If the node has not enough memory.
+        ``spans`` tell where the piece lies: first byte and number of bytes of each of its parts. Raise OSError if the
+        node has not enough memory.
         """
         with self._locked(piece):
             if not self._filled[piece]:

@@ -26,25 +26,16 @@ Each = Callable[[Sequence[Any], Callable[[Any], Any]], None]
 
 
 class Chunk(NamedTuple):
-    """Bytes of which several ranks need some rows.
+    """Bytes of which several ranks need some rows."""
 
-    Attributes
-    ----------
-    key : object
-        Its ``repr`` says what the bytes are, with the version of the file that they are from.
-    nbytes, rows, lacks : int
-        Size, number of rows that this rank reads now, and of those that it or others may read later.
-    make : callable
-        Returns the bytes, in the array of uint8 that it is given, or in any other memory if it is given None.
-    use : callable
-        Copies the rows from what ``make`` returned. It is called again if the bytes changed meanwhile.
-    """
-
-    key: Any
+    key: Any  # its ``repr`` says what the bytes are, with the version of the file that they are from
+    # size, number of rows that this rank reads now, and of those that it or others may read later
     nbytes: int
     rows: int
     lacks: int
+    # returns the bytes, in the array of uint8 that it is given, or in any other memory if it is given None
     make: Callable[[np.ndarray | None], Any]
+    # copies the rows from what ``make`` returned. It is called again if the bytes changed meanwhile.
     use: Callable[[Any], Any]
 
 
@@ -68,19 +59,9 @@ class MadeOnce:
     that of the other rank, which may be stopped, is dropped. The system frees the lock of the table if its rank ends. A
     rank that does not get the lock within a second works alone from then on, and for a part that finds no memory.
 
-    Parameters
-    ----------
-    nbytes : int
-        Size of the ring for each rank of the node, up to four: ranks may be at different places of an epoch.
-    most : int
-        Size that is always enough.
-    node : mpi4py.MPI.Intracomm
-        Ranks that share the ring. Making the object is collective over them.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        On every rank of the node, if the ranks cannot share memory.
+    The ring has ``nbytes`` for each rank of the node, up to four: ranks may be at different places of an epoch.
+    ``most`` bytes are always enough. Making the object is collective over the communicator ``node``. Raise
+    NoSharedMemoryError on every rank of the node if the ranks cannot share memory.
     """
 
     def __init__(self, nbytes: int, most: int, node: Any):

@@ -33,23 +33,11 @@ _T = TypeVar("_T")
 
 
 class Place(NamedTuple):
-    """Where other processes of the node find an array.
+    """Where other processes of the node find an array."""
 
-    Attributes
-    ----------
-    path : str
-        The file.
-    token : bytes
-        What the file must hold. On another process the path may lead to another file.
-    start : int
-        The first byte of its memory.
-    shape : tuple of int
-    dtype : numpy.dtype
-    """
-
-    path: str
-    token: bytes
-    start: int
+    path: str  # the file
+    token: bytes  # what the file must hold. On another process the path may lead to another file.
+    start: int  # the first byte of its memory
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -93,16 +81,10 @@ class PrivateMemory:
 class PublishedMemory:
     """Memory of this process that others of the node read.
 
-    It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is
-    deleted; their place is not used again, so a reader cannot take another array for it.
+    It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is deleted;
+    their place is not used again, so a reader cannot take another array for it. Raise OSError if this system cannot
+    share memory in this way.
 
-    Raises
-    ------
-    OSError
-        If this system cannot share memory in this way.
-
-    Examples
-    --------
     >>> memory = PublishedMemory()
     >>> array, place = memory.copy(np.arange(3))
     >>> reader = Reader(place)
@@ -134,10 +116,7 @@ class PublishedMemory:
     def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
         """Return a copy of an array, and its place; None if other processes cannot read it.
 
-        Raises
-        ------
-        MemoryError
-            If there is not enough memory.
+        Raise MemoryError if there is not enough memory.
         """
         # Raises MemoryError: the system would kill a process whose file is too large.
         np.empty(value.nbytes, np.uint8)
@@ -167,17 +146,9 @@ class PublishedMemory:
 
 
 class Reader:
-    """The arrays that another process of this node publishes.
+    """The arrays that another process of this node publishes. ``place`` is that of any of them.
 
-    Parameters
-    ----------
-    place : Place
-        Of any array.
-
-    Raises
-    ------
-    OSError
-        If this process cannot read that memory.
+    Raise OSError if this process cannot read that memory.
     """
 
     def __init__(self, place: Place):

@@ -33,12 +33,8 @@ class NoSharedMemoryError(OSError):
 def share(node: Any, own: int, common: int = 0) -> Shared:
     """Return zeroed memory that all ranks of ``node`` share: bytes for each rank and for all together, in whole pages.
 
-    Collective over ``node``, whose ranks can share memory.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        On every rank of the node, if memory is exhausted, or if a rank cannot open the file of another rank.
+    Collective over ``node``, whose ranks can share memory. Raise NoSharedMemoryError on every rank of the node if
+    memory is exhausted, or if a rank cannot open the file of another rank.
     """
     own, common = pages(own), pages(common)
     stretches = node.size * own
@@ -71,11 +67,7 @@ def share_in_pieces(owner: object, node: Any, nbytes: int, common: int) -> tuple
     short, its use a SIGBUS. The ``common`` bytes after them are reserved. Collective over ``node``.
 
     At most half of the free shared memory is taken: MPI and the collectives need some later, and may end with a SIGBUS.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        As `share`.
+    Raise NoSharedMemoryError as `share` does.
     """
     first, common = pages(nbytes), pages(common)
 

@@ -20,26 +20,12 @@ _MAP_FIXED = 0x10  # of Linux; the module mmap does not have it
 
 
 def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarray:
-    """Map a file of each rank, and return the bytes of all. Collective over ``node``.
+    """Map a file of each rank, and return the bytes of all. Collective over ``node``, whose ranks can share memory.
 
-    Parameters
-    ----------
-    node : mpi4py.MPI.Intracomm
-        Ranks that can share memory.
-    descriptor : int or None
-        An open file of this rank, in memory. Its pages must be reserved. None if this rank does not have one.
-    nbytes : int
-        The bytes of each file, equal on all ranks.
-
-    Returns
-    -------
-    numpy.ndarray of uint8
-        The bytes of all ranks, those of each rounded up to whole pages.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        On every rank of the node, if a rank does not have a file, or cannot open the file of another rank.
+    ``descriptor`` is an open file of this rank, in memory, whose pages must be reserved; None if this rank does not
+    have one. Each file has ``nbytes``, equal on all ranks, which are rounded up to whole pages in the result. Raise
+    NoSharedMemoryError on every rank of the node if a rank does not have a file, or cannot open the file of another
+    rank.
     """
     told = None
     if descriptor is not None:

@@ -13,21 +13,11 @@ _FOR_BYTES = ((60, 242 / 256), (8, 128 / 130), (0, 8 / 10))  # (least GT/s, frac
 
 
 class Bounds(NamedTuple):
-    """Bandwidths of a GPU in bytes per second, None where unknown.
+    """Bandwidths of a GPU in bytes per second, None where unknown."""
 
-    Attributes
-    ----------
-    memory : float or None
-        Bytes read plus bytes written.
-    link : float or None
-        One direction, to the host or from it. Both directions at once carry twice as much.
-    link_name : str
-        Such as ``"PCIe 32 GT/s x16"``; empty where unknown.
-    """
-
-    memory: float | None
-    link: float | None
-    link_name: str
+    memory: float | None  # bytes read plus bytes written
+    link: float | None  # one direction, to the host or from it. Both directions at once carry twice as much.
+    link_name: str  # such as ``"PCIe 32 GT/s x16"``; empty where unknown
 
     def __str__(self) -> str:
         said = [] if self.memory is None else [f"memory {self.memory / 1e9:.0f} GB/s"]
@@ -71,8 +61,6 @@ def link_bandwidth(transfers: float, lanes: int) -> float:
 
     ``transfers`` is the speed of a lane in GT/s.
 
-    Examples
-    --------
     >>> f"{link_bandwidth(32, 16):.3g}"
     '6.3e+10'
     >>> f"{link_bandwidth(5, 8):.3g}"

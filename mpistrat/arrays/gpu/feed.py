@@ -41,12 +41,8 @@ class Sent(NamedTuple):
 class Feed:
     """The stream and the pinned memory by which one thread at a time sends arrays to a GPU.
 
-    Attributes
-    ----------
-    stream : cupy.cuda.Stream
-        The stream of the copies. All target memory is allocated on it.
-    left : deque of (cupy.cuda.Event, cupy.ndarray)
-        Released arrays, oldest first. Each event marks the release in the stream of the thread that released it.
+    All target memory is allocated on ``stream``, that of the copies. ``left`` has the released arrays, oldest first.
+    Each comes with an event, which marks the release in the stream of the thread that released it.
     """
 
     def __init__(self, device: int):

@@ -108,20 +108,9 @@ extern "C" __global__ void {name}(const long long* pointers, const long long* la
 class EachElement:
     """A kernel over the elements of several lists of arrays.
 
-    Parameters
-    ----------
-    name : str
-    reads, writes : sequence of str
-        Names of the lists that ``body`` reads and writes. In ``body`` a name stands for the current element.
-    scalars : sequence of str
-        Names of numbers, in the precision of the computation.
-    body : str
-        Statements of C. ``R`` is the type of the computation: double for float64, float for other floats.
-
-    Attributes
-    ----------
-    reads : sequence of str
-        As above.
+    ``body`` has statements of C. In it, the names of the lists in ``reads`` and ``writes`` stand for the current
+    element, and ``scalars`` for numbers, in the precision of the computation. ``R`` is the type of the computation:
+    double for float64, float for other floats.
     """
 
     def __init__(

@@ -35,12 +35,7 @@ class StagingSlot:
 
 
 class Staging:
-    """The pinned memory and the two streams of one GPU, for one thread at a time.
-
-    Attributes
-    ----------
-    slots : list of StagingSlot
-    """
+    """The pinned memory and the two streams of one GPU, for one thread at a time."""
 
     def __init__(self, device: int):
         self._cupy = cupy = cupy_for("an array on a GPU")
@@ -106,22 +101,14 @@ def staging(device: int) -> Iterator[Staging]:
 
 
 class StagedCopy(NamedTuple):
-    """A piece of GPU memory that is copied to the host, processed there, and copied back.
+    """A piece of GPU memory that is copied to the host, processed there, and copied back."""
 
-    Attributes
-    ----------
-    source, nbytes
-        The address and the size of the piece on the GPU.
-    work : callable
-        Gets the piece and space for the result, both in pinned memory. Returns the result, a view of one of them.
-    target : int
-        The address on the GPU for the result.
-    """
-
+    # the address and the size of the piece on the GPU
     source: int
     nbytes: int
+    # gets the piece and space for the result, both in pinned memory. Returns the result, a view of one of them.
     work: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    target: int
+    target: int  # the address on the GPU for the result
 
 
 def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
@@ -181,13 +168,7 @@ def upload(array: np.ndarray, device: int) -> Any:
 
 
 def require_known(cupy: Any, dtype: np.dtype) -> None:
-    """Raise unless the installed CuPy supports a dtype.
-
-    Raises
-    ------
-    TypeError
-        For bfloat16 and a CuPy that is too old.
-    """
+    """Raise TypeError for bfloat16 and a CuPy that is too old."""
     if dtype.name == "bfloat16" and int(cupy.__version__.partition(".")[0]) < _WITH_BFLOAT16:
         raise TypeError(
             f"bfloat16 on a GPU needs CuPy {_WITH_BFLOAT16} or later (and NumPy 2.1.2 or later), not {cupy.__version__}"
