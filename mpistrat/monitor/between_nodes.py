@@ -35,19 +35,7 @@ _SIGN = 1.0  # seconds between two signs of life, or two changes of the director
 class Notices:
     """The notices of this rank, and those for it.
 
-    Parameters
-    ----------
-    key : str
-        See `Board`.
-    rank : int
-        This rank.
-
-    Attributes
-    ----------
-    searched : tuple of str
-        The directories in which notices lie.
-    delay : float
-        See `Board`.
+    ``key`` and ``delay`` are as of `Board`. ``searched`` has the directories in which notices lie.
     """
 
     def __init__(self, key: str, rank: int):
@@ -103,18 +91,9 @@ class Notices:
     ) -> JobView:
         """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
 
-        Ends at once where this rank waits no longer, or where a lower rank asks, which collects then.
-
-        Parameters
-        ----------
-        call : str
-        own : JobView
-            What this node sees.
-        size : int
-        patience : float
-            Seconds without a sign of life of ranks that are not seen yet.
-        waits : callable
-            Called now and then. Returns whether this rank still waits.
+        ``own`` is what this node sees. Ranks that are not seen yet have ``patience`` seconds for a sign of life. Ends
+        at once where ``waits()``, which is called now and then, tells that this rank waits no longer, or where a lower
+        rank asks, which collects then.
         """
         views: dict[str, JobView] = {}
         job = [own]

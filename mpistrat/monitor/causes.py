@@ -26,59 +26,31 @@ _CHILD_MODULES = ("subprocess.py", "popen_fork.py")  # of the standard library: 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a rank that others wait for.
-
-    Attributes
-    ----------
-    record : Record
-    facts : ProcessFacts
-    stacks : Stacks
-    holds_interpreter : bool
-        Whether no other thread of the process could run for a while, though the process runs.
-    in_circle : bool
-        Whether it waits in a collective for a rank that waits for it.
-    waits_elsewhere : str
-        The collective of another communicator that it waits in, or an empty string.
-    stuck : bool
-        Whether all ranks are in that collective, or have left it.
-    passed : bool
-        Whether it is behind the call of the others, which it has not made.
-    ended_after : str
-        What has ended the job, if all its processes are gone: ranks that had failed or left, say. Empty if unknown.
-    one_of : tuple of int
-        The ranks of which one ended before the launcher ended the others, that with the oldest sign of life first;
-        empty if that one is known.
-    """
+    """What is known of a rank that others wait for."""
 
     record: Record
     facts: ProcessFacts
     stacks: Stacks
+    # whether no other thread of the process could run for a while, though the process runs
     holds_interpreter: bool = False
-    in_circle: bool = False
-    waits_elsewhere: str = ""
-    stuck: bool = False
-    passed: bool = False
+    in_circle: bool = False  # whether it waits in a collective for a rank that waits for it
+    waits_elsewhere: str = ""  # the collective of another communicator that it waits in, or an empty string
+    stuck: bool = False  # whether all ranks are in that collective, or have left it
+    passed: bool = False  # whether it is behind the call of the others, which it has not made
+    # what has ended the job, if all its processes are gone: ranks that had failed or left, say. Empty if unknown.
     ended_after: str = ""
+    # the ranks of which one ended before the launcher ended the others, that with the oldest sign of life first; empty
+    # if that one is known
     one_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a rank does not come.
+    """Why a rank does not come."""
 
-    Attributes
-    ----------
-    cause : str
-        One of a fixed set of names.
-    what : str
-        What the rank does, to follow "rank 2:".
-    remedy : str
-        What to do, as a sentence.
-    """
-
-    cause: str
-    what: str
-    remedy: str
+    cause: str  # one of a fixed set of names
+    what: str  # what the rank does, to follow "rank 2:"
+    remedy: str  # what to do, as a sentence
 
 
 def verdict(evidence: Evidence) -> Verdict:

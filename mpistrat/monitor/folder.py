@@ -15,12 +15,8 @@ from mpistrat.runtime.environment import rc
 def folder() -> Path:
     """Return the directory, which exists and belongs to this user.
 
-    It is ``MPISTRAT_RECORD_DIR``, or one of this user below the directory for temporary files.
-
-    Raises
-    ------
-    OSError
-        If no directory can be written by this user.
+    It is ``MPISTRAT_RECORD_DIR``, or one of this user below the directory for temporary files. Raise OSError if no
+    directory can be written by this user.
     """
     if rc.record_dir:
         chosen = Path(rc.record_dir)  # is taken as it is: a group may share it
@@ -45,12 +41,8 @@ def folder() -> Path:
 def write_new(name: str, text: str) -> Path:
     """Write a new file, which other users cannot read, and which appears complete and synced to disk.
 
-    Raises
-    ------
-    FileExistsError
-        If there is such a file: another rank of this node has written it.
-    OSError
-        If the directory cannot be made, or is full.
+    Raise FileExistsError if there is such a file: another rank of this node has written it. Raise OSError if the
+    directory cannot be made, or is full.
     """
     path = folder() / name
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC

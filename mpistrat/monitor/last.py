@@ -28,54 +28,31 @@ _PATIENCE = 10.0  # seconds for the file of a job
 
 
 class End(NamedTuple):
-    """What has ended a job, as far as it is known.
+    """What has ended a job, as far as it is known."""
 
-    Attributes
-    ----------
-    first : int or None
-        The rank that ended first, after which the launcher has ended the others.
-    by : str
-        What has ended all ranks at once: ``"the call of MPI_Abort"``, say.
-    """
-
-    first: int | None = None
-    by: str = ""
+    first: int | None = None  # the rank that ended first, after which the launcher has ended the others
+    by: str = ""  # what has ended all ranks at once: ``"the call of MPI_Abort"``, say
 
 
 UNKNOWN = End()
 
 
 class Ended(NamedTuple):
-    """A job that has ended.
-
-    Attributes
-    ----------
-    records : tuple of Record
-    notes : tuple of str
-        What the launcher said of its end.
-    when : float
-        The time since the epoch at which the records were kept.
-    end : End
-    out_of_memory_kills : int or None
-        How many processes of its cgroup the system had killed for want of memory by then.
-    """
+    """A job that has ended."""
 
     records: tuple[Record, ...]
-    notes: tuple[str, ...]
-    when: float
+    notes: tuple[str, ...]  # what the launcher said of its end
+    when: float  # the time since the epoch at which the records were kept
     end: End
+    # how many processes of its cgroup the system had killed for want of memory by then
     out_of_memory_kills: int | None
 
 
 def left(since: float, processes: Collection[int]) -> list[Record]:
     """Return the records in the memory of this node of processes that have ended, but not as a program should.
 
-    Parameters
-    ----------
-    since : float
-        When the job was started, in seconds since the epoch.
-    processes : collection of int
-        Processes of the job, as far as they are known. Records of other jobs do not count.
+    The job was started at ``since``, in seconds since the epoch. ``processes`` are those of the job, as far as they are
+    known. Records of other jobs do not count.
     """
     gone = []
     for record in read.records():
@@ -91,24 +68,8 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
 def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End = UNKNOWN) -> Path | None:
     """Move records from the memory of this node to a file. They stay in memory if no file can be written.
 
-    Parameters
-    ----------
-    records : sequence of Record
-    notes : sequence of str
-        What the launcher says of the end of the job.
-    failed : bool
-        Whether to write the file: the records of a job that succeeded are only removed.
-    end : End, optional
-
-    Returns
-    -------
-    pathlib.Path or None
-        The file, None if there is nothing to keep.
-
-    Raises
-    ------
-    OSError
-        If no file can be written.
+    ``notes`` are what the launcher says of the end of the job. The records of a job that has not ``failed`` are only
+    removed. Return the file, or None if there is nothing to keep. Raise OSError if no file can be written.
     """
     path = None
     if failed and records:
@@ -134,17 +95,9 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
 def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) -> int | None:
     """Return the rank that ended first and so let the launcher end the others, or None if that is not known.
 
-    A rank that failed or left by ``os._exit`` has told so, and may end after others that the launcher ends. A rank of
-    another node, or one without a record, may have ended before all others.
-
-    Parameters
-    ----------
-    records : sequence of Record
-        Those that ranks have left on this node.
-    order : sequence of int
-        Processes of this node in the order in which they ended.
-    ranks : int
-        Number of ranks of the job.
+    ``records`` are those that ranks have left on this node, and ``order`` its processes in the order in which they
+    ended. The job has so many ``ranks``. A rank that failed or left by ``os._exit`` has told so, and may end after
+    others that the launcher ends. A rank of another node, or one without a record, may have ended before all others.
     """
     if len(records) < ranks:
         return None
@@ -170,15 +123,8 @@ def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int
     """Return texts about the ranks that have ended their processes without ending their programs.
 
     Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
-    nothing to tell.
-
-    Parameters
-    ----------
-    records : sequence of Record
-    left : collection of int
-        The ranks that have left according to the launcher.
-    first : int, optional
-        The rank that ended first.
+    nothing to tell. ``left`` are the ranks that have left according to the launcher, and ``first`` is the rank that
+    ended first.
     """
     if all(each.exit_status == 0 for each in records):
         return []
@@ -222,17 +168,8 @@ def _files(of: Path) -> list[Path]:
 def latest(job: str = "") -> Ended | None:
     """Return the job that ended last: one whose records are still in memory, or that of the newest file.
 
-    Parameters
-    ----------
-    job : str, optional
-        The number of a batch job: other jobs do not count.
-
-    Raises
-    ------
-    OSError
-        If the directory for files does not exist, or its files cannot be read.
-    ValueError
-        If its files are damaged.
+    If ``job``, the number of a batch job, is given, other jobs do not count. Raise OSError if the directory for files
+    does not exist, or its files cannot be read, and ValueError if its files are damaged.
     """
     gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
@@ -261,13 +198,7 @@ def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Excepti
 
 
 def load(path: str | Path) -> Ended:
-    """Return the job in a file.
-
-    Raises
-    ------
-    ValueError
-        If the file is not one that `keep` has written.
-    """
+    """Return the job in a file. Raise ValueError if the file is not one that `keep` has written."""
     try:
         told = json.loads(Path(path).read_text())
         return Ended(

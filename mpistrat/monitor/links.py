@@ -21,25 +21,13 @@ _FLAGS_OF, _ADDRESS_OF, _UP, _RUNNING = (
 
 @dataclass(frozen=True)
 class Links:
-    """The links of one node.
-
-    Attributes
-    ----------
-    host : str
-    ranks : tuple of int
-        Of the node.
-    addresses : tuple of str
-        Of the node, where this user's processes are connected.
-    dead : tuple of str
-        The interfaces with one of these addresses that have no carrier.
-    unacknowledged : tuple of str
-        The addresses of other nodes that do not acknowledge what was sent to them.
-    """
+    """The links of one node."""
 
     host: str
-    ranks: tuple[int, ...]
-    addresses: tuple[str, ...]
-    dead: tuple[str, ...]
+    ranks: tuple[int, ...]  # those of the node
+    addresses: tuple[str, ...]  # those of the node where this user's processes are connected
+    dead: tuple[str, ...]  # the interfaces with one of these addresses that have no carrier
+    # the addresses of other nodes that do not acknowledge what was sent to them
     unacknowledged: tuple[str, ...]
 
 

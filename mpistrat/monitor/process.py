@@ -17,24 +17,14 @@ CHILD, FILE_LOCK, SIGNAL, UNKNOWN = "child", "file lock", "signal", ""
 
 
 class SystemCall(NamedTuple):
-    """A system call.
-
-    Attributes
-    ----------
-    name : str
-    waits_for : str
-        One of the names above.
-    restarts : bool
-        Whether Linux begins it again after a handler of a signal (signal(7), SA_RESTART). All others return early
-        with EINTR, and a program that does not look at that goes on as if it had waited.
-    has_descriptor : bool
-        Whether its first argument is a descriptor.
-    """
+    """A system call."""
 
     name: str
-    waits_for: str
+    waits_for: str  # one of the names above
+    # whether Linux begins it again after a handler of a signal (signal(7), SA_RESTART). All others return early with
+    # EINTR, and a program that does not look at that goes on as if it had waited.
     restarts: bool = False
-    has_descriptor: bool = False
+    has_descriptor: bool = False  # whether its first argument is a descriptor
 
 
 # The name, and the number on x86-64 and on 64-bit ARM; -1 where the system has no such call.
@@ -117,49 +107,25 @@ def is_timed(call: SystemCall, arguments: list[int]) -> bool:
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """What the system tells about a process at one time.
+    """What the system tells about a process at one time."""
 
-    Attributes
-    ----------
-    state : str
-        Of its main thread: R (running), S (sleeping), D (waits for a device), T or t (stopped), Z (ended, not waited
-        for), X (the process does not exist).
-    call : str
-        The system call that the main thread is in, empty if it is in none or if that is unknown.
-    file : str
-        The file, pipe or socket of that call, empty if it has none.
-    place : str
-        Where the kernel lets it sleep.
-    descriptor : int
-        The descriptor of that call, -1 if it has none.
-    timed : bool
-        Whether that call waits for a lock with a time limit, as for the interpreter's lock.
-    restarts : bool
-        Whether a handler of a signal does not end what the main thread waits for: it waits for nothing, or in a call
-        that Linux begins again.
-    others_run : bool
-        Whether another thread of it computes.
-    replaced : bool
-        Whether the process runs another program by now: it has called ``exec``.
-    ended_by : int or None
-        The status with which a process ended that was not waited for: as of `os.waitpid`.
-    resident : int
-        Bytes of memory in use.
-    out_of_memory_kills : int or None
-        Of a process that has ended: how many processes of this cgroup the system has killed for want of memory.
-    """
-
+    # state of the main thread: R (running), S (sleeping), D (waits for a device), T or t (stopped), Z (ended, not
+    # waited for), X (the process does not exist)
     state: str
-    call: str = ""
-    file: str = ""
-    place: str = ""
-    descriptor: int = -1
-    timed: bool = False
+    call: str = ""  # the system call that the main thread is in, empty if it is in none or if that is unknown
+    file: str = ""  # the file, pipe or socket of that call, empty if it has none
+    place: str = ""  # where the kernel lets it sleep
+    descriptor: int = -1  # the descriptor of that call, -1 if it has none
+    timed: bool = False  # whether that call waits for a lock with a time limit, as for the interpreter's lock
+    # whether a handler of a signal does not end what the main thread waits for: it waits for nothing, or in a call that
+    # Linux begins again
     restarts: bool = False
-    others_run: bool = False
-    replaced: bool = False
+    others_run: bool = False  # whether another thread of it computes
+    replaced: bool = False  # whether the process runs another program by now: it has called ``exec``
+    # the status with which a process ended that was not waited for: as of `os.waitpid`
     ended_by: int | None = None
-    resident: int = 0
+    resident: int = 0  # bytes of memory in use
+    # of a process that has ended: how many processes of its cgroup the system has killed for want of memory
     out_of_memory_kills: int | None = None
 
 

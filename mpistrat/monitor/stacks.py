@@ -153,8 +153,6 @@ def parse(text: str, main_thread: int) -> Stacks:
 
     That of the main thread is the first one, which its signal handler has written.
 
-    Examples
-    --------
     >>> stacks = parse('Thread 0x00007f10 (most recent call first):\\n  File "a.py", line 3 in f\\n', 0x7f10)
     >>> stacks.main
     (Frame(file='a.py', line=3, function='f'),)

@@ -24,38 +24,19 @@ _SAMPLES, _BETWEEN = 20, 0.01  # of processes that seem to compute, and the seco
 
 @dataclass(frozen=True)
 class JobView:
-    """What is seen of the ranks of a job.
+    """What is seen of the ranks of a job."""
 
-    Attributes
-    ----------
-    now : float
-        When, by the monotonic clock of a node. All times of the records are by that clock.
-    records : tuple of Record
-    facts : dict of str to ProcessFacts
-        By the key of a record.
-    stacks : dict of str to Stacks
-        By the key of a record, of the processes that answer.
-    holding : frozenset of str
-        Keys of records of processes in which no thread but the main one could run for a while.
-    links : tuple of Links
-        Of each node that was looked at.
-    hosts : tuple of str
-        The host of each rank of the job, where that is known.
-    searched : tuple of str
-        The directories in which the nodes leave notices for each other; empty where one node has all ranks.
-    end : End
-        Of a job that has ended.
-    """
-
-    now: float
+    now: float  # by the monotonic clock of a node, as all times of the records
     records: tuple[Record, ...]
-    facts: dict[str, ProcessFacts]
-    stacks: dict[str, Stacks]
+    facts: dict[str, ProcessFacts]  # by the key of a record
+    stacks: dict[str, Stacks]  # by the key of a record, of the processes that answer
+    # keys of records of processes in which no thread but the main one could run for a while
     holding: frozenset[str]
-    links: tuple[Links, ...] = ()
-    hosts: tuple[str, ...] = ()
+    links: tuple[Links, ...] = ()  # of each node that was looked at
+    hosts: tuple[str, ...] = ()  # the host of each rank of the job, where that is known
+    # the directories in which the nodes leave notices for each other; empty where one node has all ranks
     searched: tuple[str, ...] = ()
-    end: End = UNKNOWN
+    end: End = UNKNOWN  # that of a job that has ended
 
     @property
     def ranks(self) -> set[int]:
@@ -148,10 +129,7 @@ def as_json(view: JobView) -> dict[str, Any]:
 def from_json(told: dict[str, Any]) -> JobView:
     """Return the view of values that `as_json` made.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If the values are of another version of the package, or damaged.
+    Raise KeyError, TypeError or ValueError if the values are of another version of the package, or damaged.
     """
     return JobView(
         told["now"],

@@ -13,29 +13,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Wait:
-    """A collective in which some ranks of a communicator wait for others.
+    """A collective in which some ranks of a communicator wait for others."""
 
-    Attributes
-    ----------
-    token, size : int
-        The communicator: its random number and its size.
-    entry : Entry
-        The collective, as the rank that waits longest has noted it.
-    waiting, missing : tuple of Record
-        The ranks in it, and those that are not. A rank whose process is stopped or gone counts as missing.
-    unseen : tuple of int
-        Ranks of the communicator without a record on this node.
-    last_entered : float
-        When the last of the waiting ranks has entered it.
-    """
-
+    # the random number and the size of the communicator
     token: int
     size: int
-    entry: Entry
+    entry: Entry  # the collective, as the rank that waits longest has noted it
+    # the ranks in it, and those that are not: a rank whose process is stopped or gone is missing
     waiting: tuple[Record, ...]
     missing: tuple[Record, ...]
-    unseen: tuple[int, ...]
-    last_entered: float
+    unseen: tuple[int, ...]  # ranks of the communicator without a record on this node
+    last_entered: float  # when the last of the waiting ranks has entered it
 
     def goes_on(self, now: float) -> bool:
         """Return whether all ranks are in it, and the last one came so late that the call may not be stuck."""
@@ -45,16 +33,10 @@ class Wait:
 
 
 def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
-    """Return the collectives in which ranks wait, the oldest first.
+    """Return the collectives in which ranks of one job wait, the oldest first.
 
-    In a communicator of all ranks, those that have not joined it yet are missing, too.
-
-    Parameters
-    ----------
-    records : sequence of Record
-        Of one job.
-    halted : collection of str
-        Keys of the records of processes that are stopped or gone.
+    In a communicator of all ranks, those that have not joined it yet are missing, too. ``halted`` has the keys of the
+    records of processes that are stopped or gone.
     """
     communicators: dict[int, list[tuple[Record, Membership]]] = {}
     for record in records:
@@ -95,8 +77,6 @@ def _late(records: Sequence[Record], members: Sequence[tuple[Record, Membership]
 def in_jobs(items: Iterable[_T], tokens_of: Callable[[_T], Iterable[int]]) -> list[list[_T]]:
     """Return items in groups that share the token of a communicator, directly or through others.
 
-    Examples
-    --------
     >>> in_jobs([(1,), (2, 3), (4,), (3, 1)], set)
     [[(4,)], [(1,), (2, 3), (3, 1)]]
     """

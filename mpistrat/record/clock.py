@@ -15,22 +15,13 @@ _ROUNDS = 12  # the fastest of these counts
 
 
 class Sample(NamedTuple):
-    """What the clock of the first rank was ahead of this rank's, at one time.
+    """What the clock of the first rank was ahead of this rank's, at one time."""
 
-    Attributes
-    ----------
-    at : float
-        By the monotonic clock of this rank.
-    ahead, error : float
-        In seconds: the difference, and how far it may be off.
-    reference : int
-        The number of the first rank's clock.
-    """
-
-    at: float
+    at: float  # by the monotonic clock of this rank
+    # the difference in seconds, and how far it may be off
     ahead: float
     error: float
-    reference: int
+    reference: int  # the number of the first rank's clock
 
 
 def number() -> int:

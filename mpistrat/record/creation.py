@@ -29,15 +29,8 @@ class _Named:
 class Creation:
     """A context in which ranks make something together. Its value is the record.
 
-    Parameters
-    ----------
-    record : FlightRecord or None
-    ranks : sequence of int
-        The ranks of the job that take part, in the same order on all of them.
-    place : int
-        The place of this rank among them.
-    what : str
-        What they make, the same on all of them.
+    ``ranks`` are those of the job that take part, in the same order on all of them. ``place`` is that of this rank
+    among them. ``what`` they make is a text, the same on all of them.
     """
 
     def __init__(self, record: FlightRecord | None, ranks: Sequence[int], place: int, what: str):

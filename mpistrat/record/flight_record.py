@@ -29,19 +29,10 @@ _KEPT = 3600.0  # seconds for which the record of a process that was killed stay
 
 
 class FlightRecord:
-    """The record of one process.
+    """The record of one process. Rank and size are those in its job.
 
-    Parameters
-    ----------
-    rank, size : int
-        Of this process in its job.
-
-    Attributes
-    ----------
-    path : str or None
-        The file, None if other processes cannot read the record.
-    join, step, phase : callable
-        As of `Writer`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
+    ``path`` is the file, None if other processes cannot read the record. ``join``, ``step`` and ``phase`` are as of
+    `Writer`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
     """
 
     def __init__(self, rank: int, size: int):
@@ -96,10 +87,7 @@ class FlightRecord:
     def trace(self, directory: str, nbytes: int) -> None:
         """Trace this process from now on, in a new file of a directory.
 
-        Raises
-        ------
-        OSError
-            If the file cannot be made, or the disk is full.
+        Raise OSError if the file cannot be made, or the disk is full.
         """
         words = self._words
         ring = trace.TraceRing(directory, words[Word.RANK], words[Word.SIZE], nbytes)
@@ -237,12 +225,7 @@ _at_exit: list[Callable[[], object]] = []
 def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
     """Return the record of this process, and make it when it is asked for first. None if that is impossible.
 
-    Parameters
-    ----------
-    rank, size : int
-        Of this process in its job.
-    stack_signal : int
-        The signal that makes the process write its stacks; 0 for none.
+    The process writes its stacks at ``stack_signal``; 0 for none. Rank and size are those in its job.
     """
     global _record, _off, step
     if _record is None and not _off:

@@ -17,24 +17,16 @@ from mpistrat.record.layout import Phase, Word
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective in which a rank is or was.
+    """One collective in which a rank is or was."""
 
-    Attributes
-    ----------
-    communicator, number : int
-        The random number of the communicator, and the number of the collective in it.
-    operation, place : str
-        What it is, and the line of the program that called it, as ``file:line in function``.
-    nbytes : int
-    entered, met, left : float
-        By the monotonic clock of the node; 0 if that has not come.
-    """
-
+    # the random number of the communicator, and the number of the collective in it
     communicator: int
     number: int
+    # what it is, and the line of the program that called it, as ``file:line in function``
     operation: str
     place: str
     nbytes: int
+    # times by the monotonic clock of the node; 0 if that has not come yet
     entered: float
     met: float
     left: float
@@ -52,35 +44,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Record:
-    """The flight record of one process, at one time. Times are by the monotonic clock of the node.
-
-    Attributes
-    ----------
-    path : str
-    pid, started, rank, size, main_thread, signal : int
-    host, launch, job, program, note : str
-        ``launch`` is equal for the ranks of a node that were started together; empty if there is one rank.
-    phase : Phase
-    phase_since, heartbeat, beat_every, clock : float
-    steps : tuple of tuple of float
-        Of the last steps, the oldest first: seconds in all, in collectives, in input, in saving.
-    step : int
-        The number of steps.
-    step_since : float
-    bytes : int
-        That collectives were given.
-    moves : bool or None
-        Whether the main thread ran Python code when this was last looked at; None if it was not.
-    exit_status : int or None
-        That was given to `os._exit`.
-    out_of_memory_kills : int or None
-        Of the cgroup, when the record was made.
-    memberships : tuple of Membership
-    entries : tuple of Entry
-        The last collectives, the oldest first.
-    kept_lock : bool
-        Whether the main thread let the watchdog wait for the interpreter's lock before its last heartbeat.
-    """
+    """The flight record of one process, at one time. Times are by the monotonic clock of the node."""
 
     path: str
     pid: int
@@ -90,7 +54,7 @@ class Record:
     main_thread: int
     signal: int
     host: str
-    launch: str
+    launch: str  # equal for the ranks of a node that were started together; empty if there is one rank
     job: str
     program: str
     note: str
@@ -99,15 +63,18 @@ class Record:
     heartbeat: float
     beat_every: float
     clock: float
-    step: int
+    step: int  # the number of steps
     step_since: float
-    bytes: int
+    bytes: int  # that collectives were given
+    # whether the main thread ran Python code when this was last looked at; None if it was not
     moves: bool | None
-    exit_status: int | None
-    out_of_memory_kills: int | None
+    exit_status: int | None  # the status that was given to `os._exit`
+    out_of_memory_kills: int | None  # those of the cgroup when the record was made
     memberships: tuple[Membership, ...]
+    # of the last steps, the oldest first: seconds in all, in collectives, in input, in saving
     steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
-    entries: tuple[Entry, ...] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)  # the last collectives, the oldest first
+    # whether the main thread let the watchdog wait for the interpreter's lock before its last heartbeat
     kept_lock: bool = False
 
     @property
@@ -215,10 +182,7 @@ def remove_old(seconds: float, folder: str = layout.FOLDER) -> None:
 def ask_for_stacks(path: str | Path) -> None:
     """Ask the process of a record for the stacks of all its threads. Its watchdog writes them when it looks next.
 
-    Raises
-    ------
-    OSError
-        If the record is gone.
+    Raise OSError if the record is gone.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -252,16 +216,8 @@ def stacks(path: str | Path, start: int) -> str:
 class RecordBytes:
     """The bytes of a flight record or a trace, at one time. They may be damaged.
 
-    Parameters
-    ----------
-    data : bytes
-        At least all that lies before the events.
-    texts : int
-        The texts for which the table has room.
-
-    Attributes
-    ----------
-    words, seconds : memoryview
+    ``data`` has at least all that lies before the events. The table has room for so many ``texts``. ``words`` and
+    ``seconds`` are views of the bytes.
     """
 
     def __init__(self, data: bytes, texts: int):

@@ -33,27 +33,10 @@ _MOST_KNOWN = 4096  # numbers of texts that are remembered
 
 
 class TraceRing:
-    """A file with the last events of this process.
+    """A file with the last events of this process, of about ``nbytes``. Rank and size are those in its job.
 
-    Parameters
-    ----------
-    directory : str
-        Made if it does not exist.
-    rank, size : int
-        Of this process in its job.
-    nbytes : int
-        The size of the file, about.
-
-    Attributes
-    ----------
-    path : str
-    communicators : dict of int to int
-        The numbers of communicators in this trace, by token.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be made, or the disk is full.
+    The directory is made if it does not exist. ``communicators`` has the numbers of communicators in this trace, by
+    token. Raise OSError if the file cannot be made, or the disk is full.
     """
 
     def __init__(self, directory: str, rank: int, size: int, nbytes: int):

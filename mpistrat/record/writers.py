@@ -35,14 +35,8 @@ _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAV
 class Described(Protocol):
     """What an entry names: an operation of the ranks.
 
-    Attributes
-    ----------
-    record : int
-        The number of its text in the record, and 0 before it has one. Set by the record.
-    label : str
-        Its text in the record.
-    nbytes : int
-        The bytes that a rank gives to it.
+    The record sets ``record``, the number of its text there. Before that it is 0. ``label`` is its text, and ``nbytes``
+    what a rank gives to it.
     """
 
     record: int
@@ -55,13 +49,9 @@ class Described(Protocol):
 
 
 class Texts:
-    """The texts in the memory of a record or a trace. A text of the table gives its place to another, long after.
+    """The texts in the memory of a record or a trace. The table has room for ``most``.
 
-    Parameters
-    ----------
-    memory : mmap.mmap
-    most : int
-        The texts for which the table has room.
+    A text of the table gives its place to another, long after.
     """
 
     def __init__(self, memory: mmap.mmap, most: int):
@@ -114,10 +104,7 @@ class Texts:
 def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
     """Return the memory of a new file. Remove the file if the memory cannot be reserved.
 
-    Raises
-    ------
-    OSError
-        If the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
+    Raise OSError if the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
     """
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -161,10 +148,8 @@ class EventLog(Protocol):
 class Sites:
     """The lines of the program that call operations, as texts of the record.
 
-    Attributes
-    ----------
-    forgotten : int
-        How many lines have given their texts to others: what an operation keeps of its line is valid until then.
+    ``forgotten`` says how many lines have given their texts to others: what an operation keeps of its line is valid
+    until then.
     """
 
     __slots__ = ("_numbers", "_ours", "_texts", "forgotten")
@@ -203,16 +188,7 @@ class Sites:
 
 
 class Flight:
-    """The entries of one communicator.
-
-    Parameters
-    ----------
-    writer : Writer
-    index : int
-        Its place in the table of communicators.
-    token : int
-        The random number of the communicator.
-    """
+    """The entries of one communicator, whose place in the table is ``index``, and whose random number is ``token``."""
 
     __slots__ = (
         "_at",
@@ -298,27 +274,10 @@ class Flight:
 class Writer:
     """What a process writes to the memory of its record while it runs.
 
-    Parameters
-    ----------
-    memory : mmap.mmap
-    texts : Texts
-
-    Attributes
-    ----------
-    memory : mmap.mmap
-    words, seconds : memoryview
-        Of the memory.
-    texts : Texts
-    sites : Sites
-    next_entry : callable
-        Returns the number of a new entry: a different one for each thread.
-    in_collectives : float
-        The seconds of this process in collectives. Totals are kept here, too: reading them from the memory takes
-        longer.
-    total_bytes : int
-        That collectives were given.
-    trace : EventLog or None
-        It gets what the record gets, and keeps more of it.
+    ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry: a different
+    one for each thread. ``in_collectives`` are the seconds of this process in collectives, and ``total_bytes`` those
+    that collectives were given. Totals are kept here, too: reading them from the memory takes longer. ``trace`` gets
+    what the record gets, and keeps more of it.
     """
 
     __slots__ = (
