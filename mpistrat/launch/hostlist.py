@@ -24,10 +24,7 @@ _COUNT = re.compile(r"([0-9]{1,99})(?:\(x([0-9]{1,99})\))?")
 def parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
     """Return the value of a variable as ``parse`` reads it, or None if it is not set or empty.
 
-    Raises
-    ------
-    ValueError
-        If ``parse`` raises ValueError. The message names the variable.
+    Raise ValueError if ``parse`` raises ValueError. The message names the variable.
     """
     value = environ.get(name, "")
     if not value:

@@ -23,12 +23,7 @@ from mpistrat.launch.launchers import (
 class AloneError(RuntimeError):
     """Every task of a job runs as rank 0 of 1, because the MPI library does not understand the launcher.
 
-    Attributes
-    ----------
-    found : str
-        The problem.
-    remedy : str
-        The remedy.
+    ``found`` names the problem, and ``remedy`` what to do.
     """
 
     def __init__(self, found: str, remedy: str):
@@ -101,8 +96,6 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
     """Return the rank and the number of ranks as this process's launcher has numbered them, or None if it does not say.
 
-    Examples
-    --------
     >>> rank_and_size({"PMI_RANK": "2", "PMI_SIZE": "4"})
     (2, 4)
     """
@@ -126,8 +119,6 @@ def _is_left_over(environ: Mapping[str, str]) -> bool:
 def library_name(library: str) -> str:
     """Return the name and version of an MPI library from the string of ``MPI.Get_library_version()``.
 
-    Examples
-    --------
     >>> library_name("MPICH Version:      4.2.3")
     'MPICH Version: 4.2.3'
     """
@@ -139,8 +130,6 @@ def library_family(library: str) -> str:
 
     It is ``"openmpi"``, ``"mpich"``, ``"intel"``, ``"cray"``, ``"mvapich"``, ``"spectrum"`` or ``"other"``.
 
-    Examples
-    --------
     >>> library_family("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
     'openmpi'
     >>> library_family("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)")
@@ -151,21 +140,9 @@ def library_family(library: str) -> str:
 
 
 def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise if the launcher started several tasks, but each task runs as rank 0 of 1.
+    """Raise AloneError if the launcher started several tasks, but each task runs as rank 0 of 1.
 
-    Parameters
-    ----------
-    size : int
-        The size of ``MPI.COMM_WORLD``.
-    library : str
-        The result of ``MPI.Get_library_version()``.
-    environ : mapping
-        The environment of this process.
-
-    Raises
-    ------
-    AloneError
-        If the size is 1 although the launcher started several tasks.
+    ``size`` is that of ``MPI.COMM_WORLD``, and ``library`` the result of ``MPI.Get_library_version()``.
     """
     if size != 1:
         return

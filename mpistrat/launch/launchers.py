@@ -9,30 +9,19 @@ from typing import NamedTuple
 
 
 class LauncherVariables(NamedTuple):
-    """The environment variables of a launcher. Of several variables for one fact, the most reliable comes first.
+    """The environment variables of a launcher. Of several variables for one fact, the most reliable comes first."""
 
-    Attributes
-    ----------
-    name : str
-        The name of the launcher in messages.
-    rank, size, local_rank, local_size, node : tuple of str
-        Variables that hold numbers.
-    host : tuple of str
-        Variables that hold the name of the node.
-    launch : tuple of str
-        Variables with equal values on all ranks of a launch, and other values in other launches at the same time.
-    alone : bool
-        Whether only this launcher sets these variables, and not also the launcher of a scheduler.
-    """
-
-    name: str
+    name: str  # the name of the launcher in messages
+    # the next five are variables that hold numbers
     rank: tuple[str, ...]
     size: tuple[str, ...]
     local_rank: tuple[str, ...] = ()
     local_size: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
-    host: tuple[str, ...] = ()
+    host: tuple[str, ...] = ()  # variables that hold the name of the node
+    # variables with equal values on all ranks of a launch, and other values in other launches at the same time
     launch: tuple[str, ...] = ()
+    # whether only this launcher sets these variables, and not also the launcher of a scheduler
     alone: bool = False
 
 

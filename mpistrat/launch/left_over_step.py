@@ -22,12 +22,8 @@ _MOST_GROUPS = 18  # digits of their number
 def left_over(environ: Mapping[str, str]) -> str | None:
     """Return the evidence that the variables of the step are another job's, or None without evidence.
 
-    A step of one task per node on the same nodes cannot be told apart from the batch script's own step.
-
-    Raises
-    ------
-    ValueError
-        If a list of nodes or counts cannot be read. The message names the variable.
+    A step of one task per node on the same nodes cannot be told apart from the batch script's own step. Raise
+    ValueError if a list of nodes or counts cannot be read. The message names the variable.
     """
     parts = groups(environ)
     nodes, of_job = (parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
@@ -53,12 +49,8 @@ def left_over(environ: Mapping[str, str]) -> str | None:
 def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return the nodes of each group of a heterogeneous job, or an empty list for other jobs.
 
-    A job that was submitted inside a heterogeneous job inherits its variables. It is an "other job" too.
-
-    Raises
-    ------
-    ValueError
-        If a list of nodes cannot be read. The message names the variable.
+    A job that was submitted inside a heterogeneous job inherits its variables. It is an "other job" too. Raise
+    ValueError if a list of nodes cannot be read. The message names the variable.
     """
     text = environ.get("SLURM_HET_SIZE", "")
     size = int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_GROUPS else 0

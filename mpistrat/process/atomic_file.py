@@ -15,13 +15,9 @@ from pathlib import Path
 def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
     """Yield a temporary path beside ``path``, and rename it to ``path`` after the block.
 
-    The file is synced to disk before the rename. It is removed if the block raises.
-
-    Raises
-    ------
-    FileExistsError
-        If ``path`` exists after the block and ``replace`` is false; before the block if it is a device, a pipe or a
-        socket, which a rename would remove.
+    The file is synced to disk before the rename. It is removed if the block raises. Raise FileExistsError if ``path``
+    exists after the block and ``replace`` is false. Raise it before the block if ``path`` is a device, a pipe or a
+    socket, which a rename would remove.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -63,10 +59,7 @@ def appearing_together(paths: Sequence[Path], replace: bool) -> Iterator[list[Pa
 def publish(temporary: Path, path: Path, replace: bool) -> None:
     """Give a temporary file its final name; the temporary name may remain.
 
-    Raises
-    ------
-    FileExistsError
-        If ``path`` exists and ``replace`` is false.
+    Raise FileExistsError if ``path`` exists and ``replace`` is false.
     """
     if not replace:
         try:
@@ -90,19 +83,8 @@ def to_disk(path: Path) -> None:
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write bytes: one call of the system may write only a part. Wait while a pipe is full.
 
-    Parameters
-    ----------
-    descriptor : int
-        Of a file, a pipe or a terminal.
-    data : bytes or memoryview
-        A view of bytes.
-    offset : int, optional
-        Where to write in a file; by default behind what was written before.
-
-    Raises
-    ------
-    OSError
-        If the disk is full, or the reader has ended.
+    The descriptor is that of a file, a pipe or a terminal. ``data`` may be a view of bytes. ``offset`` is the place in
+    a file, by default behind what was written before. Raise OSError if the disk is full, or the reader has ended.
     """
     written, data = 0, memoryview(data)
     while written < len(data):

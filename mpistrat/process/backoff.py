@@ -17,12 +17,8 @@ class Backoff:
     """Pauses that grow with the time for which a rank has waited.
 
     The first pauses are short, because an answer is usually near. Later ones are a tenth of the time waited, up to
-    2 ms. After a second they grow to 10 ms, as a 500th of the time waited.
-
-    Parameters
-    ----------
-    longest : float
-        The longest pause, in seconds. Shorter where the poll itself lets MPI send the next piece of a message.
+    2 ms. After a second they grow to 10 ms, as a 500th of the time waited. The ``longest`` pause, in seconds, is
+    shorter where the poll itself lets MPI send the next piece of a message.
     """
 
     __slots__ = ("_longest", "_start")

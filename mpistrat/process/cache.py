@@ -10,18 +10,11 @@ _V = TypeVar("_V")
 
 
 class Cache(dict[_K, _V]):
-    """A dictionary that drops its oldest values when it is full.
+    """A dictionary that drops its oldest values when it has more than ``most``.
 
     A value is read as from any dictionary. `functools.lru_cache` would call a function, and needs arguments from which
     the value can be made.
 
-    Parameters
-    ----------
-    most : int
-        The number of values that are kept.
-
-    Examples
-    --------
     >>> squares = Cache(2)
     >>> [squares.keep(number, number**2) for number in (1, 2, 3)]
     [1, 4, 9]

@@ -36,11 +36,8 @@ def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
 def start() -> Any:
     """Return the module ``mpi4py.MPI``, and start MPI if needed.
 
-    Raises
-    ------
-    RuntimeError
-        If MPI was finalized already, or if this process is rank 0 of 1 although its launcher started several
-        tasks.
+    Raise RuntimeError if MPI was finalized already, or if this process is rank 0 of 1 although its launcher started
+    several tasks.
     """
     if _mpi is None:
         with _starting:
@@ -110,10 +107,7 @@ def _add_rank_to_logs(rank: int, size: int) -> None:
 def _loaded(rc: Any) -> Any:
     """Return the module ``mpi4py.MPI``. If it is loaded here, it does not start MPI, but finalizes it as usual.
 
-    Raises
-    ------
-    RuntimeError, ImportError
-        If it can load no MPI library.
+    Raise RuntimeError or ImportError if it can load no MPI library.
     """
     initialize, finalize = rc.initialize, rc.finalize
     rc.initialize, rc.finalize = False, initialize if finalize is None else finalize
@@ -133,10 +127,7 @@ def _loaded(rc: Any) -> Any:
 def _initialize(MPI: Any, rc: Any) -> None:
     """Start MPI as mpi4py does, but without the lock of the interpreter: it waits for ranks that have not come.
 
-    Raises
-    ------
-    RuntimeError
-        If MPI does not start.
+    Raise RuntimeError if MPI does not start.
     """
     name = "multiple" if rc.thread_level not in _LEVELS else rc.thread_level
     level = getattr(MPI, f"THREAD_{name.upper()}") if rc.threads not in _NO else MPI.THREAD_SINGLE
@@ -177,18 +168,11 @@ def running() -> bool:
 
 
 def has_come(comm: Any, source: int, tag: int, status: Any = None) -> bool:
-    """Return whether a message has come, also a long time ago.
+    """Return whether a message has come, also a long time ago. ``status`` gets its source and size.
 
     A probe looks first, and lets MPI take messages from the wire afterwards. Of messages that had come to Open MPI 5,
     the first probe found a half through shared memory and a fifth through TCP, and the second one the others. More are
     made for slower networks. An empty probe takes 0.5 to 2 us.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    source, tag : int
-    status : mpi4py.MPI.Status, optional
-        Gets the source and the size.
     """
     return any(comm.Iprobe(source, tag, status) for _ in range(_PROBES))
 

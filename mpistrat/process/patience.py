@@ -12,13 +12,8 @@ T = TypeVar("T")
 def within(seconds: float, function: Callable[[], T]) -> T:
     """Return what a function returns, which is called in a thread of its own.
 
-    Raises
-    ------
-    TimeoutError
-        If it takes longer. The thread stays behind.
+    Raise TimeoutError if it takes longer. The thread stays behind.
 
-    Examples
-    --------
     >>> within(5.0, lambda: 3)
     3
     """

@@ -11,19 +11,10 @@ _TOKEN_BYTES = 16
 
 
 def create(folder: str, prefix: str = "mpistrat-") -> tuple[int, str]:
-    """Create an empty file with an unpredictable name.
+    """Create an empty file with an unpredictable name. Return its descriptor and its path.
 
-    ``tempfile`` does the same, but its import takes 10 ms on every rank.
-
-    Returns
-    -------
-    tuple of int and str
-        The descriptor, which child programs do not inherit, and the path.
-
-    Raises
-    ------
-    OSError
-        If the folder does not exist or is not writable.
+    Child programs do not inherit the descriptor. ``tempfile`` does the same, but its import takes 10 ms on every rank.
+    Raise OSError if the folder does not exist or is not writable.
     """
     path = os.path.join(folder, f"{prefix}{os.urandom(8).hex()}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,16 +24,8 @@ def create(folder: str, prefix: str = "mpistrat-") -> tuple[int, str]:
 def create_without_name(folder: str) -> tuple[int, str]:
     """Create an empty file that disappears with the last process that has it open, even if that is killed.
 
-    Returns
-    -------
-    tuple of int and str
-        The descriptor, and a path. Other processes of this user can open the path while this process has the file
-        open.
-
-    Raises
-    ------
-    OSError
-        If the system or the file system does not support files without a name.
+    Return its descriptor and a path. Other processes of this user can open the path while this process has the file
+    open. Raise OSError if the system or the file system does not support files without a name.
     """
     if not hasattr(os, "O_TMPFILE"):
         raise OSError("this system has no files without a name")
@@ -53,15 +36,7 @@ def create_without_name(folder: str) -> tuple[int, str]:
 def create_in_memory() -> tuple[int, str]:
     """Create an empty file in memory, which is not limited by the size of a file system.
 
-    Returns
-    -------
-    tuple of int and str
-        As `create_without_name`.
-
-    Raises
-    ------
-    OSError
-        If the system has no such files.
+    Return as `create_without_name`. Raise OSError if the system has no such files.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no files in memory")
@@ -70,27 +45,13 @@ def create_in_memory() -> tuple[int, str]:
 
 
 def share(node: Any, folder: str, nbytes: int) -> int:
-    """Create one file that all ranks of a node have open. Collective over ``node``.
+    """Create one file that all ranks of a node have open. Return its descriptor on this rank. Collective over ``node``.
+
+    The file begins with ``nbytes`` zero bytes, not yet reserved. Bytes after them belong to this function.
 
     The file has no name if the ranks may open each other's files in ``/proc``. Ranks of different users, or in
-    containers with separate process numbers, may not. Their file has a name until all ranks have opened it.
-
-    Parameters
-    ----------
-    node : mpi4py.MPI.Intracomm
-    folder : str
-    nbytes : int
-        The number of zero bytes at the start of the file, not yet reserved. Bytes after them belong to this function.
-
-    Returns
-    -------
-    int
-        The descriptor of the file on this rank.
-
-    Raises
-    ------
-    OSError
-        On every rank, if one rank cannot create or open the file.
+    containers with separate process numbers, may not. Their file has a name until all ranks have opened it. Raise
+    OSError on every rank if one rank cannot create or open the file.
     """
     problems: list[str] = []
     for make in (create_without_name, create):
@@ -132,10 +93,7 @@ def on_all_ranks(node: Any, error: Exception | None) -> list[str]:
 def open_other(path: str, token: bytes, start: int) -> int:
     """Open a file of another process, which has ``token`` at ``start``.
 
-    Raises
-    ------
-    OSError
-        If the path leads to another file here, or cannot be opened. The other file is not changed.
+    Raise OSError if the path leads to another file here, or cannot be opened. The other file is not changed.
     """
     if stat.S_ISREG(os.stat(path).st_mode):
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 def ranges(numbers: Iterable[int], between: str = ",") -> str:
     """Return cores, or other numbers, as text.
 
-    Examples
-    --------
     >>> ranges({0, 1, 2, 5})
     '0-2,5'
     """
