@@ -19,11 +19,6 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
     """Return the replies to requests, with one letter to each rank. The first error is raised after all have come.
 
     A rank does what one letter asks for before it looks at the next letter.
-
-    Raises
-    ------
-    Exception
-        The error of another rank.
     """
     places: dict[int, list[int]] = {}
     for place, (to, *_) in enumerate(requests):

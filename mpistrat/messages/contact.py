@@ -28,30 +28,17 @@ _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ra
 
 
 class Contact(NamedTuple):
-    """What a rank has of the others.
+    """What a rank has of the others."""
 
-    Attributes
-    ----------
-    post : Post
-        Letters to and from all ranks of the program.
-    roles : Roles
-        The rank of each task.
-    functions : FunctionSender
-        The functions that other ranks know from this one.
-    freed : deque of (int, int)
-        Number of the parameter server, and key, of variables that are not used any more.
-    clients : tuple of int
-        Ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. Each says
-        goodbye at its end to the other ranks, which serve it.
-    neighbors : frozenset of int
-        The other ranks of this node, of which parameter servers publish their variables.
-    """
-
-    post: Post
-    roles: Roles
-    functions: FunctionSender
+    post: Post  # letters to and from all ranks of the program
+    roles: Roles  # the rank of each task
+    functions: FunctionSender  # the functions that other ranks know from this one
+    # number of the parameter server, and key, of variables that are not used any more
     freed: deque[tuple[int, int]]
+    # ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. Each says
+    # goodbye at its end to the other ranks, which serve it.
     clients: tuple[int, ...]
+    # the other ranks of this node, of which parameter servers publish their variables
     neighbors: frozenset[int] = frozenset()
 
     @property
@@ -88,22 +75,10 @@ def here() -> Contact | None:
 def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> Contact:
     """Return the contact of the coordinator to all other ranks, which are in `be_reached`.
 
-    The first call waits for them. Later calls return the same contact.
-
-    Parameters
-    ----------
-    resolver : ClusterResolver
-    clients : iterable of str
-        Jobs whose ranks are `Contact.clients`.
-
-    Raises
-    ------
-    TimeoutError
-        If a rank is not there within ``mpistrat.rc.contact_seconds``. The message names it.
-    RuntimeError
-        On every rank, if the ranks contradict each other about roles.
-    ValueError
-        If the roles, or the clients, are not those of the first call.
+    The first call waits for them. Later calls return the same contact. ``clients`` are the jobs whose ranks are
+    `Contact.clients`. Raise TimeoutError if a rank is not there within ``mpistrat.rc.contact_seconds``. The message
+    names it. Raise RuntimeError on every rank if the ranks contradict each other about roles. Raise ValueError if the
+    roles, or the clients, are not those of the first call.
     """
     jobs = tuple(clients)
     if _contact is not None:
@@ -171,16 +146,9 @@ _present: set[int] = set()  # ranks that have answered
 def be_reached(resolver: ClusterResolver) -> Contact | None:
     """Wait until the coordinator calls, and return the contact to it; None if the coordinator ends without a call.
 
-    Later calls return the same contact.
-
-    Raises
-    ------
-    TimeoutError
-        If it does not call within ``mpistrat.rc.contact_seconds``.
-    RuntimeError
-        On every rank, if the ranks contradict each other about roles.
-    ValueError
-        If the roles are not those of the first call.
+    Later calls return the same contact. Raise TimeoutError if it does not call within ``mpistrat.rc.contact_seconds``,
+    RuntimeError on every rank if the ranks contradict each other about roles, and ValueError if the roles are not those
+    of the first call.
     """
     if _contact is not None:
         return _same(_contact, resolver)
@@ -221,10 +189,7 @@ def _not_there(resolver: ClusterResolver, missing: list[int]) -> str:
 def meet_on(comm: Any) -> Contact:
     """Return the contact of a communicator whose rank 0 is the coordinator and whose others are workers. Collective.
 
-    Raises
-    ------
-    ValueError
-        If there is only one rank.
+    Raise ValueError if there is only one rank.
     """
     if comm.size < 2:
         raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")

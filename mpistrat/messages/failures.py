@@ -19,24 +19,12 @@ class RemoteTraceback(Exception):
 
 
 class Failure(NamedTuple):
-    """An error of another rank.
+    """An error of another rank."""
 
-    Attributes
-    ----------
-    pickled : bytes or None
-        The exception; None if it cannot be sent.
-    summary : str
-        Its class and message.
-    where : str
-        The rank and its role.
-    text : str
-        Its traceback.
-    """
-
-    pickled: bytes | None
-    summary: str
-    where: str
-    text: str
+    pickled: bytes | None  # the exception; None if it cannot be sent
+    summary: str  # its class and message
+    where: str  # the rank and its role
+    text: str  # its traceback
 
     def error(self) -> BaseException:
         """Return the exception. Its cause shows the other rank and its traceback."""

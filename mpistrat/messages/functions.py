@@ -18,29 +18,16 @@ _MOST = 256  # functions that a rank keeps for another one
 
 
 class SentFunction(NamedTuple):
-    """A function as bytes.
+    """A function as bytes."""
 
-    Attributes
-    ----------
-    digest : bytes
-        Its name.
-    packed : Packed
-    references : list
-        The objects that exist once and that it refers to. They must live as long as it may run.
-    """
-
-    digest: bytes
+    digest: bytes  # the name of the function
     packed: Packed
+    # the objects that exist once and that it refers to. They must live as long as it may run.
     references: list[Any]
 
 
 class FunctionSender:
-    """The functions that this rank has sent, and where each one is known.
-
-    Parameters
-    ----------
-    post : Post
-    """
+    """The functions that this rank has sent, and where each one is known."""
 
     def __init__(self, post: Post):
         self._post = post
@@ -50,13 +37,9 @@ class FunctionSender:
     def packed(self, function: Any) -> SentFunction:
         """Return a function as bytes.
 
-        A plain function is packed at its first use: what it captures keeps the values of that time. Methods and
-        other callables are packed at each use.
-
-        Raises
-        ------
-        TypeError
-            If it cannot be sent. The message names what it captures that cannot.
+        A plain function is packed at its first use: what it captures keeps the values of that time. Methods and other
+        callables are packed at each use. Raise TypeError if it cannot be sent. The message names what it captures that
+        cannot.
         """
         plain = isinstance(function, FunctionType)
         if plain and (known := self._packed.get(function)) is not None:
@@ -118,10 +101,7 @@ def _name_of(function: Any) -> str:
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:
     """Return the arguments of a call as bytes, and the objects that they refer to. Large arrays are copied.
 
-    Raises
-    ------
-    TypeError
-        If an argument cannot be sent. The message names it.
+    Raise TypeError if an argument cannot be sent. The message names it.
     """
     try:
         return pack((args, kwargs), copy=True)

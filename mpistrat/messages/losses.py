@@ -43,17 +43,7 @@ class LostRankError(RuntimeError):
 class Losses:
     """The lost ranks of a communicator.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-    name : callable
-        Returns a rank and its role in words.
-
-    Attributes
-    ----------
-    ranks : set of int
-    survived : bool
-        Whether the other ranks go on after a loss.
+    ``name(rank)`` returns a rank and its role in words. ``survived`` says whether the other ranks go on after a loss.
     """
 
     def __init__(self, comm: Any, name: Callable[[int], str]):
@@ -67,10 +57,7 @@ class Losses:
     def note(self, error: Any) -> None:
         """Note the lost ranks that an MPI error is about. End this rank if another one ends the job.
 
-        Raises
-        ------
-        mpi4py.MPI.Exception
-            The error, if it is about something else.
+        Raise the error if it is about something else.
         """
         MPI, kind = mpi.start(), error.Get_error_class()
         if self.survived and kind == MPI.ERR_REVOKED:

@@ -18,18 +18,10 @@ _LOADERS = frozenset({tuple, list})
 
 
 class Packed(NamedTuple):
-    """An object as bytes.
+    """An object as bytes."""
 
-    Attributes
-    ----------
-    stream : bytes-like
-        The pickle.
-    buffers : sequence of bytes-like
-        The memory of large arrays, in the order in which the pickle refers to it.
-    """
-
-    stream: Any
-    buffers: tuple[Any, ...] = ()
+    stream: Any  # the pickle
+    buffers: tuple[Any, ...] = ()  # the memory of large arrays, in the order in which the pickle refers to it
 
 
 EMPTY = Packed(b"")
@@ -67,17 +59,9 @@ def refer(value: Any) -> bool:
 def pack(value: Any, *, copy: bool = False) -> tuple[Packed, list[Any]]:
     """Return an object as bytes, and the objects that it refers to.
 
-    Parameters
-    ----------
-    value : object
-        Functions and classes of the program travel by value. Objects that exist once travel as references.
-    copy : bool
-        Whether large arrays are copied now. Otherwise they must not change before they are sent.
-
-    Raises
-    ------
-    TypeError
-        If a part of the object cannot be sent.
+    Functions and classes of the program travel by value. Objects that exist once travel as references. With ``copy``
+    large arrays are copied now. Otherwise they must not change before they are sent. Raise TypeError if a part of the
+    object cannot be sent.
     """
     buffers: list[Any] = []
 

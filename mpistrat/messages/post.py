@@ -29,24 +29,12 @@ _memory = Buffers()  # page faults of new memory would take longer than its byte
 
 
 class Letter(NamedTuple):
-    """A message that arrived.
+    """A message that arrived."""
 
-    Attributes
-    ----------
-    source : int
-        The rank that sent it.
-    kind : str
-        What it asks for, or tells.
-    head : tuple
-        Small facts.
-    body : Packed
-        An object that is not unpacked yet.
-    """
-
-    source: int
-    kind: str
-    head: tuple[Any, ...]
-    body: Packed
+    source: int  # the rank that sent it
+    kind: str  # what it asks for, or tells
+    head: tuple[Any, ...]  # small facts
+    body: Packed  # an object that is not unpacked yet
 
 
 class _Depth(threading.local):
@@ -89,30 +77,16 @@ class _Whole:
 
 
 class Post:
-    """The letters of one rank.
+    """The letters of one rank, in a communicator that nothing else uses.
 
     Letters from one rank with one tag arrive in the order in which they were sent. All methods may be called from
-    several threads if MPI allows that.
+    several threads if MPI allows that. ``lock`` is held during each call.
 
-    Letters to and from a lost rank are dropped from the moment on in which its loss is noted.
+    Letters to and from a lost rank are dropped from the moment on in which its loss is noted. Receiving notes
+    ``losses``.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        A communicator that nothing else uses.
-    name : callable
-        Returns a rank and its role in words, for messages.
-
-    Attributes
-    ----------
-    rank, size : int
-        As of the communicator.
-    lock : threading.RLock
-        Held during each call.
-    losses : Losses
-        The lost ranks. Receiving notes them.
-    closed : bool
-        Whether the other ranks have been told that no more letters come.
+    ``name(rank)`` returns a rank and its role in words, for messages. ``closed`` says whether the other ranks have been
+    told that no more letters come.
     """
 
     def __init__(self, comm: Any, name: Callable[[int], str] = "rank {}".format):
@@ -136,10 +110,7 @@ class Post:
     ) -> None:
         """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
 
-        Raises
-        ------
-        RuntimeError
-            After `closed` has become True, or an earlier letter was interrupted.
+        Raise RuntimeError after `closed` has become True, or if an earlier letter was interrupted.
         """
         self.require_open()
         stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
@@ -243,12 +214,7 @@ class Post:
     def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
         """Send a request, wait for its reply, and return the value in it.
 
-        Raises
-        ------
-        Exception
-            The error of the other rank.
-        LostRankError
-            If the other rank is lost.
+        Raise the error of the other rank, and LostRankError if the other rank is lost.
         """
         (value,) = self.ask_all([(to, kind, head, body)])
         return value

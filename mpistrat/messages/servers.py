@@ -35,12 +35,7 @@ class Keeper(Protocol):
 
 
 class Servers:
-    """The parameter servers, for a rank that is not one of them.
-
-    Parameters
-    ----------
-    contact : Contact
-    """
+    """The parameter servers, for a rank that is not one of them."""
 
     def __init__(self, contact: Contact):
         self._contact = contact

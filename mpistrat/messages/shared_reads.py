@@ -25,10 +25,6 @@ class SharedReads:
     """What this rank reads of the parameter servers of its node, in memory that they publish.
 
     A read is tried once. While its parameter server writes, it is asked by a message instead.
-
-    Parameters
-    ----------
-    contact : Contact
     """
 
     def __init__(self, contact: Contact):
@@ -41,12 +37,8 @@ class SharedReads:
     def replies(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
         """Return the replies to reads that need no message, and None for other requests.
 
-        Of each parameter server the values belong to one moment.
-
-        Raises
-        ------
-        LostRankError
-            If a parameter server of this node is lost.
+        Of each parameter server the values belong to one moment. Raise LostRankError if a parameter server of this node
+        is lost.
         """
         replies: list[np.ndarray | None] = [None] * len(requests)
         if not self._ranks or any(kind not in _READS for _, kind, _, _ in requests):
