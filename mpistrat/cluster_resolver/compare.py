@@ -29,10 +29,7 @@ class Contradiction(NamedTuple):
 def told_by(resolver: ClusterResolver) -> dict[str, Fact]:
     """Return the facts of a resolver about size, rank and nodes, without those that it assumes.
 
-    Raises
-    ------
-    RuntimeError, ValueError
-        Errors of the resolver itself.
+    Raise RuntimeError or ValueError where the resolver itself does.
     """
     if resolver.task_type is None or resolver.task_id is None:
         tasks = training_tasks(resolver.cluster_spec())
@@ -60,8 +57,6 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
 
     MPI leaves the facts that it does not know at None, and they are not compared.
 
-    Examples
-    --------
     >>> told = facts_of(Placement("srun", 4, 1, sources={"size": "SLURM_STEP_NUM_TASKS", "rank": "SLURM_PROCID"}))
     >>> print(*contradictions(told, Placement("MPI", 2, 1)))
     size is 4 according to SLURM_STEP_NUM_TASKS, 2 according to MPI

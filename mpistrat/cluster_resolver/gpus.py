@@ -38,8 +38,6 @@ def among(
     The task sees ``seen`` GPUs, of ``on_node`` that the step has on this node. A task that sees fewer has them alone,
     or shares them with other tasks if they are more than its part.
 
-    Examples
-    --------
     >>> among({}, 4, 3, 4, 4)  # all see all
     (3, 4)
     >>> among({}, 1, 3, 4, 4)  # --gpus-per-task=1
@@ -104,8 +102,6 @@ class Share(NamedTuple):
 def visible(environ: Mapping[str, str]) -> Visible | None:
     """Return the GPUs that an environment lets a process see, or None if it does not restrict them.
 
-    Examples
-    --------
     >>> visible({"CUDA_VISIBLE_DEVICES": "2,3"})
     Visible(ids=('2', '3'), variable='CUDA_VISIBLE_DEVICES')
     >>> visible({"CUDA_VISIBLE_DEVICES": ""}).ids, visible({})
@@ -128,10 +124,7 @@ def visible(environ: Mapping[str, str]) -> Visible | None:
 def count(environ: Mapping[str, str]) -> int:
     """Return the number of GPUs that a process sees: 0 without a variable and without ``nvidia-smi``.
 
-    Raises
-    ------
-    RuntimeError
-        If the environment does not tell the number, and ``nvidia-smi`` fails.
+    Raise RuntimeError if the environment does not tell the number, and ``nvidia-smi`` fails.
     """
     seen = visible(environ)
     if seen is not None:
@@ -163,8 +156,6 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
 
     ``SLURM_STEP_GPUS`` is not used: it lists the GPUs of the task only.
 
-    Examples
-    --------
     >>> on_node({"SLURM_GPUS_ON_NODE": "4"})
     (4, 'SLURM_GPUS_ON_NODE')
     >>> on_node({"SLURM_GPUS_PER_TASK": "a100:2"}, local_size=2)
@@ -190,8 +181,6 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
 
     ``index`` is that of the rank among the ``users`` ranks that see these GPUs.
 
-    Examples
-    --------
     >>> share(("0", "1", "2", "3"), 1, 2)
     Share(first=2, number=2)
     >>> share(("0",), 1, 2)  # more ranks than GPUs: neighbours share one
@@ -206,22 +195,14 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
 
 
 class OwnGpus(NamedTuple):
-    """The GPUs that a rank sees, and its own among them: some of the facts of a `Placement`.
+    """The GPUs that a rank sees, and its own among them: some of the facts of a `Placement`."""
 
-    Attributes
-    ----------
-    gpus : tuple of str or None
-        GPUs that the rank sees; None if the environment does not restrict them.
-    gpu, device : str or None
-        Its own GPU, by name and as a device of this process; None if unknown.
-    gpus_per_rank : int or None
-        Number of GPUs that are for this rank.
-    """
-
+    # GPUs that the rank sees; None if the environment does not restrict them
     gpus: tuple[str, ...] | None = None
+    # the rank's own GPU by name, and as a device of this process; None if unknown
     gpu: str | None = None
     device: str | None = None
-    gpus_per_rank: int | None = None
+    gpus_per_rank: int | None = None  # number of GPUs that are for this rank
 
 
 def placed(
@@ -234,8 +215,6 @@ def placed(
 
     ``on_node`` is the number of GPUs that the job has on this node, and the source of that number.
 
-    Examples
-    --------
     >>> placed({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, 2, None)[0]
     OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', gpus_per_rank=1)
     >>> placed({}, 1, 2, None)[0]

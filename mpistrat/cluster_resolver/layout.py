@@ -9,27 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes that a job may use.
+    """The nodes that a job may use."""
 
-    Attributes
-    ----------
-    nodes : tuple of str
-        Names of the nodes, in the scheduler's order.
-    variable : str
-        Variable that the nodes were read from.
-    slots : tuple of int or None
-        Number of ranks that the scheduler expects on each node; None if it does not say.
-    slots_variable : str
-        Variable that the slots were read from; empty if it is ``variable``.
-    all_used : bool
-        Whether every node is known to have ranks.
-    """
-
-    nodes: tuple[str, ...]
-    variable: str
+    nodes: tuple[str, ...]  # names of the nodes, in the scheduler's order
+    variable: str  # variable that the nodes were read from
+    # number of ranks that the scheduler expects on each node; None if it does not say
     slots: tuple[int, ...] | None = None
-    slots_variable: str = ""
-    all_used: bool = False
+    slots_variable: str = ""  # variable that the slots were read from; empty if it is ``variable``
+    all_used: bool = False  # whether every node is known to have ranks
 
     def ranks_per_node(
         self, size: int, local_size: int | None, node: int | None
@@ -38,8 +25,6 @@ class Allocation:
 
         There are ``size`` ranks, of which ``local_size`` are on the node of the index ``node``.
 
-        Examples
-        --------
         >>> Allocation(("a", "b", "c"), "PBS_NODEFILE", slots=(3, 1, 1)).ranks_per_node(5, 1, 2)
         ((3, 1, 1), 'PBS_NODEFILE')
         >>> Allocation(("a", "b", "c"), "SLURM_JOB_NODELIST").ranks_per_node(6, 2, 0)
@@ -67,8 +52,6 @@ class Allocation:
 def from_lines(hosts: list[str], variable: str) -> Allocation | None:
     """Return the allocation of a list that names each node once per slot, or None if the list is empty.
 
-    Examples
-    --------
     >>> from_lines(["a", "a", "b"], "PBS_NODEFILE").slots
     (2, 1)
     """
@@ -88,8 +71,6 @@ def _filled(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
 def block(counts: Sequence[int]) -> list[int]:
     """Return the node of each rank if nodes are filled one after the other.
 
-    Examples
-    --------
     >>> block([3, 1, 1])
     [0, 0, 0, 1, 2]
     """
@@ -99,8 +80,6 @@ def block(counts: Sequence[int]) -> list[int]:
 def plane(counts: Sequence[int], size: int) -> list[int]:
     """Return the node of each rank if nodes that have room get ``size`` ranks in turn.
 
-    Examples
-    --------
     >>> plane([3, 1], 2)
     [0, 0, 1, 0]
     """
@@ -117,8 +96,6 @@ def plane(counts: Sequence[int], size: int) -> list[int]:
 def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
     """Return the ranks of a node.
 
-    Examples
-    --------
     >>> ranks_on([0, 1, 2, 0, 0], 0)
     [0, 3, 4]
     """

@@ -171,8 +171,6 @@ EMPTY = "the cluster specification is empty"
 def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[tuple[str, int]]:
     """Return the tasks that train together, in the order of ranks; for an evaluator, the evaluators.
 
-    Examples
-    --------
     >>> training_tasks(ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"], "chief": ["a:0"]}))
     [('chief', 0), ('worker', 0), ('worker', 1)]
     """
@@ -183,13 +181,8 @@ def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[t
 def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Placement:
     """Return the place of a task among those that train together: the chief first, then the workers.
 
-    Raises
-    ------
-    ValueError
-        If the task is not given, is not in the cluster, or does not train (a parameter server).
+    Raise ValueError if the task is not given, is not in the cluster, or does not train (a parameter server).
 
-    Examples
-    --------
     >>> placement_of_task(ClusterSpec({"worker": ["a:1", "b:1"], "chief": ["a:0"]}), "worker", 1).rank
     2
     """

@@ -119,8 +119,6 @@ class ClusterResolver(ABC):
 def with_protocol(address: str, rpc_layer: str | None) -> str:
     """Return an address with its protocol.
 
-    Examples
-    --------
     >>> with_protocol("a:8888", "grpc"), with_protocol("a:8888", None)
     ('grpc://a:8888', 'a:8888')
     """

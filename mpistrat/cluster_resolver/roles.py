@@ -103,14 +103,9 @@ def jobs_told(
 ) -> tuple[dict[str, int] | None, str]:
     """Return the number of tasks of each job, and what tells it; None if all ranks are workers.
 
-    The argument comes before the environment: ``MPISTRAT_ROLES``, or a ``TF_CONFIG`` that has parameter servers.
-
-    Raises
-    ------
-    RuntimeError
-        If the variables of the environment contradict each other.
-    TypeError, ValueError
-        If ``jobs`` or a variable cannot be read.
+    The argument comes before the environment: ``MPISTRAT_ROLES``, or a ``TF_CONFIG`` that has parameter servers. Raise
+    RuntimeError if the variables of the environment contradict each other, and TypeError or ValueError if ``jobs`` or a
+    variable cannot be read.
     """
     if jobs is not None:
         return checked_jobs(jobs), "jobs"
@@ -132,12 +127,7 @@ def jobs_told(
 def checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
     """Return the number of tasks of each job.
 
-    Raises
-    ------
-    TypeError
-        If ``jobs`` is not a mapping from names to numbers.
-    ValueError
-        If a number is negative.
+    Raise TypeError if ``jobs`` is not a mapping from names to numbers, and ValueError if a number is negative.
     """
     if not isinstance(jobs, Mapping) or not all(isinstance(job, str) for job in jobs):
         raise TypeError(f"jobs is a dict from names of jobs to numbers of tasks, not {jobs!r}")
@@ -162,19 +152,11 @@ def dealt(
     """Return the ranks of each job: consecutive ranks, in the order of the jobs.
 
     The job ``spread`` has the last rank of each node of ``ranks_by_node``, and the other jobs have consecutive ranks
-    among the rest. ``source`` is the argument or variable that tells the jobs.
+    among the rest. ``source`` is the argument or variable that tells the jobs. Raise RuntimeError if the jobs have more
+    or fewer tasks than there are ranks, or the nodes are not known and ``spread`` is given, TypeError if ``spread`` is
+    not a string, and ValueError if ``spread`` is not one of the jobs, or has another number of tasks than there are
+    nodes.
 
-    Raises
-    ------
-    RuntimeError
-        If the jobs have more or fewer tasks than there are ranks, or the nodes are not known and ``spread`` is given.
-    TypeError
-        If ``spread`` is not a string.
-    ValueError
-        If ``spread`` is not one of the jobs, or has another number of tasks than there are nodes.
-
-    Examples
-    --------
     >>> dealt({"chief": 1, "worker": 3, "ps": 2}, 6, "ps", [[0, 1, 2], [3, 4, 5]]).ranks
     {'chief': (0,), 'worker': (1, 3, 4), 'ps': (2, 5)}
     """
@@ -198,10 +180,7 @@ def dealt(
 def same_task(roles: Roles, rank: int, environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the task of a rank, which ``TF_CONFIG`` must not contradict if it tells the jobs.
 
-    Raises
-    ------
-    RuntimeError
-        If ``TF_CONFIG`` gives this rank another task.
+    Raise RuntimeError if ``TF_CONFIG`` gives this rank another task.
     """
     task = roles.task_of(rank)
     if roles.source == TF_CONFIG:

@@ -134,10 +134,7 @@ class TFConfigClusterResolver(ClusterResolver):
 def config(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of ``TF_CONFIG``, or an empty dict if it is not set.
 
-    Raises
-    ------
-    ValueError
-        If the variable is not a JSON object.
+    Raise ValueError if the variable is not a JSON object.
     """
     text = environ.get("TF_CONFIG", "")
     if not text.strip():

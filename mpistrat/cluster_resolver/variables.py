@@ -11,10 +11,7 @@ _MOST_DIGITS = 18
 def required(environ: Mapping[str, str], name: str, where: str) -> str:
     """Return the value of a variable that must be set.
 
-    Raises
-    ------
-    RuntimeError
-        If the variable is not set, or empty. The message ends in ``where``: where the variable is set.
+    Raise RuntimeError if the variable is not set, or empty. The message ends in ``where``: where the variable is set.
     """
     value = environ.get(name, "")
     if not value:
@@ -27,10 +24,7 @@ def required(environ: Mapping[str, str], name: str, where: str) -> str:
 def integer(environ: Mapping[str, str], name: str) -> int | None:
     """Return the value of a variable as a number, or None if it is not set or empty.
 
-    Raises
-    ------
-    ValueError
-        If the value is not a number from 0 on, or has more than 18 digits.
+    Raise ValueError if the value is not a number from 0 on, or has more than 18 digits.
     """
     value = environ.get(name, "")
     if not value:
@@ -43,10 +37,7 @@ def integer(environ: Mapping[str, str], name: str) -> int | None:
 def first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | None, str]:
     """Return the number in the first variable that is set, and its name; ``(None, "")`` without one.
 
-    Raises
-    ------
-    ValueError
-        If the value is not a number from 0 on.
+    Raise ValueError if the value is not a number from 0 on.
     """
     for name in names:
         value = integer(environ, name)
@@ -63,8 +54,6 @@ def own_host() -> str:
 def position_of(host: str | None, nodes: tuple[str, ...]) -> int | None:
     """Return the index of the node of this name, in full or up to the first dot, or None if it is not there.
 
-    Examples
-    --------
     >>> position_of("b.cluster.org", ("a", "b"))
     1
     """

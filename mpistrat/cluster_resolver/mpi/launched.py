@@ -21,47 +21,26 @@ from mpistrat.process import mpi
 
 
 class Launched(NamedTuple):
-    """Facts that a launcher gave to this rank. It leaves the others at None.
+    """Facts that a launcher gave to this rank. It leaves the others at None."""
 
-    Attributes
-    ----------
-    launcher : str
-        Name of the launcher.
-    rank, size : int or None
-        Number of this rank, and number of all ranks.
-    local_rank, local_size : int or None
-        Index of this rank on its node, and number of ranks there.
-    node : int or None
-        Number of this rank's node.
-    host : str or None
-        Name of this rank's node.
-    sources : mapping
-        Variable that each fact was read from.
-    alone : bool
-        Whether only this launcher sets these variables, and no scheduler's own launcher does.
-    """
-
-    launcher: str
+    launcher: str  # name of the launcher
     rank: int
     size: int | None
+    # index of this rank on its node, and number of ranks there
     local_rank: int | None
     local_size: int | None
-    node: int | None
-    host: str | None
-    sources: Mapping[str, str]
+    node: int | None  # number of this rank's node
+    host: str | None  # name of this rank's node
+    sources: Mapping[str, str]  # variable that each fact was read from
+    # whether only this launcher sets these variables, and no scheduler's own launcher does
     alone: bool = False
 
 
 def launched(environ: Mapping[str, str]) -> Launched | None:
     """Return the facts from the launcher of an MPI program, or None if no launcher started this process.
 
-    Raises
-    ------
-    ValueError
-        If the value of a variable is not a number.
+    Raise ValueError if the value of a variable is not a number.
 
-    Examples
-    --------
     >>> launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).local_rank
     1
     """
@@ -93,25 +72,10 @@ def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | 
 class LaunchedClusterResolver(ClusterResolver):
     """The ranks that a launcher started. Jobs take consecutive ranks; without jobs, all ranks are workers.
 
-    Parameters
-    ----------
-    placement : Placement
-        Place of this rank among all ranks.
-    port_base : int
-        Port of the first rank of a node. The next rank of the node has the next port.
-    rpc_layer : str or None
-        Protocol of the addresses that `master` returns.
-    jobs : mapping, optional
-        Number of tasks of each job; by default what the environment tells, see `jobs_told`.
-    spread : str, optional
-        Job that has the last rank of each node.
-    environ : mapping, optional
-        Environment to read the jobs from; ``os.environ`` by default.
-
-    Attributes
-    ----------
-    roles : Roles
-        Rank of each task.
+    The first rank of a node has the port ``port_base``, and the next one the next. ``rpc_layer`` is the protocol of the
+    addresses that `master` returns. ``jobs`` has the number of tasks of each job; by default what the environment
+    tells, see `jobs_told`. The job ``spread`` has the last rank of each node. ``environ`` is ``os.environ`` by default.
+    ``roles`` has the rank of each task.
     """
 
     def __init__(
@@ -182,12 +146,8 @@ def place(
 
     ``allocations`` are the nodes on which the ranks may be, the most reliable list first. ``here`` tells whether this
     process is the rank, so that the name of this machine is the rank's node. ``job`` is the name of the job, and the
-    variables that it was read from.
-
-    Raises
-    ------
-    RuntimeError
-        If the launcher's variables do not tell the number of ranks, or tell fewer than this rank's number.
+    variables that it was read from. Raise RuntimeError if the launcher's variables do not tell the number of ranks, or
+    tell fewer than this rank's number.
     """
     if told.size is None:
         raise RuntimeError(

@@ -16,8 +16,6 @@ HOSTS = "LSB_MCPU_HOSTS"
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name of the job and the variables it was read from, or None outside of LSF.
 
-    Examples
-    --------
     >>> job({"LSB_JOBID": "12", "LSB_JOBINDEX": "3"})
     ('12[3]', 'LSB_JOBID, LSB_JOBINDEX')
     """
@@ -30,8 +28,6 @@ def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
     """Return the nodes of the job; under jsrun without the launch node, which is first and has no rank.
 
-    Examples
-    --------
     >>> allocations({"LSB_MCPU_HOSTS": "batch1 1 a 42 b 42", "JSM_NAMESPACE_RANK": "0"})[0].nodes
     ('a', 'b')
     """

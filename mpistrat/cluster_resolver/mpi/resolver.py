@@ -115,12 +115,8 @@ def placement_in_job(
 ) -> Placement:
     """Return the place of a rank in a job of a scheduler: `pbs_job` or `lsf_job`.
 
-    ``started`` has the facts from the scheduler's own launcher. By default they are those of MPI's launcher.
-
-    Raises
-    ------
-    RuntimeError
-        If this process is not in a job, ``why`` being the end of the message, or as `place`.
+    ``started`` has the facts from the scheduler's own launcher. By default they are those of MPI's launcher. Raise
+    RuntimeError if this process is not in a job, ``why`` being the end of the message, or as `place` does.
     """
     here = environ is None
     environ = os.environ if environ is None else environ

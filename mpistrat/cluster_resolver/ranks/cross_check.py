@@ -26,14 +26,9 @@ _Task = tuple[str | None, int | None]
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:
     """Raise on every rank of a strategy if a resolver contradicts MPI on any rank. Collective.
 
-    The resolver is that of the ranks of the topology, or of the whole job, whose ranks are ``world``.
-
-    Raises
-    ------
-    RuntimeError
-        If the resolver and MPI differ.
-    Exception
-        The resolver's own exception on the ranks where it fails; RuntimeError on the others.
+    The resolver is that of the ranks of the topology, or of the whole job, whose ranks are ``world``. Raise
+    RuntimeError if the resolver and MPI differ. Raise the resolver's own exception on the ranks where it fails, and
+    RuntimeError on the others.
     """
     told_resolver = asked_once(resolver, topology)
     error: Exception | None = None
@@ -59,12 +54,8 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
 def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
     """Return the resolver, or for one that asks a network service the answer that rank 0 got. Collective.
 
-    A service may refuse thousands of ranks that ask at the same time, or give them different answers.
-
-    Raises
-    ------
-    Exception
-        The exception of the resolver on rank 0; the same or a RuntimeError on the other ranks.
+    A service may refuse thousands of ranks that ask at the same time, or give them different answers. Raise the
+    exception of the resolver on rank 0, and the same or a RuntimeError on the other ranks.
     """
     cluster = topology.on_first(
         lambda: resolver.cluster_spec().as_dict() if resolver.asks_a_service else None
@@ -110,14 +101,9 @@ def _differences(resolver: ClusterResolver, topology: Topology, world: Any) -> t
 def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
     """Return the rank of each task, as each rank's resolver tells its own. Collective over all ranks of the program.
 
-    Raises
-    ------
-    TypeError
-        If ``resolver`` is not a ``ClusterResolver``.
-    RuntimeError
-        On every rank, if the ranks have different jobs, a rank has no task, or a task has no rank or several.
-    Exception
-        The resolver's own exception on the ranks where it fails; RuntimeError on the others.
+    Raise TypeError if ``resolver`` is not a ``ClusterResolver``. Raise RuntimeError on every rank if the ranks have
+    different jobs, a rank has no task, or a task has no rank or several. Raise the resolver's own exception on the
+    ranks where it fails, and RuntimeError on the others.
     """
     if not isinstance(resolver, ClusterResolver):
         raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {resolver!r}")

@@ -19,22 +19,10 @@ _warned: set[str] = set()
 def own_device(topology: Topology, name: str | Device | None = None, same: bool = True) -> Device:
     """Return the device of this rank. Collective, unless all ranks ask for the host.
 
-    Parameters
-    ----------
-    topology : Topology
-        Ranks of the strategy.
-    name : str or Device, optional
-        ``"cpu"``, ``"cuda"`` (also ``"gpu"``) for one of the GPUs that this rank sees, ``"cuda:1"`` for GPU 1, or
-        ``"auto"``: a GPU if every rank sees one, else the host. By default ``mpistrat.rc.device``.
-    same : bool
-        Whether all ranks pass the same name. Then a request for the host needs no communication.
-
-    Raises
-    ------
-    RuntimeError
-        On every rank, if a rank lacks its device.
-    TypeError, ValueError
-        If ``name`` is not the name of a device.
+    ``name`` is ``"cpu"``, ``"cuda"`` (also ``"gpu"``) for one of the GPUs that this rank sees, ``"cuda:1"`` for GPU 1,
+    or ``"auto"``: a GPU if every rank sees one, else the host. By default it is ``mpistrat.rc.device``. ``same`` says
+    whether all ranks pass the same name. Then a request for the host needs no communication. Raise RuntimeError on
+    every rank if a rank lacks its device, and TypeError or ValueError if ``name`` is not the name of a device.
     """
     name = name if name is not None else rc.device
     auto = isinstance(name, str) and name.strip().lower() == "auto"
@@ -97,8 +85,6 @@ def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
 
     Ranks that see the same GPUs divide them, as neighbours. Ranks that see different GPUs have them from a scheduler.
 
-    Examples
-    --------
     >>> own_index([("a", "b")] * 2, 1)
     1
     >>> masks = [("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")]

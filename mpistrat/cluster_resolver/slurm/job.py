@@ -14,8 +14,6 @@ from mpistrat.launch.left_over_step import groups
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name of the job and the variables it was read from, or None outside of Slurm.
 
-    Examples
-    --------
     >>> job({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"})
     ('12_3', 'SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID')
     """

@@ -31,35 +31,17 @@ _ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 
 @dataclass(frozen=True)
 class Step:
-    """The tasks of a step and their nodes.
+    """The tasks of a step and their nodes."""
 
-    Attributes
-    ----------
-    nodes : tuple of str
-        Names of the nodes, in the order in which Slurm numbers them.
-    counts : tuple of int
-        Number of tasks of each node.
-    rank : int
-        Number of this task.
-    node : int or None
-        Index in ``nodes`` of this task's node.
-    local_rank : int or None
-        Index of this task on its node.
-    node_of_rank : tuple of int or None
-        Index in ``nodes`` of the node of each task; None if the environment does not tell.
-    why : str
-        Source of ``node_of_rank``, or the reason for its absence.
-    of_nodes, of_local_rank : str
-        Sources of ``nodes`` and ``local_rank``.
-    """
-
-    nodes: tuple[str, ...]
-    counts: tuple[int, ...]
-    rank: int
-    node: int | None
-    local_rank: int | None
+    nodes: tuple[str, ...]  # names of the nodes, in the order in which Slurm numbers them
+    counts: tuple[int, ...]  # number of tasks of each node
+    rank: int  # number of this task
+    node: int | None  # index in ``nodes`` of this task's node
+    local_rank: int | None  # index of this task on its node
+    # index in ``nodes`` of the node of each task; None if the environment does not tell
     node_of_rank: tuple[int, ...] | None
-    why: str
+    why: str  # source of ``node_of_rank``, or the reason for its absence
+    # sources of ``nodes`` and ``local_rank``
     of_nodes: str
     of_local_rank: str
 
@@ -67,10 +49,7 @@ class Step:
 def number(environ: Mapping[str, str], name: str) -> int:
     """Return the number in a variable that srun sets for every task.
 
-    Raises
-    ------
-    RuntimeError
-        If the environment does not tell.
+    Raise RuntimeError if the environment does not tell.
     """
     required(environ, name, _SRUN)
     value = integer(environ, name)
@@ -90,12 +69,8 @@ def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
 def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
     """Return the step of a task. ``tasks_per_node`` replaces the number of tasks of each node in the environment.
 
-    Raises
-    ------
-    RuntimeError
-        If the environment lacks a variable, or one contradicts another.
-    ValueError
-        If a variable has a value that cannot be read.
+    Raise RuntimeError if the environment lacks a variable, or one contradicts another, and ValueError if a variable has
+    a value that cannot be read.
     """
     rank = number(environ, RANK)
     why = left_over(environ) if tasks_per_node is None else None
@@ -253,8 +228,6 @@ def _from_hostfile(
 def hosts_of_file(text: str) -> list[str]:
     """Return the hosts of the text of a ``SLURM_HOSTFILE``: lists of hosts, with ``node*3`` for three times.
 
-    Examples
-    --------
     >>> hosts_of_file("node1*2  # twice" + chr(10) + "node[2-3],node1")
     ['node1', 'node1', 'node2', 'node3', 'node1']
     """
