@@ -117,10 +117,6 @@ def _bfloat16() -> Any:
 # --- TensorFlow, pandas, JAX -------------------------------------------------------------
 
 
-def _to_tensorflow(array: np.ndarray, like: Any) -> Any:
-    return sys.modules["tensorflow"].convert_to_tensor(array)
-
-
 def _to_pandas(array: np.ndarray, like: Any) -> Any:
     """Return a Series or DataFrame with the labels of ``like``, as far as the shapes are the same."""
     if array.ndim != like.ndim:
@@ -153,7 +149,9 @@ _TRACED_BY_TENSORFLOW = Library(_refuse_tensorflow, lambda array, like: array, _
 _LIBRARIES = {
     "torch": Library(_from_torch, _to_torch, lambda tensor: tensor.detach().clone(), shares_buffers=True),
     "tensorflow": Library(
-        np.asarray, _to_tensorflow, lambda value: sys.modules["tensorflow"].convert_to_tensor(np.array(value))
+        np.asarray,
+        lambda array, like: sys.modules["tensorflow"].convert_to_tensor(array),
+        lambda value: sys.modules["tensorflow"].convert_to_tensor(np.array(value)),
     ),
     "pandas": Library(np.asarray, _to_pandas, lambda value: value.copy()),
 }
