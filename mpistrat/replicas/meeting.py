@@ -67,15 +67,10 @@ class _Worker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="mpistrat replica", daemon=True)
-        self._gate = _Gate()
-        self._task: Callable[[], None] | None = None
+        self.gate = _Gate()
+        self.task: Callable[[], None] | None = None  # to be run, when the gate opens; it must not raise
         self.is_interrupted = False  # it may still meet the exception, so that it is not kept
         self.start()
-
-    def begin(self, task: Callable[[], None]) -> None:
-        """Run a task, which must not raise."""
-        self._task = task
-        self._gate.open()
 
     def interrupt(self, kind: type[BaseException]) -> None:
         """Raise an exception in the task."""
@@ -84,9 +79,9 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.is_interrupted:
-            while self._task is None:
-                self._gate.wait()
-            task, self._task = self._task, None
+            while self.task is None:
+                self.gate.wait()
+            task, self.task = self.task, None
             task()
             del task  # which holds a strategy
 
@@ -265,29 +260,28 @@ class ReplicaMeeting:
 
         Directly, not through the caller's thread: that would be twice as many hand-overs.
         """
-        players = enumerate(self._players[i:], i + 1)
-        self._running = 0
+        # Written out here: a function costs 3 us, cold.
+        self._running, gate = 0, self._gate
         if self._broken is None:
-            self._running = next((k for k, each in players if not each.has_ended), 0)
-        if self._running:
-            self._wake(self._running)
-        else:
-            self._gate.open()
-
-    def _wake(self, i: int) -> None:
-        player = self._players[i - 1]
-        if not player.has_begun:
-            player.has_begun = True
-            player.worker.begin(partial(self._context.copy().run, self._play_in_thread, i, player))
-        else:
-            player.may_run = True
-            player.gate.open()
+            for k, player in enumerate(self._players[i:], i + 1):
+                if not player.has_ended:
+                    self._running, gate = k, player.gate
+                    player.may_run = True
+                    if not player.has_begun:
+                        player.has_begun = True
+                        player.worker.task = partial(self._context.copy().run, self._play_in_thread, k, player)
+                        gate = player.worker.gate
+                    break
+        gate.open()
 
     def _play_in_thread(self, i: int, player: _Player) -> None:
         try:
-            with thread_settings.holding(self._settings):
-                threads.without[threading.get_ident()] = _REFUSED
+            threads.without[threading.get_ident()] = _REFUSED
+            if self._settings is None:
                 self._results[i] = self._play(i)
+            else:
+                with thread_settings.holding(self._settings):
+                    self._results[i] = self._play(i)
         except ReplicaEnded:
             pass
         except BaseException as error:
@@ -305,7 +299,8 @@ class ReplicaMeeting:
         for i, player in enumerate(self._players, 1):
             if player.has_begun and not player.has_ended:
                 self._broken = self._broken or ReplicaEnded()
-                self._wake(i)
+                player.may_run = True
+                player.gate.open()
                 while not player.has_ended:
                     self._gate.wait(True, _SIGNAL_SECONDS)
             if not player.worker.is_interrupted:

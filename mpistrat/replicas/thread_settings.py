@@ -30,16 +30,15 @@ def of_caller() -> tuple[Any, ...] | None:
 
 
 @contextmanager
-def holding(settings: tuple[Any, ...] | None) -> Iterator[None]:
+def holding(settings: tuple[Any, ...]) -> Iterator[None]:
     """Context in which the settings of another thread hold in this one."""
+    errors, of_torch = settings
     with ExitStack() as stack:
-        if settings is not None:
-            errors, of_torch = settings
-            stack.enter_context(np.errstate(**errors))
-            if of_torch is not None:
-                torch: Any = sys.modules["torch"]
-                grad, inference, (enabled, dtype, caches) = of_torch
-                stack.enter_context(torch.inference_mode(inference))
-                stack.enter_context(torch.set_grad_enabled(grad))
-                stack.enter_context(torch.autocast("cpu", dtype, enabled, caches))
+        stack.enter_context(np.errstate(**errors))
+        if of_torch is not None:
+            torch: Any = sys.modules["torch"]
+            grad, inference, (enabled, dtype, caches) = of_torch
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            stack.enter_context(torch.autocast("cpu", dtype, enabled, caches))
         yield

@@ -134,6 +134,15 @@ class GrowingTotal:
             rows.append(tuple(arrays.to_host(each).copy() for each in (leaves[i].values, leaves[i].indices)))
         self._given += 1
 
+    def give_arrays(self, given: Sequence[np.ndarray]) -> None:
+        """Do as `give` for the NumPy arrays of a replica other than the first, in a third of the time."""
+        sums = self._sums
+        if sums is None or self._rows or sums.key != tuple([(array.dtype, array.shape) for array in given]):
+            self.give(given)
+        else:
+            sums.give(self._ops.local[self._given], given)
+            self._given += 1
+
     def result(self) -> list[Any]:
         """Return the reductions, as arrays of the first replica's libraries. Collective."""
         ops, out, seconds = self._ops, [*self._likes], self._options.timeout_seconds

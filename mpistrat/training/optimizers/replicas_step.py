@@ -46,7 +46,7 @@ class ReplicasStep:
         known = self._total is not None and aggregate and len(trained) == len(self._trained)
         if known and all(map(is_, trained, self._trained)) and {*map(type, gradients)} == _ARRAYS:
             assert self._total is not None
-            self._total.give(gradients)
+            self._total.give_arrays(gradients)
             return
         pairs = [pair for pair in all_pairs if pair[0] is not None]
         if not pairs:
