@@ -336,8 +336,7 @@ class _Waiting:
         if not likes:
             return {}
         # On the ranks of the objects: outside of a scope, `load_arrays` would wait for all ranks of the job.
-        values = loaded_arrays(self._topology, self._replicas, likes, self._path)
-        return dict(zip(likes, values, strict=True))
+        return loaded_arrays(self._topology, self._replicas, likes, self._path)
 
     def _own_state(self, name: str, text: np.ndarray, state: Stateful) -> Any:
         """Return this rank's state in the text of all."""

@@ -20,6 +20,7 @@ from mpistrat.training.checkpoint.format import (
     CHECKSUMS,
     DTYPE,
     FUNCTIONS,
+    PARTS,
     PIECE_BYTES,
     dtype_of,
     stored,
@@ -29,8 +30,10 @@ _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
-def read(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Fill contiguous arrays from a checkpoint file.
+def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
+    """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
+
+    It may lack the `PARTS` of another number of replicas.
 
     Raise FileNotFoundError if it does not exist, and ValueError if an array is missing in it or has another shape or
     dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and ChecksumError if the
@@ -41,7 +44,11 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
         format = _format(path, file)
         pieces: list[_Piece] = []
+        names = set()
         for name, into in values.items():
+            if name.startswith(PARTS) and (name not in file or file[name].shape != into.shape):
+                continue
+            names.add(name)
             found = _find(path, file, name)
             _compare(path, name, found, into)
             if (found.checksums is None) != (format is None):
@@ -50,6 +57,7 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> None:
                 pieces += _pieces(path, name, found, into, format)
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
+    return names
 
 
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -213,4 +221,4 @@ def _names(file: h5py.File) -> str:
 def _datasets(file: h5py.File) -> list[str]:
     found: list[str] = []
     file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return found
+    return [name for name in found if not name.startswith(PARTS)]

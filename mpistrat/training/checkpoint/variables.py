@@ -29,7 +29,9 @@ from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
+from mpistrat.training.checkpoint.format import PARTS
 from mpistrat.training.checkpoint.pending_save import PendingSave
+from mpistrat.values import PerReplica, VariableSynchronization
 
 _MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
 
@@ -38,8 +40,8 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
     """Save variables and arrays to an HDF5 file. Collective; replica 0 writes.
 
     The file appears whole or not at all: it is written under another name, flushed to the disk, and then
-    renamed. Variables that are combined when read are saved as their combined value. A pending `save_async` is
-    finished first.
+    renamed. Variables that are combined when read are saved as their combined value; with ``virtual_replicas`` also
+    each replica's. A pending `save_async` is finished first.
 
     Parameters
     ----------
@@ -161,7 +163,8 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     """Load a file that `save` wrote into variables and arrays. Collective; replica 0 reads.
 
     Every variable gets its value as by ``assign`` in cross-replica context: a variable that is summed when
-    read gets its share for the current number of replicas. Every array of NumPy, CuPy or PyTorch is filled in place,
+    read gets its share for the current number of replicas. Virtual replicas get their own values back, if as many of
+    them saved the file. Every array of NumPy, CuPy or PyTorch is filled in place,
     on each replica. Nothing changes if one does not fit, or if the file is damaged.
 
     Parameters
@@ -208,10 +211,16 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     topology, replicas = _prepared(named, "load")
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        for leaf, value in zip(
-            named.values(), loaded_arrays(topology, replicas, _likes(named), file), strict=True
-        ):
-            leaf.assign(value) if isinstance(leaf, Variable) else arrays.fill(leaf, value)
+        likes = _likes(named)
+        for name in _differing(named, replicas):
+            likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
+        found = loaded_arrays(topology, replicas, likes, file)
+        for name, leaf in named.items():
+            if PARTS + name in found:
+                for each, part in zip(leaf.values, found[PARTS + name][replicas.first :], strict=False):
+                    each.write("assign", part)
+            else:
+                leaf.assign(found[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, found[name])
     except MismatchError:
         raise
     except BaseException as error:
@@ -261,8 +270,8 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
         if like is None:
             found = contents_of(topology, file)
             likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
-            return names.nested(dict(zip(likes, loaded_arrays(topology, replicas, likes, file), strict=True)))
-        values = loaded_arrays(topology, replicas, _likes(named), file)
+            return names.nested(loaded_arrays(topology, replicas, likes, file))
+        values = [*loaded_arrays(topology, replicas, _likes(named), file).values()]
     except MismatchError:
         raise
     except BaseException as error:
@@ -339,9 +348,27 @@ def _values(
             found[name] = np.asarray(arrays.to_host(value), order="C")
             if not is_variable:
                 own[name] = found[name]
+    for name in _differing(named, replicas):
+        leaf = named[name]
+        copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
+        parts = leaf.distribute_strategy.gather(copies, 0, dst=0)
+        if replicas.is_chief:
+            found[PARTS + name] = parts
     if compares and not all(isinstance(leaf, Variable) for leaf in named.values()):
         _refuse_differing(own, topology)
     return found if replicas.is_chief else {}
+
+
+def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
+    """Return the names of the variables that have another value on each of several virtual replicas."""
+    if not replicas.is_virtual:
+        return []
+    on_read = VariableSynchronization.ON_READ
+    return [
+        name
+        for name, leaf in named.items()
+        if isinstance(leaf, Variable) and leaf.synchronization is on_read
+    ]
 
 
 def _refuse_differing(own: Mapping[str, np.ndarray], topology: Topology) -> None:
@@ -374,14 +401,20 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 def loaded_arrays(
     topology: Topology, replicas: ReplicaGroup, likes: Mapping[str, np.ndarray], path: Path
-) -> list[np.ndarray]:
-    """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective."""
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective.
+
+    It may lack the `PARTS` of another number of replicas.
+    """
     from mpistrat.training.checkpoint.read import read
 
     values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
-    of_file(topology, lambda: read(values, path))
-    loaded = list(values.values())
-    return broadcast(topology, loaded, "of a checkpoint", *values) if replicas.size > 1 else loaded
+    there = of_file(topology, lambda: read(values, path))
+    values = {name: value for name, value in values.items() if name in there}
+    if replicas.size > 1:
+        sent = broadcast(topology, [*values.values()], "of a checkpoint", *values)
+        return dict(zip(values, sent, strict=True))
+    return values
 
 
 def contents_of(topology: Topology, path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:

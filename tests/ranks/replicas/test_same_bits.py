@@ -4,33 +4,13 @@ import numpy as np
 import pytest
 from layouts import layouts, on_nodes
 from mpi4py import MPI
-from network import Training
+from network import DIGESTS, Training, check_all, trained
 
 import mpistrat
+from mpistrat import PerReplica, VariableAggregation, VariableSynchronization
+from mpistrat.runtime.topology import Topology
 
 SIZE = MPI.COMM_WORLD.size
-DIGESTS = {
-    (6, "tree"): ("efb752a9b7c3fa31", "f20f7e194b4595b6", "0.4785163666787816"),
-    (6, "exact"): ("deaf1717729bf344", "274fbb133a8320b3", "0.4785163671444429"),
-    (6, "accumulated"): ("88b1b40d1d4e2aa3", "4c0872a2af4386ff", "0.7251697154747995"),
-    (8, "tree"): ("799eebb872111467", "f5a1397b36a8541c", "0.47851636657530133"),
-    (8, "exact"): ("eb612347922b1f69", "f20f7e194b4595b6", "0.47851636693748234"),
-    (8, "accumulated"): ("eea93696158fb925", "d92c17f4f778462a", "0.7251697161150837"),
-}
-
-pytestmark = pytest.mark.skipif(SIZE > 6, reason="for at most as many ranks as replicas")
-
-
-def trained(replicas, comm=None, accumulate=None, buffers=False, **options):
-    strategy = mpistrat.MultiWorkerMirroredStrategy(
-        communication_options=mpistrat.experimental.CommunicationOptions(**options),
-        comm=comm,
-        virtual_replicas=replicas,
-    )
-    training = Training(strategy, accumulate, buffers)
-    training.run(range(6))
-    return training.shown()
-
 
 @pytest.mark.parametrize("replicas", [6, 8])
 @pytest.mark.parametrize("options", [{}, {"bytes_per_pack": 1}, {"bytes_per_pack": 1 << 20}], ids=str)
@@ -39,22 +19,27 @@ def test_by_the_tree(replicas, options, buffers):
     assert trained(replicas, buffers=buffers, **options) == DIGESTS[replicas, "tree"]
 
 
-@pytest.mark.parametrize("replicas", [6, 8])
-def test_exactly_and_accumulated(replicas):
-    assert trained(replicas, implementation="exact") == DIGESTS[replicas, "exact"]
-    assert trained(replicas, accumulate=3) == DIGESTS[replicas, "accumulated"]
-
-
-@pytest.mark.parametrize("layout", layouts("001122", "010101", "000122", "011001"))
+@pytest.mark.four_ranks
+@pytest.mark.parametrize("layout", layouts("000000", "001122", "010101", "000122", "011001"))
 @pytest.mark.parametrize("replicas", [6, 8])
 def test_on_nodes(layout, replicas):
     comm = on_nodes(layout)
     try:
-        assert trained(replicas, comm) == DIGESTS[replicas, "tree"]
-        assert trained(replicas, comm, implementation="exact") == DIGESTS[replicas, "exact"]
-        assert trained(replicas, comm, accumulate=3) == DIGESTS[replicas, "accumulated"]
+        check_all(replicas, comm)
     finally:
         comm.Free()
+
+
+@pytest.mark.skipif(SIZE < 8, reason="tests/replicas/test_eight_ranks.py starts eight")
+@pytest.mark.parametrize("layout", ["00001111", "00112233", "01010101", "000122"])
+def test_on_eight_ranks(layout):
+    comm = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank < len(layout))
+    if MPI.COMM_WORLD.rank < len(layout):
+        Topology.of(comm, split=lambda comm: int(layout[comm.rank]))
+        if comm.size == 6:
+            check_all(6, comm)
+        check_all(8, comm)
+    comm.Free()
 
 
 def totals(replicas, comm, op, dtype, length):
@@ -102,22 +87,58 @@ def test_in_pieces_and_without_shared_memory(limits):
         comm.Free()
 
 
+@pytest.mark.four_ranks
 @pytest.mark.skipif(SIZE == 1, reason="for several ranks")
+@pytest.mark.parametrize("accumulate", [None, 3])
 @pytest.mark.parametrize("replicas", [6, 8])
-def test_saved_and_finished_on_fewer_ranks(replicas, tmp_path):
+def test_saved_and_finished_on_fewer_ranks(replicas, accumulate, tmp_path):
     def training(comm):
         strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=replicas)
-        made = Training(strategy)
+        made = Training(strategy, accumulate)
         made.optimizer.build(made.variables)
-        return made, made.variables + made.optimizer.variables
+        return made, made.variables + made.optimizer.variables + made.metric.variables
 
     begun, state = training(MPI.COMM_WORLD)
-    begun.run(range(3))
+    begun.run(range(4))  # into the second accumulation
     mpistrat.training.save(state, tmp_path / "half.h5")
     fewer = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank == SIZE - 1)
     if MPI.COMM_WORLD.rank < SIZE - 1:
         finished, state = training(fewer)
         mpistrat.training.load(state, tmp_path / "half.h5")
-        finished.run(range(3, 6))
-        assert finished.shown()[0] == DIGESTS[replicas, "tree"][0]
+        finished.run(range(4, 6))
+        weights, _, metric = DIGESTS[replicas, "accumulated" if accumulate else "tree"]
+        assert finished.shown()[::2] == (weights, metric)
     fewer.Free()
+
+
+def test_the_parts_of_other_replicas_are_shared_anew(tmp_path):
+    def counter(replicas):
+        strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=replicas)
+        with strategy.scope():
+            on_read, summed = VariableSynchronization.ON_READ, VariableAggregation.SUM
+            value = mpistrat.Variable(np.zeros(2), synchronization=on_read, aggregation=summed, name="count")
+        return strategy, value
+
+    def parts(strategy, count):
+        return strategy.gather(PerReplica([copy[:1] for copy in count.own_copies()]), 0).tolist()
+
+    def number():
+        return mpistrat.get_replica_context().replica_id_in_sync_group
+
+    strategy, count = counter(6)
+    strategy.run(lambda: count.assign_add([number(), 1.0]))
+    mpistrat.training.save_async([count], tmp_path / "count.h5").wait()
+    checkpoint = mpistrat.training.Checkpoint(count=count)
+    saved = checkpoint.save(tmp_path / "objects")
+    strategy.run(lambda: count.assign([7.0, 7.0]))
+    mpistrat.training.load([count], tmp_path / "count.h5")
+    assert parts(strategy, count) == [0, 1, 2, 3, 4, 5]
+    count.assign([30.0, 0.0])
+    checkpoint.restore(saved).assert_consumed()
+    assert parts(strategy, count) == [0, 1, 2, 3, 4, 5]
+    assert [*mpistrat.training.load_arrays(tmp_path / "count.h5")] == ["count"]
+    for replicas in (10, None):
+        strategy, count = counter(replicas)
+        mpistrat.training.load([count], tmp_path / "count.h5")
+        each = 15 / strategy.num_replicas_in_sync
+        assert parts(strategy, count) == [each] * strategy.num_replicas_in_sync
