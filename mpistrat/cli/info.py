@@ -182,6 +182,7 @@ def _machine() -> dict[str, Any]:
         "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
+    found["BLAS"] = affinity.blas() or "does not tell"
     return {**found, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
 
 

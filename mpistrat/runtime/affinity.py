@@ -1,4 +1,4 @@
-"""The cores that a process may use, and the number of threads that its libraries will start."""
+"""The cores that a process may use, the threads that its libraries will start, and the kernels of its BLAS."""
 
 from __future__ import annotations
 
@@ -79,6 +79,37 @@ def fight_for_cores(masks: Sequence[frozenset[int]], threads: Sequence[int]) -> 
     (True, False)
     """
     return len(masks) > 1 and max(threads) > 1 and sum(threads) > len(frozenset().union(*masks))
+
+
+def blas() -> str:
+    """Return the BLAS libraries of this process, with their kernels and threads: matrix products depend on them.
+
+    Empty for a library that does not tell, such as Accelerate.
+    """
+    import threadpoolctl
+
+    found = (each for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas")
+    return "; ".join(
+        sorted(
+            f"{each['internal_api']} {each['version']} {each.get('architecture', '')}, {each['num_threads']} thread(s)"
+            for each in found
+        )
+    )
+
+
+def warn_if_blas_differs(topology: Topology) -> None:
+    """Warn on rank 0 if matrix products have other bits on some ranks. Collective."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(topology.all_gather_object(blas())):
+        ranks.setdefault(text, []).append(rank)
+    if len(ranks) > 1 and topology.rank == 0:
+        told = ", and ".join(f"rank(s) {ranges(which)}: {text}" for text, which in ranks.items())
+        warnings.warn(
+            f"ranks have different BLAS libraries, kernels or numbers of threads ({told}), so the weights of virtual "
+            "replicas depend on the number of ranks: set OPENBLAS_NUM_THREADS and OPENBLAS_CORETYPE to the same on all",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def warn_if_few_cores(topology: Topology) -> None:

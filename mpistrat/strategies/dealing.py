@@ -10,6 +10,7 @@ import numpy as np
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 
 _NAME = "virtual_replicas"
@@ -30,6 +31,7 @@ def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:
             raise ValueError(f"virtual_replicas must be at least 1, not {virtual_replicas}")
         replicas = ReplicaGroup.dealt(topology, int(virtual_replicas))
     structures.agree(topology, _NAME, replicas.size)
+    affinity.warn_if_blas_differs(topology)
     return replicas
 
 

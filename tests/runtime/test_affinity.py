@@ -1,8 +1,10 @@
 """Cores and threads, and the warning about ranks that share one core."""
 
 import os
+import re
 
 import pytest
+import threadpoolctl
 
 from mpistrat.process.ranges import ranges
 from mpistrat.runtime import affinity
@@ -90,3 +92,10 @@ def test_threads_that_fight_are_told_once_per_job(run_ranks, tmp_path, threads, 
     assert ended.output.count("start up to 1024 threads of NumPy's BLAS") == told, str(ended)
     if told:
         ended.shows("set OMP_NUM_THREADS=", "program.py:4: RuntimeWarning")
+
+
+def test_the_blas_and_its_threads():
+    found = affinity.blas()  # NumPy is loaded
+    assert all(re.fullmatch(r"\w+ \S+ \S*, \d+ thread\(s\)", each) for each in found.split("; ") if each)
+    with threadpoolctl.threadpool_limits(1):
+        assert "2 thread(s)" not in affinity.blas()

@@ -2,8 +2,8 @@
 
 It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` holds
 one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
-``checksum`` names the function. Files of earlier versions lack the latter, or all three. What each virtual replica has of
-a variable that is synchronized on read lies in the group `PARTS`.
+``checksum`` names the function. Files of earlier versions lack the latter, or all three. The group
+`OF_REPLICAS` has what each virtual replica has of a variable that is synchronized on read, and the BLAS of the chief.
 
 The function is XXH3 with 64 bits, seeded with the name of the variable. It sees bytes that are changed, exchanged or
 missing, and values that stand under another name. On one core it takes 70 ms for 1 GB; a CRC-32C takes twice that.
@@ -23,7 +23,10 @@ PIECE_BYTES = "checksum_bytes"
 CHECKSUM = "checksum"
 FORMAT = ("v108", "v108")  # the first with checksums in the index; read by HDF5 1.8 and later
 DTYPE = "dtype"  # of a dataset: the name of a dtype that HDF5 has no word for, of which the bits are stored
-PARTS = "__replicas__/"  # before the name of a variable: the values of virtual replicas, along a first axis
+OF_REPLICAS = "__replicas__/"  # before the names of what only virtual replicas read
+BLAS = OF_REPLICAS + "blas"  # what `mpistrat.runtime.affinity.blas` returns, in UTF-8
+BLAS_BYTES = 256
+PARTS = OF_REPLICAS + "of/"  # before the name of a variable: the values of all replicas, along a first axis
 _WORDS = 512
 _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 

@@ -20,7 +20,7 @@ from mpistrat.training.checkpoint.format import (
     CHECKSUMS,
     DTYPE,
     FUNCTIONS,
-    PARTS,
+    OF_REPLICAS,
     PIECE_BYTES,
     dtype_of,
     stored,
@@ -33,7 +33,7 @@ _FIX = "fix: load an earlier checkpoint, or copy this one again"
 def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
     """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
 
-    It may lack the `PARTS` of another number of replicas.
+    It may lack those of `OF_REPLICAS`, or have those of another number of replicas.
 
     Raise FileNotFoundError if it does not exist, and ValueError if an array is missing in it or has another shape or
     dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and ChecksumError if the
@@ -46,7 +46,7 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
         pieces: list[_Piece] = []
         names = set()
         for name, into in values.items():
-            if name.startswith(PARTS) and (name not in file or file[name].shape != into.shape):
+            if name.startswith(OF_REPLICAS) and (name not in file or file[name].shape != into.shape):
                 continue
             names.add(name)
             found = _find(path, file, name)
@@ -221,4 +221,4 @@ def _names(file: h5py.File) -> str:
 def _datasets(file: h5py.File) -> list[str]:
     found: list[str] = []
     file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return [name for name in found if not name.startswith(PARTS)]
+    return [name for name in found if not name.startswith(OF_REPLICAS)]

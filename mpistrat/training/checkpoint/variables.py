@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,16 +24,18 @@ from mpistrat.process.ranges import ranges
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
-from mpistrat.training.checkpoint.format import PARTS
+from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.values import PerReplica, VariableSynchronization
 
+_log = logging.getLogger(__name__)
 _MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
 
 
@@ -214,7 +217,16 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
         likes = _likes(named)
         for name in _differing(named, replicas):
             likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
+        if replicas.is_virtual:
+            likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
         found = loaded_arrays(topology, replicas, likes, file)
+        if replicas.is_chief and BLAS in found and (found[BLAS] != _own_blas()).any():
+            _log.warning(
+                "%s was saved with another BLAS, kernel or number of threads (%s) than is used now (%s): weights may "
+                "get other bits",
+                file,
+                *(bytes(each).decode(errors="replace").rstrip() for each in (found[BLAS], _own_blas())),
+            )
         for name, leaf in named.items():
             if PARTS + name in found:
                 for each, part in zip(leaf.values, found[PARTS + name][replicas.first :], strict=False):
@@ -348,6 +360,8 @@ def _values(
             found[name] = np.asarray(arrays.to_host(value), order="C")
             if not is_variable:
                 own[name] = found[name]
+    if replicas.is_virtual and replicas.is_chief:
+        found[BLAS] = _own_blas()
     for name in _differing(named, replicas):
         leaf = named[name]
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
@@ -357,6 +371,11 @@ def _values(
     if compares and not all(isinstance(leaf, Variable) for leaf in named.values()):
         _refuse_differing(own, topology)
     return found if replicas.is_chief else {}
+
+
+def _own_blas() -> np.ndarray:
+    text = affinity.blas().encode()[:BLAS_BYTES]
+    return np.frombuffer(text.ljust(BLAS_BYTES), np.uint8)
 
 
 def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
@@ -404,7 +423,7 @@ def loaded_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective.
 
-    It may lack the `PARTS` of another number of replicas.
+    It may lack those of virtual replicas.
     """
     from mpistrat.training.checkpoint.read import read
 
