@@ -269,7 +269,9 @@ class ReplicaMeeting:
                     player.may_run = True
                     if not player.has_begun:
                         player.has_begun = True
-                        player.worker.task = partial(self._context.copy().run, self._play_in_thread, k, player)
+                        player.worker.task = partial(
+                            self._context.copy().run, self._play_in_thread, k, player
+                        )
                         gate = player.worker.gate
                     break
         gate.open()

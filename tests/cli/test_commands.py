@@ -112,7 +112,17 @@ def test_bench_lists_its_subjects():
 def test_info_alone(run_alone):
     ended = run_alone("-m", "mpistrat", "info").check()
     ended.shows(
-        "versions", "mpi4py", "h5py", "MPI", "libmpi", "HDF5", "gzip", "affinity", "BLAS", "/dev/shm", "all-reduce"
+        "versions",
+        "mpi4py",
+        "h5py",
+        "MPI",
+        "libmpi",
+        "HDF5",
+        "gzip",
+        "affinity",
+        "BLAS",
+        "/dev/shm",
+        "all-reduce",
     )
     ended.shows("ranks per node", __version__)
 

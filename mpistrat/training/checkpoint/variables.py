@@ -384,9 +384,7 @@ def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
         return []
     on_read = VariableSynchronization.ON_READ
     return [
-        name
-        for name, leaf in named.items()
-        if isinstance(leaf, Variable) and leaf.synchronization is on_read
+        name for name, leaf in named.items() if isinstance(leaf, Variable) and leaf.synchronization is on_read
     ]
 
 

@@ -53,3 +53,47 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
             ended
         )
     assert "went on" not in ended.output
+
+
+REPLICAS = """
+import threading
+import mpistrat
+
+strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=3)
+lock = threading.Lock()
+
+
+def holds(replica):
+    with lock:
+        return replica.all_reduce("SUM", 1.0)
+
+
+def wants(replica):
+    with lock:
+        return replica.all_reduce("SUM", 1.0)
+
+
+def step():
+    replica = mpistrat.get_replica_context()
+    kind = {0: replica.all_reduce, 1: lambda *_: holds(replica), 2: lambda *_: wants(replica)}
+    return kind[replica.replica_id_in_sync_group]("SUM", 1.0)
+
+
+strategy.run(step)
+"""
+
+
+def test_a_lock_that_one_replica_holds_and_another_wants(run_ranks, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(REPLICAS)
+    ended = run_ranks(
+        2,
+        program,
+        MPISTRAT_HANG_SECONDS="1",
+        MPISTRAT_HANG_ABORT_SECONDS="6",
+        MPISTRAT_RECORD_DIR=str(tmp_path),
+    )
+    assert ended.status == 42, str(ended)
+    ended.shows("rank 0 of 2 has waited for rank 1 since", "cause: lock. Its other thread is shown below")
+    both = r"  rank 1: .*\n(?:    .*\n)*    .*:11 in holds\n(?:    .*\n)*    another of its .*\n    .*:15 in wants\n"
+    assert re.search(both, ended.output), str(ended)

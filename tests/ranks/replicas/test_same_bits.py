@@ -12,6 +12,7 @@ from mpistrat.runtime.topology import Topology
 
 SIZE = MPI.COMM_WORLD.size
 
+
 @pytest.mark.parametrize("replicas", [6, 8])
 @pytest.mark.parametrize("options", [{}, {"bytes_per_pack": 1}, {"bytes_per_pack": 1 << 20}], ids=str)
 @pytest.mark.parametrize("buffers", [False, True])
