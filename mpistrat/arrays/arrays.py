@@ -155,7 +155,7 @@ def as_numpy(value: Any, dtype: Any = None) -> np.ndarray:
 def copied(value: Any) -> Any:
     """Return a copy of an array of any library, or of a variable's value. Return other values unchanged."""
     refuse_masked(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):  # of which each replica has its own
         return value.copy()
     library = library_of(value)
     if library is not None:

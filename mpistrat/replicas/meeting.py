@@ -298,7 +298,7 @@ class ReplicaMeeting:
 
     def _end(self) -> None:
         """End the replicas that wait at a call, and keep their threads."""
-        for i, player in enumerate(self._players, 1):
+        for player in self._players:
             if player.has_begun and not player.has_ended:
                 self._broken = self._broken or ReplicaEnded()
                 player.may_run = True

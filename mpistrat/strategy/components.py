@@ -65,10 +65,10 @@ def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
     parts = [leaves]
     for each in values[1:]:
         found = nest.take_apart(each)
-        if found.form != form:
+        if found.form != form or len(found.leaves) != len(leaves):
             raise ValueError(
-                f"a replica returns values {found.form or 'that are no structure'}, and the first one of its rank "
-                f"{form or 'a value that is no structure'}: their structures must be equal"
+                f"a replica returns {len(found.leaves)} value(s) {found.form or ''}, and the first one of its rank "
+                f"{len(leaves)} {form or ''}: their structures must be equal"
             )
         parts.append(found.leaves)
     return rebuild([_one(leaf, always) for leaf in zip(*parts, strict=True)])

@@ -9,6 +9,7 @@ from conformance.checkpoints import CHECKPOINTS
 from conformance.optimizers import OPTIMIZERS
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
 from conformance.storage import CENTRAL
+from mpi4py import MPI
 
 import mpistrat
 
@@ -20,15 +21,17 @@ EXPECTED_STORAGE = json.loads((RECORDS / "expected_storage.json").read_text())
 
 
 class World:
-    """What a scenario is given: two ranks, one replica each."""
+    """What a scenario is given: two ranks, one replica each. Or one rank with two devices, as TensorFlow had."""
 
     dist = mpistrat
     end = StopIteration
     optimizers = mpistrat.optimizers
 
     def __init__(self):
-        self.sync = mpistrat.MultiWorkerMirroredStrategy()
-        self.other = mpistrat.MultiWorkerMirroredStrategy()
+        if MPI.COMM_WORLD.size == 1:
+            self.sync, self.other = (mpistrat.MirroredStrategy(devices=["cpu:0", "cpu:1"]) for _ in range(2))
+        else:
+            self.sync, self.other = (mpistrat.MultiWorkerMirroredStrategy() for _ in range(2))
         self.central = mpistrat.experimental.CentralStorageStrategy()
         self.one = mpistrat.OneDeviceStrategy("cpu:0")
         self.Variable = mpistrat.Variable
@@ -36,7 +39,7 @@ class World:
         self.Agg = mpistrat.VariableAggregation
 
     def array(self, x, dtype):
-        return np.asarray(x, dtype)
+        return np.array(x, dtype)  # a new one: the same object from all replicas is not wrapped
 
     def py(self, x):
         return np.asarray(x).tolist()
@@ -89,7 +92,7 @@ def test_every_answer_has_a_scenario():
     assert set(CHECKPOINTS) == set(EXPECTED_CHECKPOINTS)
 
 
-@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.ranks(max=2)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_answer(name):
     answer = json.loads(json.dumps(SCENARIOS[name](World())))
@@ -103,14 +106,16 @@ def test_answer_of_central_storage(name):
     assert answer == EXPECTED_STORAGE[name]
 
 
-@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.ranks(max=2)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_answer_of_a_checkpoint(name, tmp_path):
+    if name == "checkpoint_of_an_iterator" and MPI.COMM_WORLD.size == 1:
+        pytest.skip("the answer is that of two workers")
     answer = json.loads(json.dumps(CHECKPOINTS[name](WithFolders(tmp_path))))
     assert answer == EXPECTED_CHECKPOINTS[name]
 
 
-@pytest.mark.ranks(min=2, max=2)
+@pytest.mark.ranks(max=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_answer_of_an_optimizer(name):
     answer = json.loads(json.dumps(OPTIMIZERS[name](World())))

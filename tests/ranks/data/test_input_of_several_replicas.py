@@ -176,3 +176,14 @@ def test_devices_of_a_rank_share_its_batches(comm):
         if totals is not None:
             assert sums == totals
         assert sum(sums) == (21 if totals else 36 * SIZE)
+
+
+@pytest.mark.ranks(max=1)
+def test_the_last_round_of_a_rank_is_filled_with_empty_batches_as_in_tensorflow():
+    strategy = mpistrat.MirroredStrategy(devices=["cpu:0", "cpu:1", "cpu:2"])
+    rounds = strategy.distribute_datasets_from_function(lambda context: Dataset.range(7).batch(2))
+    found = [[part.tolist() for part in strategy.experimental_local_results(x)] for x in rounds]
+    assert found == [[[0, 1], [2, 3], [4, 5]], [[6], [], []]]
+    whole = strategy.experimental_distribute_dataset(Dataset.range(8).batch(6))
+    found = [[part.tolist() for part in strategy.experimental_local_results(x)] for x in whole]
+    assert found == [[[0, 1], [2, 3], [4, 5]], [[6], [7], []]]

@@ -165,6 +165,36 @@ def test_devices_are_regrouped_as_in_tensorflow():
     assert strategy.run(lambda: same) is same
     assert isinstance(strategy.run(number), PerReplica)
     assert float(strategy.reduce("SUM", strategy.run(lambda: number() * 1.0), None)) == SIZE * (2 * SIZE - 1)
+    assert strategy.run(lambda: {"same": same, "small": 3, "own": number()})["small"] == 3
+    assert isinstance(strategy.run(lambda: np.float32(3)), PerReplica)  # equal, but two objects
+    with strategy.scope():
+        variable = mpistrat.Variable(1.0)
+    assert strategy.run(lambda: variable) is variable
+    with pytest.raises(ValueError, match="structures must be equal"):
+        strategy.run(lambda: [1] * (1 + number() % 2))
+    assert strategy.agree(True)
+
+
+def test_arguments_and_results_of_merge_call_are_regrouped_as_in_tensorflow():
+    strategy = mpistrat.MirroredStrategy(devices=["cpu:0"] * (2 * SIZE))
+    same, calls = object(), []
+
+    def merge(strategy, bare, differ, nested, keyword):
+        calls.append(1)
+        assert bare is same and keyword == 5
+        assert local(strategy, differ) == local(strategy, nested["x"][0]) == [*own]
+        assert nested["x"][1] is same
+        return {"differ": differ, "same": same, "total": strategy.reduce("SUM", differ, axis=None)}
+
+    def fn():
+        i = number()
+        got = get_replica_context().merge_call(merge, (same, i, {"x": (i, same)}), {"keyword": 5})
+        assert (got["differ"], got["same"]) == (i, same)
+        return float(got["total"])
+
+    own = strategy.extended.engine.replicas.local
+    assert local(strategy, strategy.run(fn)) == [SIZE * (2 * SIZE - 1.0)] * 2
+    assert calls == [1]  # once a rank
 
 
 def test_generators_are_those_of_the_replicas(strategy):
