@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,9 @@ def main(argv: list[str]) -> int:
         "--each", type=under_ranks.positive, default=8, help="replicas of each rank (%(default)s)"
     )
     parser.add_argument("--one-core", action="store_true", help="bind each rank to one core")
-    parser.add_argument("--tree", metavar="MIB", type=int, help="all-reduce MIB by tree and by MPI instead")
+    parser.add_argument(
+        "--tree", metavar="MIB", type=int, help="all-reduce MIB by tree and by MPI instead, and count bytes"
+    )
     return under_ranks.run(parser, argv, [__file__], _measure)
 
 
@@ -40,6 +43,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {cores[MPI.COMM_WORLD.rank % len(cores)]})
     comm = MPI.COMM_WORLD.Dup()
     report = Report("replicas", comm.size)
+    links: list[str] = []
     cases = _reductions(comm, arguments.tree) if arguments.tree else _steps(comm, arguments.each)
     for case, nbytes, ways, faults in cases:
         if any_fault(comm, faults()):
@@ -47,9 +51,36 @@ def _measure(arguments: argparse.Namespace) -> int:
         seconds = interleaved(comm, ways, arguments.repetitions)
         for way, samples in seconds.items():
             report.add(case, way, nbytes, median(samples))
+        if arguments.tree:
+            links += [_link_line(comm, way, call, nbytes) for way, call in ways.items()]
     if comm.rank == 0:
-        report.show(arguments.json)
+        report.show(arguments.json, *links)
     return 0
+
+
+def _link_line(comm: Any, way: str, call: Callable[[int], Any], nbytes: int) -> str:
+    """Return how much each node sends for a call. The least of several: other packets count, too."""
+    found = []
+    for _ in range(5):
+        comm.Barrier()
+        before = _sent()
+        comm.Barrier()
+        call(1)
+        comm.Barrier()
+        found.append((_sent() - before) / nbytes)
+        comm.Barrier()
+    by_rank = comm.allgather(min(found))
+    return (
+        f"{way}: the links of nodes carry "
+        + ", ".join(f"{each:.2f}" for each in sorted({round(each, 2) for each in by_rank}))
+        + " times the array"
+    )
+
+
+def _sent() -> int:
+    """Return the bytes that the links of this node have sent, with headers."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.split()[-8]) for line in lines if line.split()[0] != "lo:")
 
 
 Case = tuple[str, int, dict[str, Callable[[int], Any]], Callable[[], list[str]]]
@@ -61,7 +92,10 @@ def _steps(comm: Any, each: int) -> Iterator[Case]:
 
     import mpistrat
 
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=each * comm.size)
+    options = mpistrat.experimental.CommunicationOptions(implementation="auto" if each == 1 else "tree")
+    strategy = mpistrat.MultiWorkerMirroredStrategy(
+        comm=comm, virtual_replicas=each * comm.size, communication_options=options
+    )
     replica = mpistrat.get_replica_context
     one = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
 

@@ -46,7 +46,8 @@ class Engine:
         replicas: ReplicaGroup | None = None,
     ):
         self.options = options or CommunicationOptions()
-        if replicas is not None and replicas.is_virtual and self.options.algorithm is None:
+        is_default = self.options.algorithm is None and self.options.implementation != "auto"
+        if replicas is not None and replicas.is_virtual and is_default:
             self.options = CommunicationOptions(implementation="tree").merge(self.options)
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
         self.replicas = replicas or ReplicaGroup(self.topology)

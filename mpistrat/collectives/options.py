@@ -51,7 +51,7 @@ class CommunicationOptions:
         ``"mpi_nonblocking"``, ``"hierarchical"``, ``"leader"``, ``"hierarchical_copy"``, ``"ordered"``, ``"exact"``,
         ``"tree"``. For arrays on GPUs also ``"nccl"``, ``"gpu_direct"``, ``"pinned"``. With AUTO,
         ``mpistrat.rc.all_reduce`` (MPISTRAT_ALL_REDUCE) may name an algorithm for the host; strategies with
-        ``virtual_replicas`` else use ``"tree"``.
+        ``virtual_replicas`` else use ``"tree"``, but for the text ``"auto"`` the fastest algorithm.
 
     Raises
     ------
@@ -131,6 +131,8 @@ def _implementation(value: CommunicationImplementation | str) -> CommunicationIm
         raise ValueError(
             f"implementation must be a CommunicationImplementation or the name of an algorithm, not {value!r}"
         )
+    if value.lower() == "auto":
+        return "auto"
     if value.upper() in CommunicationImplementation.__members__:
         return CommunicationImplementation[value.upper()]
     if value.lower() in _NAMES:
@@ -141,7 +143,7 @@ def _implementation(value: CommunicationImplementation | str) -> CommunicationIm
 
 def _algorithm(implementation: CommunicationImplementation | str) -> str | None:
     """Return the name of the algorithm to use; None if the table chooses it."""
-    if isinstance(implementation, str):
+    if isinstance(implementation, str) and implementation != "auto":
         return implementation
     if implementation is CommunicationImplementation.NCCL:
         return "nccl"

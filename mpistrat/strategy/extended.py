@@ -62,8 +62,8 @@ class StrategyExtended:
         The ranks, ops, device and options, for the rooms of this library.
     meeting : ReplicaMeeting or None
         Of the replicas of this rank, unless each rank plays the replica of its own number.
-    runs_each : bool
-        Whether `Strategy.run` returns what replicas return by the rule of `regrouped`, rather than as it is.
+    wraps : bool
+        Whether `Strategy.run` returns a `PerReplica` also where a rank plays one replica.
     cross_replica_mode : Mode
         The entry on the stack of contexts in cross-replica context.
 
@@ -90,7 +90,7 @@ class StrategyExtended:
         )
         engine = self.engine
         self.meeting = None if engine.replicas.by_rank else ReplicaMeeting(engine.topology, engine.replicas)
-        self.runs_each = engine.replicas.is_virtual or self.meeting is not None
+        self.wraps = engine.replicas.is_virtual  # what a function returns, also for one replica
         self.cross_replica_mode = context.Mode(container_strategy)
         self._update_mode = context.Mode(container_strategy, update_replica_id=self.engine.replicas.first)
 

@@ -224,5 +224,4 @@ def run_each(
         finally:
             del stack[depth:]
 
-    results = [play(0)] if extended.meeting is None else extended.meeting.run(play)
-    return regrouped(results, always=extended.engine.replicas.is_virtual)
+    return regrouped(extended.meeting.run(play), always=extended.wraps)

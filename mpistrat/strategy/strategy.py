@@ -18,7 +18,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
-from mpistrat.strategy.components import components, components_but_variables
+from mpistrat.strategy.components import components, components_but_variables, regrouped
 from mpistrat.strategy.deprecated import FormerNames
 from mpistrat.strategy.local_replicas import each_of, run_each
 from mpistrat.strategy.options import RunOptions
@@ -124,10 +124,10 @@ class Strategy(Collectives, FormerNames):
         replica = context.current().replica_context
         if replica is not None and replica.strategy is self:
             return random_stream(seed, replica.replica_id_in_sync_group)
-        local = self._extended.engine.replicas.local
-        if not self._extended.runs_each:
-            return random_stream(seed, local[0])
-        return PerReplica([random_stream(seed, each) for each in local])
+        replicas = self._extended.engine.replicas
+        if self._extended.meeting is None and not replicas.is_virtual:
+            return random_stream(seed, replicas.first)
+        return PerReplica([random_stream(seed, each) for each in replicas.local])
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
@@ -228,7 +228,7 @@ class Strategy(Collectives, FormerNames):
         depth = len(stack)
         if depth and stack[-1] is not extended.cross_replica_mode:
             require_cross_replica(self, "run", "a replica function cannot run another")
-        if extended.runs_each:
+        if extended.meeting is not None:
             result = run_each(extended, fn, args, kwargs)
             flight_record.step(flight_record.RUN)
             return result
@@ -245,7 +245,7 @@ class Strategy(Collectives, FormerNames):
         finally:
             del stack[depth:]
         flight_record.step(flight_record.RUN)
-        return result
+        return regrouped((result,), always=True) if extended.wraps and result is not None else result
 
     def experimental_statistics(self) -> tuple[RankStatistics, ...]:
         """Return how long the steps of each rank took, and which ranks the others wait for. Collective.

@@ -181,7 +181,8 @@ def test_arguments_and_results_of_merge_call_are_regrouped_as_in_tensorflow():
 
     def merge(strategy, bare, differ, nested, keyword):
         calls.append(1)
-        assert bare is same and keyword == 5
+        assert bare is same
+        assert keyword == 5
         assert local(strategy, differ) == local(strategy, nested["x"][0]) == [*own]
         assert nested["x"][1] is same
         return {"differ": differ, "same": same, "total": strategy.reduce("SUM", differ, axis=None)}
@@ -392,3 +393,18 @@ def test_replicas_stay_in_step_after_a_call_that_was_refused(strategy):
         raise AssertionError("the call was not refused")
 
     assert float(strategy.reduce("MAX", strategy.run(fn), None)) == 10.0 * V
+
+
+def test_the_fastest_algorithm_is_there_by_name():
+    def algorithm(replicas, **options):
+        made = mpistrat.MultiWorkerMirroredStrategy(
+            virtual_replicas=replicas,
+            communication_options=mpistrat.experimental.CommunicationOptions(**options),
+        )
+        assert float(made.reduce("SUM", made.run(lambda: 2.0), axis=None)) == 2.0 * replicas
+        return made.extended.engine.options.algorithm
+
+    for replicas in (SIZE, V):
+        assert algorithm(replicas, implementation="auto") is None
+        assert algorithm(replicas, bytes_per_pack=8) == "tree"
+        assert algorithm(replicas, implementation="exact") == "exact"
