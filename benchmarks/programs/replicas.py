@@ -22,7 +22,7 @@ BY_HAND = "accumulation by hand"
 
 def main(argv: list[str]) -> int:
     """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/replicas.py", __doc__ or "", repetitions=301)
+    parser = under_ranks.parser("benchmarks/programs/replicas.py", __doc__ or "", repetitions=301)
     parser.add_argument(
         "--each", type=under_ranks.positive, default=8, help="replicas of each rank (%(default)s)"
     )
