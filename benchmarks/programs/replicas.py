@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.bench.measuring import under_ranks
@@ -20,20 +19,8 @@ if TYPE_CHECKING:
 BY_HAND = "accumulation by hand"
 
 
-def main(argv: list[str]) -> int:
-    """Run the subject with these arguments."""
-    parser = under_ranks.parser("benchmarks/programs/replicas.py", __doc__ or "", repetitions=301)
-    parser.add_argument(
-        "--each", type=under_ranks.positive, default=8, help="replicas of each rank (%(default)s)"
-    )
-    parser.add_argument("--one-core", action="store_true", help="bind each rank to one core")
-    parser.add_argument(
-        "--tree", metavar="MIB", type=int, help="all-reduce MIB by tree and by MPI instead, and count bytes"
-    )
-    return under_ranks.run(parser, argv, [__file__], _measure)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def measure(arguments: argparse.Namespace) -> int:
+    """Measure in this process, one of the ranks, and return the exit status."""
     from mpi4py import MPI
 
     from mpistrat.bench.measuring.timing import interleaved
@@ -49,8 +36,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         if any_fault(comm, faults()):
             return 1
         seconds = interleaved(comm, ways, arguments.repetitions)
-        for way, samples in seconds.items():
-            report.add(case, way, nbytes, median(samples))
+        report.add_medians(case, nbytes, seconds)
         if arguments.tree:
             links += [_link_line(comm, way, call, nbytes) for way, call in ways.items()]
     if comm.rank == 0:
@@ -227,4 +213,10 @@ def _reductions(comm: Any, mib: int) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = under_ranks.parser(__doc__, repetitions=301)
+    under_ranks.count(parser, "--each", 8, "replicas of each rank")
+    parser.add_argument("--one-core", action="store_true", help="bind each rank to one core")
+    parser.add_argument(
+        "--tree", metavar="MIB", type=int, help="all-reduce MIB by tree and by MPI instead, and count bytes"
+    )
+    sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))
