@@ -24,9 +24,8 @@ from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, fittin
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
-from mpistrat.training.optimizers.options.weight_decay import WeightDecay
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
-from mpistrat.training.optimizers.rule import Rule, place_of, rate_of
+from mpistrat.training.optimizers.rule import Rule, WeightDecay, place_of, rate_of
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.training.optimizers.state import State
 from mpistrat.values import IndexedSlices, ReduceOp
