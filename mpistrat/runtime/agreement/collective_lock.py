@@ -53,7 +53,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 class CollectiveLock:
     """The lock of a communicator: one collective at a time, which all ranks make together.
 
-    ``world`` is the communicator, and ``agreement`` how its ranks compare words. Without other ranks both are None.
+    ``world`` is the communicator, and ``agreement`` how its ranks compare words. They stay None without other ranks.
     ``flight`` notes the collectives of this communicator in the flight record; None without a record.
     ``compares_places`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
 
