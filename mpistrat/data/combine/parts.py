@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.data.pipeline.definition import seeds_of, with_seeds
-from mpistrat.data.pipeline.plan import PipelinePlan
-from mpistrat.data.pipeline.stream import StreamPlan
-from mpistrat.data.pipeline.transforms import Shuffle, Transform, length_of
+from mpistrat.data.pipeline.definition import Definition
+from mpistrat.data.pipeline.transforms import Shuffle, length_of
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Seed, Source
@@ -22,28 +20,8 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 
-class DatasetPart:
-    """A source with its transforms, of single rows.
-
-    Parameters
-    ----------
-    source : Source or StreamSource
-    transforms : sequence of Transform
-    """
-
-    def __init__(self, source: Any, transforms: Sequence[Transform]):
-        self.source, self.transforms = source, tuple(transforms)
-        self.streamed: bool = source.streamed
-
-    @cached_property
-    def plan(self) -> Any:
-        """The plan by which rows are read."""
-        return (StreamPlan if self.streamed else PipelinePlan)(self.source, self.transforms)
-
-    @property
-    def length(self) -> int | None:
-        """Number of rows. None if they are endless, or their number is unknown."""
-        return None if self.streamed else length_of(self.source.length, self.transforms)
+class DatasetPart(Definition):
+    """A source with its transforms, of single rows."""
 
     @property
     def endless(self) -> bool:
@@ -58,8 +36,7 @@ class DatasetPart:
 
     @cached_property
     def _no_numbers(self) -> np.ndarray:
-        found: np.ndarray = self.plan.locate(np.empty(0, np.int64), 0)
-        return found
+        return self.plan.locate(np.empty(0, np.int64), 0)
 
     @property
     def numbers_of_row(self) -> int:
@@ -84,33 +61,12 @@ class DatasetPart:
         """Return which rows are best read together, where the transforms keep the rows in their places."""
         if self.streamed or any(each.reorders for each in self.transforms):
             return None
-        found: Blocks | None = self.source.blocks()
-        return found
-
-    def elements(self, iteration: int) -> Iterator[Any]:
-        """Return an iterator over the rows of an iteration."""
-        found: Iterator[Any] = self.plan.elements(iteration)
-        return found
-
-    def seeds(self) -> list[Seed]:
-        """Return the seeds of all shuffles."""
-        return seeds_of(self.source, self.transforms)
-
-    def with_seeds(self, seeds: Sequence[int]) -> DatasetPart:
-        """Return the part with other seeds."""
-        return DatasetPart(*with_seeds(self.source, self.transforms, seeds))
-
-    def ready(self, memory: int, sharing: int | None, ranks: Topology | None) -> DatasetPart:
-        """Return the part with its source ready for its shuffles; see `Source.for_shuffle`."""
-        source = self.source.ready(memory, sharing, ranks)
-        if not self.streamed and any(isinstance(each, Shuffle) for each in self.transforms):
-            source = source.for_shuffle(memory, self.length, sharing, ranks)
-        return self if source is self.source else DatasetPart(source, self.transforms)
+        return self.source.blocks()
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal to restore a state."""
-        steps = [each.without_numbers() for each in self.transforms]
-        found = {**self.source.identity(), "pipeline": steps}
+        described = self.described()
+        found = {**described["source"], "pipeline": described["pipeline"]}
         blocks = None if self.streamed else self.source.blocks()
         if blocks is not None and any(isinstance(each, Shuffle) for each in self.transforms):
             found["blocks"] = [int(blocks.rows), int(blocks.window)]
@@ -120,7 +76,7 @@ class DatasetPart:
         """Return what must be equal on all ranks."""
         return ", ".join(map(str, (self.source.fingerprint(), *self.transforms)))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return ", ".join(map(str, (self.source, *self.transforms)))
 
 
@@ -170,13 +126,13 @@ class OfParts:
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles."""
-        parts = [part.ready(memory, sharing, ranks) for part in self.parts]
+        parts = [part.ready(sharing, ranks, memory) for part in self.parts]
         if all(a is b for a, b in zip(parts, self.parts, strict=True)):
             return self  # with the rows that it keeps
         return self.of_parts(parts)
 
     def __repr__(self) -> str:
-        return f"{self.word}({'; '.join(map(repr, self.parts))})"
+        return f"{self.word}({'; '.join(map(str, self.parts))})"
 
 
 class CombinedSource(OfParts, Source):

@@ -37,7 +37,7 @@ class StreamedSource(OfParts, StreamSource):
         begun, self._begun = self._begun, None
         if begun is not None and iteration == 0:
             return begun
-        return self.combine([partial(part.elements, iteration) for part in self.parts])
+        return self.combine([partial(part.plan.elements, iteration) for part in self.parts])
 
     def first(self) -> Any:
         """Return the first element. The next `open` yields it too, since some parts can be read only once.

@@ -12,19 +12,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, MOST_PREFETCH, PREFETCH, AutoShardPolicy
-from mpistrat.data.pipeline.definition import seeds_of, with_seeds
+from mpistrat.data.options import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    MOST_PREFETCH,
+    PREFETCH,
+    UNKNOWN_CARDINALITY,
+    AutoShardPolicy,
+)
+from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.plan import PipelinePlan, in_a_list
-from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, length_of
-from mpistrat.data.rows.contracts import Source
+from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, before_batch, length_of
+from mpistrat.data.rows import elements
 from mpistrat.data.rows.split import part_of, pieces
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.values import PerReplica
+
+if TYPE_CHECKING:
+    from mpistrat.runtime.topology import Topology
 
 MOST_IMBALANCE = 0.05
 
@@ -79,28 +89,40 @@ class Division:
         The plans by which this rank reads for its replicas, in the order of replicas.
     plan : PipelinePlan
         The first of them.
-    transforms : sequence of Transform
-        The transforms of the whole dataset.
-    source : Source
-        The source of the whole dataset.
+    whole : Definition
+        The whole dataset.
     replicas : ReplicaGroup
         The replicas that share the dataset.
     pipelines : list of range
         The replicas that each pipeline feeds.
     communicates : bool
-        Whether `batch` is collective.
+        Whether `batch` is collective: the ranks exchange a flag at each step, until no replica has a row.
+
+    Parameters
+    ----------
+    whole, replicas
+    ranks : Topology or None
+        The ranks, if the number of rows is unknown before their end.
+    balance : bool
+        Whether files are dealt by their lengths.
     """
 
     name: str
-    communicates: ClassVar[bool] = False
     steps: int | None
     readings: Sequence[Reading]
     _rows: Callable[..., Any]
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
-        self.source: Any = source
-        self.transforms = tuple(transforms)
-        self.replicas, self.pipelines = replicas, pipelines_of(replicas)
+    def __init__(
+        self, whole: Definition, replicas: ReplicaGroup, ranks: Topology | None = None, balance: bool = False
+    ):
+        self.whole, self.replicas, self.ranks, self.balance = whole, replicas, ranks, balance
+        self.pipelines = pipelines_of(replicas)
+        self.communicates = ranks is not None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Set ``steps`` and ``readings``."""
+        raise NotImplementedError
 
     @property
     def plan(self) -> Any:
@@ -119,13 +141,23 @@ class Division:
 
     @property
     def cardinality(self) -> int:
-        """Number of steps, or `INFINITE_CARDINALITY`."""
+        """Number of steps, `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`."""
+        if self.communicates:
+            return UNKNOWN_CARDINALITY
         return INFINITE_CARDINALITY if self.steps is None else self.steps
 
     def batch(self, step: int, iteration: int) -> Any:
-        """Return the batch of a step: that of the one replica of this rank, or a structure of PerReplica values."""
-        made = [each.plan.read_each(each.of_step(step, iteration)) for each in self.readings]
-        return self.formed([*chain(*made)])
+        """Return the batch of a step: that of the one replica of this rank, or a structure of PerReplica values.
+
+        Where it communicates, all ranks call it for the same step. It raises StopIteration if no replica has a row.
+        """
+        if self.ranks is None:
+            made = [each.plan.read_each(each.of_step(step, iteration)) for each in self.readings]
+            return self.formed([*chain(*made)])
+        found = [(each.plan, rows) for each in self.readings for rows in each.of_step(step, iteration)]
+        if self.ranks.all_true(all(rows is None for _, rows in found)):
+            raise StopIteration
+        return self.formed([plan.read(rows or []) for plan, rows in found])
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches from a step on, in lists. Up to ``together`` are read at once."""
@@ -193,23 +225,23 @@ class Division:
         assert self.plan.batch is not None
         return self.plan.batch.size
 
-    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> Division:
-        """Return the same division with other transforms, and perhaps another source of the same rows."""
-        return type(self)(self.source if source is None else source, transforms, self.replicas)
+    def rebuilt(self, whole: Definition) -> Division:
+        """Return the same division of another definition of the dataset."""
+        return type(self)(whole, self.replicas, self.ranks, self.balance)
 
     def described(self) -> dict[str, Any]:
         """Return what a state says of the dataset, and must be equal to restore it."""
-        return described(self.source, self.transforms)
+        return self.whole.described()
 
     def with_seeds(self, seeds: Sequence[int]) -> Division:
         """Return the same division with other seeds."""
-        source, transforms = with_seeds(self.source, self.transforms, seeds)
-        return self.rebuilt(transforms, source)
+        return self.rebuilt(self.whole.with_seeds(seeds))
 
     def after(self, rows: int) -> Division:
         """Return the division of an epoch without its first rows."""
-        at = next(i for i, each in enumerate(self.transforms) if isinstance(each, Batch))
-        return self.rebuilt((*self.transforms[:at], Skip(rows), *self.transforms[at:]))
+        transforms = self.whole.transforms
+        at = len(before_batch(transforms))
+        return self.rebuilt(replace(self.whole, transforms=(*transforms[:at], Skip(rows), *transforms[at:])))
 
 
 class ByData(Division):
@@ -217,21 +249,19 @@ class ByData(Division):
 
     name = "DATA"
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
-        super().__init__(source, transforms, replicas)
-        plan = PipelinePlan(source, transforms, source)
+    def _begin(self) -> None:
+        plan = self.whole.shared_plan
         self.steps = plan.length
-        size, local = replicas.size, replicas.local
-        self._cut = None if len(local) == size else partial(pieces, replicas=size, block=local)
-        alone = partial(plan.rows, cut=self._cut)
-        rows = alone if replicas.count == 1 else partial(self._rows, plan, replicas.count)
-        self.readings = [Reading(plan, replicas.count, rows)]
+        size, count, local = self.replicas.size, self.replicas.count, self.replicas.local
+        self._cut = None if count == size else partial(pieces, replicas=size, block=local)
+        rows = partial(plan.rows, cut=self._cut) if count == 1 else partial(self._rows, plan, count)
+        self.readings = [Reading(plan, count, rows)]
 
     def _most_rows(self) -> int:
         size = super()._most_rows()
         return min(size, self.replicas.count * -(-size // self.replicas.size))
 
-    def _rows(self, plan: PipelinePlan, fed: int, k: int, iteration: int) -> np.ndarray:
+    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
         """Return a piece of a global batch. The pieces of this rank are consecutive, and found together."""
         return part_of(plan.rows(k // fed, iteration, self._cut), fed, k % fed)
 
@@ -239,13 +269,10 @@ class ByData(Division):
 class ByFile(Division):
     """The division that deals files to the pipelines."""
 
-    def __init__(
-        self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup, balance: bool = False
-    ):
-        super().__init__(source, transforms, replicas)
-        self._balance = balance
-        self.name = "FILE, balanced" if balance else "FILE"
-        rows = source.file_rows()
+    def _begin(self) -> None:
+        self.name = "FILE, balanced" if self.balance else "FILE"
+        source, transforms, replicas = self.whole.source, self.whole.transforms, self.replicas
+        rows = _file_rows(self.whole)
         if not rows:
             raise ValueError(
                 f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {source}: "
@@ -257,25 +284,20 @@ class ByFile(Division):
                 f"AutoShardPolicy.FILE needs at least one file per replica, but {why}: use AutoShardPolicy.DATA, or "
                 "split the files (mpistrat shard)"
             )
-        if _global_batch(transforms) < replicas.size:
+        if (self.whole.batch_size or 0) < replicas.size:
             raise ValueError(
                 "AutoShardPolicy.FILE needs a row of every global batch for each replica, but "
-                f"batch({_global_batch(transforms)}) is shared by {replicas.size} replicas: use a larger batch, or "
+                f"batch({self.whole.batch_size}) is shared by {replicas.size} replicas: use a larger batch, or "
                 "AutoShardPolicy.DATA"
             )
-        dealt = deal(rows, len(fed), balance)
+        dealt = deal(rows, len(fed), self.balance)
         shares = [_of_share(transforms, replicas.size, block) for block in fed]
-        lengths = [
+        self.steps = _longest(
             length_of(sum(rows[i] for i in mine), share) for mine, share in zip(dealt, shares, strict=True)
-        ]
-        self.steps = _longest(lengths)
+        )
         self.readings = self._read_by(
             PipelinePlan(source.of_files(dealt[number]), shares[number], source) for number, _ in self.local
         )
-
-    def rebuilt(self, transforms: Sequence[Transform], source: Any = None) -> ByFile:
-        """Return the same division of the files, with other transforms."""
-        return ByFile(self.source if source is None else source, transforms, self.replicas, self._balance)
 
     def _rows(self, plan: PipelinePlan, fed: int, k: int, iteration: int) -> np.ndarray:
         """Return the next rows of a pipeline's files, an empty array after the last."""
@@ -287,28 +309,25 @@ class Everything(Division):
 
     name = "OFF"
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup):
-        super().__init__(source, transforms, replicas)
-        number = len(self.pipelines)
-        of_pipelines = [self._of_pipeline(transforms, number, each) for each in range(number)]
-        longest = _longest([length_of(source.length, each) for each in of_pipelines])
+    def _begin(self) -> None:
+        of_pipelines = [self._of_pipeline(each) for each in range(len(self.pipelines))]
+        longest = _longest(each.length for each in of_pipelines)
         fewest = min(map(len, self.pipelines))  # replicas of a pipeline: it deals its batches last
-        self.steps = None if longest is None else -(-longest * replicas.size // fewest)
-        self.readings = self._read_by(
-            PipelinePlan(source, of_pipelines[each], source) for each, _ in self.local
-        )
+        self.steps = None if longest is None else -(-longest * self.replicas.size // fewest)
+        self.readings = self._read_by(of_pipelines[each].shared_plan for each, _ in self.local)
 
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas.size)
 
-    def _rows(self, plan: PipelinePlan, fed: int, k: int, iteration: int) -> np.ndarray:
+    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
         """Return the next piece of a global batch: all pieces of one batch, then those of the next."""
         number, part = divmod(k, self.replicas.size)
-        return part_of(own_rows(plan, number, iteration), self.replicas.size, part)
+        own = part_of(own_rows(plan, number, iteration), self.replicas.size, part)
+        # Another replica of this rank gets the same rows of a stream, and a function of one may write to them.
+        return [*map(elements.copied, own)] if self.communicates and own and self.replicas.count > 1 else own
 
-    @staticmethod
-    def _of_pipeline(transforms: Sequence[Transform], number: int, pipeline: int) -> list[Transform]:
-        return list(transforms)
+    def _of_pipeline(self, pipeline: int) -> Definition:
+        return self.whole  # with one plan for all, as some iterables can be read only once
 
 
 class ByHint(Everything):
@@ -316,36 +335,30 @@ class ByHint(Everything):
 
     name = "HINT"
 
-    @staticmethod
-    def _of_pipeline(transforms: Sequence[Transform], number: int, pipeline: int) -> list[Transform]:
-        return with_hints(transforms, number, pipeline)
+    def _of_pipeline(self, pipeline: int) -> Definition:
+        numbered = Shard(len(self.pipelines), pipeline)
+        transforms = (
+            numbered if isinstance(each, Shard) and each.is_hint else each for each in self.whole.transforms
+        )
+        return replace(self.whole, transforms=tuple(transforms))
 
 
 def divide(
     policy: AutoShardPolicy,
-    source: Source,
+    source: Any,
     transforms: Sequence[Transform],
     replicas: ReplicaGroup,
     balance: bool,
+    ranks: Topology | None = None,
 ) -> Division:
-    """Return the division that a policy asks for.
+    """Return the division that a policy asks for. ``ranks`` are given if the number of rows is unknown.
 
     Raises
     ------
     ValueError
         On every replica, if the policy does not suit the dataset.
     """
-    return _DIVISIONS[policy](source, transforms, replicas, balance)
-
-
-def described(source: Source, transforms: Sequence[Transform]) -> dict[str, Any]:
-    """Return what a state says of a dataset."""
-    return {
-        "batch": _global_batch(transforms),
-        "pipeline": [each.without_numbers() for each in transforms],
-        "seeds": seeds_of(source, transforms),
-        "source": source.identity(),
-    }
+    return _DIVISIONS[policy](Definition(source, tuple(transforms)), replicas, ranks, balance)
 
 
 def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
@@ -384,15 +397,8 @@ def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
     return longest * replicas / sum(rows) - 1
 
 
-def with_hints(transforms: Sequence[Transform], number: int, pipeline: int) -> list[Transform]:
-    """Return the transforms with the hints of ``shard`` replaced by a pipeline's numbers."""
-    return [
-        Shard(number, pipeline) if isinstance(each, Shard) and each.is_hint else each for each in transforms
-    ]
-
-
-def own_rows(plan: PipelinePlan, step: int, iteration: int) -> np.ndarray:
-    """Return the rows of batch ``step`` of a plan, an empty array after the last."""
+def own_rows(plan: Any, step: int, iteration: int) -> Any:
+    """Return the rows of batch ``step`` of a plan; after the last an empty array, or None for a stream."""
     if plan.length is not None and step >= plan.length:
         return plan.locate(np.empty(0, np.int64), iteration)
     return plan.rows(step, iteration)
@@ -404,21 +410,19 @@ def _too_few(rows: Sequence[int], pipelines: int, replicas: ReplicaGroup) -> str
     return f"there are {len(rows)} files with rows for {pipelines} {reading}" if len(rows) < pipelines else ""
 
 
-def _automatic(
-    source: Source, transforms: Sequence[Transform], replicas: ReplicaGroup, balance: bool
-) -> Division:
+def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None, balance: bool) -> Division:
     """Return the FILE division if it keeps the rows and, nearly, the number of steps; otherwise DATA."""
-    rows, fed = source.file_rows(), len(pipelines_of(replicas))
+    rows, fed = _file_rows(whole), len(pipelines_of(replicas))
     # Under FILE, take, skip and shard would count the rows of each replica's own files.
-    if fed == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in transforms):
-        return ByData(source, transforms, replicas)
+    if fed == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in whole.transforms):
+        return ByData(whole, replicas, ranks)
     why = _too_few(rows, fed, replicas)
-    if not why and _global_batch(transforms) < replicas.size:
-        why = f"a batch of {_global_batch(transforms)} rows is shared by {replicas.size} replicas"
+    if not why and (whole.batch_size or 0) < replicas.size:
+        why = f"a batch of {whole.batch_size} rows is shared by {replicas.size} replicas"
     if not why and (excess := imbalance(rows, fed, balance)) > MOST_IMBALANCE:
         why = f"one replica would have {excess:.0%} more rows than the mean"
     if not why:
-        return ByFile(source, transforms, replicas, balance)
+        return ByFile(whole, replicas, ranks, balance)
     if replicas.is_chief:
         warnings.warn(
             f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
@@ -426,21 +430,20 @@ def _automatic(
             UserWarning,
             stacklevel=2,
         )
-    return ByData(source, transforms, replicas)
+    return ByData(whole, replicas, ranks)
 
 
-_Divide = Callable[[Source, Sequence[Transform], ReplicaGroup, bool], Division]
-_DIVISIONS: dict[AutoShardPolicy, _Divide] = {
+_DIVISIONS: dict[AutoShardPolicy, Callable[..., Division]] = {
     AutoShardPolicy.AUTO: _automatic,
-    AutoShardPolicy.DATA: lambda source, transforms, replicas, _: ByData(source, transforms, replicas),
+    AutoShardPolicy.DATA: ByData,
     AutoShardPolicy.FILE: ByFile,
-    AutoShardPolicy.HINT: lambda source, transforms, replicas, _: ByHint(source, transforms, replicas),
-    AutoShardPolicy.OFF: lambda source, transforms, replicas, _: Everything(source, transforms, replicas),
+    AutoShardPolicy.HINT: ByHint,
+    AutoShardPolicy.OFF: Everything,
 }
 
 
-def _global_batch(transforms: Sequence[Transform]) -> Any:
-    return next((each.size for each in transforms if isinstance(each, Batch)), None)
+def _file_rows(whole: Definition) -> Sequence[int]:
+    return () if whole.streamed else whole.source.file_rows()
 
 
 def _of_share(transforms: Sequence[Transform], replicas: int, block: range) -> list[Transform]:
@@ -453,6 +456,6 @@ def _of_share(transforms: Sequence[Transform], replicas: int, block: range) -> l
     return shared
 
 
-def _longest(lengths: Sequence[int | None]) -> int | None:
-    finite = [length for length in lengths if length is not None]
-    return max(finite) if len(finite) == len(lengths) else None
+def _longest(lengths: Iterable[int | None]) -> int | None:
+    known: list[Any] = [*lengths]
+    return None if None in known else max(known)

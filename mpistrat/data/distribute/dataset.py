@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import Division, described, divide, pipelines_of
+from mpistrat.data.distribute.autoshard import Division, divide, pipelines_of
 from mpistrat.data.distribute.iterator import DistributedIterator, Passes
-from mpistrat.data.distribute.own_datasets import OwnDatasets, OwnUntilAllEnd
-from mpistrat.data.distribute.until_all_end import divide_until_all_end
+from mpistrat.data.distribute.own_datasets import OwnDatasets
 from mpistrat.data.options import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -183,22 +182,11 @@ class DistributedDataset(Distributed):
         everyone = ranks.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
         definition.source.agree(ranks)
-        division = _division(definition.with_drawn(everyone[0][1]), ranks, replicas or ReplicaGroup(ranks))
+        ready = definition.with_drawn(everyone[0][1]).ready(ranks_of_node(ranks), ranks)
+        unknown = ranks if ready.streamed else None
+        replicas = replicas or ReplicaGroup(ranks)
+        division = divide(policy, ready.source, ready.transforms, replicas, distribute.balance, unknown)
         super().__init__(division, ranks, definition.options.prefetch, options, device)
-
-
-def _division(definition: Definition, ranks: Topology, replicas: ReplicaGroup) -> Division:
-    distribute = definition.options.experimental_distribute
-    policy = distribute.auto_shard_policy
-    if definition.streamed and policy is AutoShardPolicy.FILE:
-        raise ValueError(
-            f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {definition.source}: "
-            "use AutoShardPolicy.DATA"
-        )
-    ready = definition.ready(ranks_of_node(ranks), ranks)
-    if definition.streamed:
-        return divide_until_all_end(policy, ready.source, ready.transforms, replicas, ranks)
-    return divide(policy, ready.source, ready.transforms, replicas, distribute.balance)
 
 
 def _description(transform: Transform) -> str:
@@ -302,10 +290,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         shared = reports[0].described if of_all else None
         if shared is not None:
             shared["datasets"] = [each.digest for each in reports]
-        own: Division
         lengths = [each.length for each in reports]
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnUntilAllEnd(datasets, replicas, fed, shared, ranks)
+            own = OwnDatasets(datasets, replicas, fed, None, shared, ranks)
         else:
             ends = zip(lengths, fed, strict=True)
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
@@ -339,7 +326,7 @@ class _Report:
         """Describe the definition of a dataset, ready for its shuffles."""
         self.seeds = ready.seeds()
         if for_state:
-            self.described = described(ready.source, ready.transforms)
+            self.described = ready.described()
             self.described["source"].pop("list", None)  # of files, up to 64 KiB for each pipeline
             given = [each.value for each in self.seeds if each.given]
             text = json.dumps({**self.described, "seeds": given}, sort_keys=True, default=str)

@@ -1,4 +1,4 @@
-"""Divisions of datasets that a function made, one for each pipeline: they say themselves which rows they have."""
+"""Division of datasets that a function made, one for each pipeline: they say themselves which rows they have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
 from mpistrat.data.distribute.autoshard import Division, own_rows
-from mpistrat.data.options import UNKNOWN_CARDINALITY
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.contracts import Seed
@@ -29,12 +28,15 @@ class OwnDatasets(Division):
     pipelines : list of range
         The replicas that each pipeline feeds.
     steps : int or None
-        None if a dataset is endless.
-    shared : mapping, optional
+        None if a dataset is endless, or its length unknown.
+    shared : mapping or None
         What a state says of the datasets of all pipelines, if it must not depend on the rank.
+    ranks : Topology, optional
+        The ranks, if the length of some datasets is unknown.
     """
 
     name = "its own"
+    _spec: Any = None
 
     def __init__(
         self,
@@ -42,20 +44,20 @@ class OwnDatasets(Division):
         replicas: ReplicaGroup,
         pipelines: list[range],
         steps: int | None,
-        shared: Mapping[str, Any] | None = None,
+        shared: Mapping[str, Any] | None,
+        ranks: Topology | None = None,
     ):
-        super().__init__(datasets[0].source, datasets[0].transforms, replicas)
-        self.pipelines, self.steps = pipelines, steps
-        self.datasets, self.shared = datasets, shared
+        self.datasets, self.steps, self.shared = datasets, steps, shared
+        super().__init__(datasets[0], replicas, ranks)
+        self.pipelines = pipelines
         self.readings = self._read_by(each.plan for each in datasets)
 
-    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
-        """Return the rows of the next batch of a pipeline's dataset, an empty array after the last."""
-        return own_rows(plan, k, iteration)
+    def _begin(self) -> None:
+        pass
 
-    def _with(self, datasets: Sequence[Definition], shared: Mapping[str, Any] | None) -> OwnDatasets:
-        """Return the same division of other datasets."""
-        return OwnDatasets(datasets, self.replicas, self.pipelines, self.steps, shared)
+    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
+        """Return the rows of the next batch of a pipeline's dataset; where it communicates, the batch or None."""
+        return plan.element_if_any(k, iteration) if self.communicates else own_rows(plan, k, iteration)
 
     def described(self) -> dict[str, Any]:
         """Return what a state says of the dataset: of the first pipeline, if the state is that of all ranks."""
@@ -66,52 +68,23 @@ class OwnDatasets(Division):
         given = self.described()["seeds"]
         drawn = [Seed(seed, each.given) for seed, each in zip(seeds, given, strict=True)]
         shared = None if self.shared is None else {**self.shared, "seeds": drawn}
-        return self._with([each.with_drawn(drawn) for each in self.datasets], shared)
-
-
-class OwnUntilAllEnd(OwnDatasets):
-    """The same, where the length of some datasets is unknown. The ranks exchange a flag at each step."""
-
-    communicates = True
-
-    def __init__(
-        self,
-        datasets: Sequence[Definition],
-        replicas: ReplicaGroup,
-        pipelines: list[range],
-        shared: Mapping[str, Any] | None,
-        ranks: Topology,
-    ):
-        super().__init__(datasets, replicas, pipelines, None, shared)
-        self._ranks = ranks
-        self._spec: Any = None
-
-    @property
-    def cardinality(self) -> int:
-        return UNKNOWN_CARDINALITY
-
-    def _with(self, datasets: Sequence[Definition], shared: Mapping[str, Any] | None) -> OwnUntilAllEnd:
-        return OwnUntilAllEnd(datasets, self.replicas, self.pipelines, shared, self._ranks)
-
-    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
-        """Return the next batch of a pipeline's dataset, None after the last."""
-        return plan.element_if_any(k, iteration)
+        datasets = [each.with_drawn(drawn) for each in self.datasets]
+        return OwnDatasets(datasets, self.replicas, self.pipelines, self.steps, shared, self.ranks)
 
     def batch(self, step: int, iteration: int) -> Any:
-        """Return the next batches of the datasets of this rank, an empty batch after the last one of each.
-
-        Raises StopIteration on all replicas once all datasets have ended.
-        """
+        """Return the batch of a step. A dataset that has ended gives empty batches until all have."""
+        if self.ranks is None:
+            return super().batch(step, iteration)
         batches = [*chain.from_iterable(each.of_step(step, iteration) for each in self.readings)]
         first = next((each for each in batches if each is not None), None)
         if self._spec is None:
             # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
             mine = None if first is None else nest.map_structure(spec.of_array, first)
-            everyone = self._ranks.all_gather_object(mine)
+            everyone = self.ranks.all_gather_object(mine)
             self._spec = next((each for each in everyone if each is not None), None)
             ended = self._spec is None
         else:
-            ended = self._ranks.all_true(first is None)
+            ended = self.ranks.all_true(first is None)
         if ended:
             raise StopIteration
         return self.formed([spec.no_rows_of(self._spec) if each is None else each for each in batches])

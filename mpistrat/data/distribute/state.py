@@ -164,7 +164,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def _by_rows(division: Division) -> bool:
     """Return whether a position in the epoch can be counted in rows of all replicas together."""
     after_batch = False
-    for each in division.transforms:
+    for each in division.whole.transforms:
         if after_batch and each.reorders:
             return False
         after_batch = after_batch or isinstance(each, Batch)

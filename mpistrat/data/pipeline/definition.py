@@ -15,37 +15,9 @@ from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, 
 from mpistrat.data.rows.contracts import Seed
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from mpistrat.runtime.topology import Topology
-
-
-def seeds_of(source: Any, transforms: Sequence[Transform]) -> list[Seed]:
-    """Return all seeds of a source with its transforms."""
-    shuffles = [each for each in transforms if isinstance(each, Shuffle)]
-    return [*source.seeds(), *(Seed(each.seed, each.seeded) for each in shuffles)]
-
-
-def with_seeds(
-    source: Any, transforms: Sequence[Transform], seeds: Sequence[int]
-) -> tuple[Any, tuple[Transform, ...]]:
-    """Return a source and its transforms with other seeds, in the order of `seeds_of`."""
-    inside = len(source.seeds())
-    left = iter(seeds[inside:])
-    changed = tuple(
-        replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in transforms
-    )
-    return source.with_seeds(seeds[:inside]) if inside else source, changed
-
-
-def with_drawn_seeds(
-    source: Any, transforms: Sequence[Transform], seeds: Sequence[Seed]
-) -> tuple[Any, tuple[Transform, ...]]:
-    """Return a source and its transforms with the seeds of another rank where the program gave none."""
-    mine = seeds_of(source, transforms)
-    theirs = [each.value for each in seeds if not each.given]
-    left = iter(theirs)
-    return with_seeds(
-        source, transforms, [each.value if each.given else next(left, each.value) for each in mine]
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,21 +45,57 @@ class Definition:
         """Number of rows of a batch. None if the elements are single rows."""
         return next((each.size for each in self.transforms if isinstance(each, Batch)), None)
 
+    @property
+    def length(self) -> int | None:
+        """Number of elements. None if they are endless, or their number is unknown."""
+        return None if self.streamed else length_of(self.source.length, self.transforms)
+
     @cached_property
     def plan(self) -> Any:
         """The plan by which the rows of the source, as it is, are read and transformed."""
         return (StreamPlan if self.streamed else PipelinePlan)(self.source, self.transforms)
 
+    @cached_property
+    def shared_plan(self) -> Any:
+        """The same for a source that several replicas read."""
+        if self.streamed:
+            return StreamPlan(self.source, self.transforms, shared=True)
+        return PipelinePlan(self.source, self.transforms, self.source)
+
     def seeds(self) -> list[Seed]:
-        """Return the seeds of all shuffles."""
-        return seeds_of(self.source, self.transforms)
+        """Return the seeds of all shuffles, those inside the source first."""
+        shuffles = [each for each in self.transforms if isinstance(each, Shuffle)]
+        return [*self.source.seeds(), *(Seed(each.seed, each.seeded) for each in shuffles)]
 
-    def with_drawn(self, seeds: Sequence[Seed]) -> Definition:
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the definition with other seeds, in the order of `seeds`."""
+        inside = len(self.source.seeds())
+        left = iter(seeds[inside:])
+        changed = tuple(
+            replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in self.transforms
+        )
+        source = self.source.with_seeds(seeds[:inside]) if inside else self.source
+        return replace(self, source=source, transforms=changed)
+
+    def with_drawn(self, seeds: Sequence[Seed]) -> Self:
         """Return the definition with the seeds of another rank where the program gave none."""
-        source, transforms = with_drawn_seeds(self.source, self.transforms, seeds)
-        return Definition(source, transforms, self.options)
+        left = iter([each.value for each in seeds if not each.given])
+        return self.with_seeds(
+            [each.value if each.given else next(left, each.value) for each in self.seeds()]
+        )
 
-    def ready(self, sharing: int | None = None, ranks: Topology | None = None) -> Definition:
+    def described(self) -> dict[str, Any]:
+        """Return what a state says of the dataset."""
+        return {
+            "batch": self.batch_size,
+            "pipeline": [each.without_numbers() for each in self.transforms],
+            "seeds": self.seeds(),
+            "source": self.source.identity(),
+        }
+
+    def ready(
+        self, sharing: int | None = None, ranks: Topology | None = None, memory: int | None = None
+    ) -> Self:
         """Return the definition with its source ready for its shuffles.
 
         Parameters
@@ -96,8 +104,10 @@ class Definition:
             How many ranks of this node share the memory for it, if that is known.
         ranks : Topology, optional
             The ranks, if all have this dataset. Collective over them if given.
+        memory : int, optional
+            Bytes of the node for its shuffles, by default those of the options.
         """
-        memory = self.options.shuffle_memory
+        memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)
         of_rows = before_batch(self.transforms)
         if not self.streamed and any(isinstance(each, Shuffle) for each in of_rows):
@@ -112,7 +122,7 @@ class Definition:
                     UserWarning,
                     stacklevel=2,
                 )
-        return replace(self, source=source)
+        return self if source is self.source else replace(self, source=source)
 
     def __str__(self) -> str:
         return "<Dataset: " + ", ".join(map(str, (self.source, *self.transforms))) + ">"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.options import MOST_PREFETCH
 from mpistrat.data.pipeline.mapping import mapped_rows
+from mpistrat.data.pipeline.stream import Cut
 from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
@@ -25,8 +26,6 @@ _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
 _ONLY_ARRAYS = {np.ndarray}
 _dtype = attrgetter("dtype")
-# Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
-Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
 
 
 class Advice:

@@ -27,6 +27,8 @@ from mpistrat.process.cache import Cache
 
 _OPEN_AT_ONCE = 2
 
+# Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
+Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
 # Maps the number of an iteration to its elements.
 Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 
@@ -53,12 +55,13 @@ class StreamPlan:
         self._dtypes: list[np.dtype] | None = None
         self._batch_dtypes: list[Any] | None = None
 
-    def rows(self, k: int, iteration: int) -> list[Any] | None:
-        """Return the rows of element ``k`` before ``map``, or None after the last."""
+    def rows(self, k: int, iteration: int, cut: Cut | None = None) -> list[Any] | None:
+        """Return the rows of element ``k`` before ``map``, or a cut of them; None after the last."""
         reading = self._open.get(iteration)
         if reading is None or reading.number > k:
             reading = self._open.keep(iteration, _Pass(self._streamed(iteration)))
-        return reading.element(k)
+        rows = reading.element(k)
+        return rows if rows is None or cut is None else rows[slice(*cut(len(rows)))]
 
     def read(self, rows: list[Any]) -> Any:
         """Return the element that is made of these rows; without rows, an empty batch."""

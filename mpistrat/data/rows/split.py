@@ -34,6 +34,5 @@ def pieces(n: int, replicas: int, block: range) -> tuple[int, int]:
 
 
 def part_of(rows: Any, replicas: int, replica: int) -> Any:
-    """Return a replica's piece of rows."""
-    first, last = piece(len(rows), replicas, replica)
-    return rows[first:last]
+    """Return a replica's piece of rows; None for None."""
+    return None if rows is None else rows[slice(*piece(len(rows), replicas, replica))]
