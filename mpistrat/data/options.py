@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 SHARD_HINT = -1
 """Placeholder of AutoShardPolicy.HINT for number and id of a replica: ``shard(SHARD_HINT, SHARD_HINT)``."""
@@ -16,8 +18,6 @@ INFINITE_CARDINALITY = -1
 
 UNKNOWN_CARDINALITY = -2
 """What `Dataset.cardinality` returns for a dataset whose length is unknown before its end."""
-
-_SHUFFLE_MEMORY = 1 << 30
 
 PREFETCH, MOST_PREFETCH = 2, 8192
 """Number of batches that AUTOTUNE reads ahead: usually, and at most (for small batches)."""
@@ -79,6 +79,7 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
+@dataclass(frozen=True, slots=True)
 class InputContext:
     """The argument of an input function: which of the input pipelines it makes.
 
@@ -98,29 +99,9 @@ class InputContext:
     16
     """
 
-    __slots__ = ("_input_pipeline_id", "_num_input_pipelines", "_num_replicas_in_sync")
-
-    def __init__(
-        self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1
-    ):
-        self._num_input_pipelines = num_input_pipelines
-        self._input_pipeline_id = input_pipeline_id
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """Number of input pipelines."""
-        return self._num_input_pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """Index of this input pipeline."""
-        return self._input_pipeline_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas that take part in a step."""
-        return self._num_replicas_in_sync
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Return the size of a replica's batch.
@@ -139,20 +120,13 @@ class InputContext:
         ValueError
             If the global batch is not a multiple of the number of replicas.
         """
-        size, rest = divmod(global_batch_size, self._num_replicas_in_sync)
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             raise ValueError(
                 f"the global batch size {global_batch_size} is not a multiple of the "
-                f"{self._num_replicas_in_sync} replicas: choose one that is"
+                f"{self.num_replicas_in_sync} replicas: choose one that is"
             )
         return size
-
-    def __repr__(self) -> str:
-        return (
-            f"InputContext(num_input_pipelines={self._num_input_pipelines}, "
-            f"input_pipeline_id={self._input_pipeline_id}, "
-            f"num_replicas_in_sync={self._num_replicas_in_sync})"
-        )
 
 
 class _InputOptions(NamedTuple):
@@ -229,15 +203,44 @@ def check_input_options(options: InputOptions | None) -> None:
             )
 
 
-class DistributeOptions:
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Settable:
+    """An object with options: defaults in the class, and in the instance those that were given.
+
+    ``_rules`` has for each option a test of its values, the error for others, and what is needed. None stands for the
+    default.
+    """
+
+    _rules: ClassVar[dict[str, tuple[Callable[[Any], bool], type[Exception], str]]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._rules:
+            raise AttributeError(f"{type(self).__name__} has no option {name!r}")
+        fits, error, needs = self._rules[name]
+        if not fits(value):
+            raise error(f"{name} must be {needs}, not {value!r}")
+        vars(self)[name] = value
+        if value is None:
+            del vars(self)[name]
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class DistributeOptions(_Settable):
     """The part of `Options` that concerns distribution.
 
     Attributes
     ----------
     auto_shard_policy : AutoShardPolicy
-        How the dataset is divided over the replicas.
+        How the dataset is divided over the replicas, AUTO by default.
     balance : bool
-        Whether FILE deals the longest files first, instead of round-robin.
+        Whether FILE deals the longest files first, instead of round-robin (the default).
     num_devices : int or None
         Accepted for programs written for tf.data, without effect: one process has one device.
 
@@ -249,65 +252,28 @@ class DistributeOptions:
     'DATA'
     """
 
-    __slots__ = ("_auto_shard_policy", "_balance", "_num_devices")
-
-    def __init__(self) -> None:
-        self._auto_shard_policy: AutoShardPolicy | None = None
-        self._balance: bool | None = None
-        self._num_devices: int | None = None
-
-    @property
-    def auto_shard_policy(self) -> AutoShardPolicy:
-        """How the dataset is divided over the replicas. The default is AUTO."""
-        return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
-
-    @auto_shard_policy.setter
-    def auto_shard_policy(self, policy: AutoShardPolicy) -> None:
-        if not isinstance(policy, AutoShardPolicy):
-            raise TypeError(
-                f"auto_shard_policy must be a member of AutoShardPolicy, for example AutoShardPolicy.DATA, "
-                f"not {policy!r}"
-            )
-        self._auto_shard_policy = policy
-
-    @property
-    def balance(self) -> bool:
-        """Whether FILE deals the longest files first. The default is False."""
-        return bool(self._balance)
-
-    @balance.setter
-    def balance(self, value: bool) -> None:
-        if not isinstance(value, bool):
-            raise TypeError(f"balance must be True or False, not {value!r}")
-        self._balance = value
-
-    @property
-    def num_devices(self) -> int | None:
-        """Number of devices that was set, None by default."""
-        return self._num_devices
-
-    @num_devices.setter
-    def num_devices(self, value: int | None) -> None:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise TypeError(f"num_devices must be an int or None, not {value!r}")
-        self._num_devices = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DistributeOptions):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
+    auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
+    balance: bool = False
+    num_devices: int | None = None
+    _rules = {
+        "auto_shard_policy": (
+            lambda value: isinstance(value, AutoShardPolicy),
+            TypeError,
+            "a member of AutoShardPolicy, for example AutoShardPolicy.DATA",
+        ),
+        "balance": (lambda value: isinstance(value, bool), TypeError, "True or False"),
+        "num_devices": (lambda value: value is None or _is_int(value), TypeError, "an int or None"),
+    }
 
     def __repr__(self) -> str:
         balance = "balance=True, " if self.balance else ""
         return (
             f"DistributeOptions(auto_shard_policy={self.auto_shard_policy.name}, {balance}"
-            f"num_devices={self._num_devices})"
+            f"num_devices={self.num_devices})"
         )
 
 
-class Options:
+class Options(_Settable):
     """Options of a dataset, given to `Dataset.with_options`.
 
     Attributes
@@ -315,7 +281,7 @@ class Options:
     experimental_distribute : DistributeOptions
         The options of distribution.
     prefetch : int or None
-        Number of batches that are read ahead. `AUTOTUNE` (-1) lets the library choose.
+        Number of batches that are read ahead; see `Dataset.prefetch`. `AUTOTUNE` (-1) lets the library choose.
     shuffle_memory : int
         Bytes of memory on each node for a shuffle of small rows (less than 16 KiB) of files. If all rows fit, the
         node reads them once and keeps them, for each distributed dataset. Otherwise they are mixed in windows of
@@ -327,45 +293,25 @@ class Options:
     >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     """
 
-    __slots__ = ("_distribute", "_prefetch", "_shuffle_memory")
+    experimental_distribute: DistributeOptions
+    prefetch: int | None = None
+    shuffle_memory: int = 1 << 30
+    _rules = {
+        "experimental_distribute": (
+            lambda value: isinstance(value, DistributeOptions),
+            TypeError,
+            "a DistributeOptions",
+        ),
+        "prefetch": (
+            lambda value: value is None or (_is_int(value) and value >= AUTOTUNE),
+            ValueError,
+            "a number of batches, AUTOTUNE (-1) or None",
+        ),
+        "shuffle_memory": (lambda value: _is_int(value) and value >= 0, ValueError, "a number of bytes"),
+    }
 
     def __init__(self) -> None:
-        self._distribute = DistributeOptions()
-        self._prefetch: int | None = None
-        self._shuffle_memory: int | None = None
-
-    @property
-    def experimental_distribute(self) -> DistributeOptions:
-        """The options of distribution."""
-        return self._distribute
-
-    @experimental_distribute.setter
-    def experimental_distribute(self, value: DistributeOptions) -> None:
-        if not isinstance(value, DistributeOptions):
-            raise TypeError(f"experimental_distribute must be a DistributeOptions, not {value!r}")
-        self._distribute = value
-
-    @property
-    def prefetch(self) -> int | None:
-        """Number of batches that are read ahead; see `Dataset.prefetch`. None by default."""
-        return self._prefetch
-
-    @prefetch.setter
-    def prefetch(self, value: int | None) -> None:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < AUTOTUNE):
-            raise ValueError(f"prefetch must be a number of batches, AUTOTUNE (-1) or None, not {value!r}")
-        self._prefetch = value
-
-    @property
-    def shuffle_memory(self) -> int:
-        """Bytes of memory on each node for a shuffle of small rows of files. The default is 1 GiB."""
-        return _SHUFFLE_MEMORY if self._shuffle_memory is None else self._shuffle_memory
-
-    @shuffle_memory.setter
-    def shuffle_memory(self, value: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"shuffle_memory must be a number of bytes, not {value!r}")
-        self._shuffle_memory = value
+        self.experimental_distribute = DistributeOptions()
 
     def merge(self, other: Options) -> Options:
         """Return these options, overridden by the options that are set in another object.
@@ -382,23 +328,10 @@ class Options:
         """
         merged = Options()
         for each in (self, other):
-            for name in ("_prefetch", "_shuffle_memory"):
-                if getattr(each, name) is not None:
-                    setattr(merged, name, getattr(each, name))
-            for name in DistributeOptions.__slots__:
-                value: Any = getattr(each._distribute, name)
-                if value is not None:
-                    setattr(merged._distribute, name, value)
+            distribute = merged.experimental_distribute
+            vars(distribute).update(vars(each.experimental_distribute))
+            vars(merged).update({**vars(each), "experimental_distribute": distribute})
         return merged
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Options):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
-        prefetch = "" if self._prefetch is None else f", prefetch={self._prefetch}"
-        memory = "" if self._shuffle_memory is None else f", shuffle_memory={self._shuffle_memory}"
-        return f"Options(experimental_distribute={self._distribute!r}{prefetch}{memory})"
+        return f"Options({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
