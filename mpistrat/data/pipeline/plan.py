@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.options import MOST_PREFETCH
-from mpistrat.data.pipeline.mapping import mapped_rows
+from mpistrat.data.pipeline.mapping import Making, mapped_rows
 from mpistrat.data.pipeline.stream import Cut
-from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform
+from mpistrat.data.pipeline.transforms import (
+    Batch,
+    BlocksShuffled,
+    Map,
+    Order,
+    Segment,
+    Transform,
+    before_batch,
+)
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
 from mpistrat.process.cache import Cache
@@ -24,8 +31,6 @@ ORDER_AHEAD_ROWS = 16384
 _ORDER_AHEAD_STEPS = 256
 _ITERATIONS_KEPT = 4
 _LEAST_SHARE = 1 / 8
-_ONLY_ARRAYS = {np.ndarray}
-_dtype = attrgetter("dtype")
 
 
 class Advice:
@@ -95,27 +100,20 @@ class PipelinePlan:
     """
 
     def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
-        at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
-        rows, batches = transforms[:at], transforms[at + 1 :]
-        self._source = source
-        self._whole = whole
-        self._dtypes: list[np.dtype] | None = None
-        self._batch_dtypes: list[Any] | None = None
+        rows = before_batch(transforms)
+        self._source, self._whole = source, whole
         self._rows = Order(source.length, rows, source.blocks())
-        self._row_maps = [each for each in rows if isinstance(each, Map)]
+        self._making = Making(transforms, self._shared_row, typed=True)
+        self._row_maps = self._making.row_maps
         self._no_mapped_rows: Any = None
         self._ahead = Cache[int, _Ahead](_ITERATIONS_KEPT)
         self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
-        self.batch: Batch | None = None
+        self.batch: Batch | None = self._making.batch
         self.length = self.row_length = self._rows.length
-        if at < len(transforms):
-            batch = transforms[at]
-            assert isinstance(batch, Batch)
-            self.batch = batch
-            self._batches = Order(batch.length(self._rows.length), batches)
-            self._batch_maps = [each.fn for each in batches if isinstance(each, Map)]
+        if self.batch is not None:
+            self._batches = Order(self.batch.length(self.row_length), transforms[len(rows) + 1 :])
             self.length = self._batches.length
         self.maps = any(isinstance(each, Map) for each in transforms)
 
@@ -147,8 +145,8 @@ class PipelinePlan:
         if self.batch is None:
             return self.each(rows)[0]
         if not len(rows):
-            return self._map_no_rows(self._empty_rows())
-        return self._map_batch(self._stacked(rows))
+            return self.empty()
+        return self._making.mapped(self._source.read(rows) if self._plain else self._stack(self.each(rows)))
 
     def each(self, rows: np.ndarray) -> list[Any]:
         """Return rows one by one, after the functions for single rows."""
@@ -156,10 +154,9 @@ class PipelinePlan:
 
     def read_rows(self, rows: np.ndarray) -> Any:
         """Return rows stacked on axis 0, after the functions for single rows."""
-        if not self._row_maps or not len(rows):
-            return self._empty_mapped_rows() if self._row_maps else self._source.read(rows)
-        each = self.each(rows)
-        return elements.stack(each, self._columns(each))
+        if not self._row_maps:
+            return self._source.read(rows)
+        return self._stack(self.each(rows)) if len(rows) else self._empty_mapped_rows()
 
     def locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers of the source's rows that make the rows ``ks`` of an iteration."""
@@ -181,7 +178,7 @@ class PipelinePlan:
             if tree is not None:
                 leaves, rebuild = nest.flatten(tree)
                 del tree
-                made_of = self._map_batch if self._plain else self._of_stacked
+                made_of = self._making.mapped if self._plain else self._of_stacked
                 stop = 0
                 for rows in parts:
                     start, stop = stop, stop + len(rows)
@@ -235,7 +232,16 @@ class PipelinePlan:
 
     def empty(self) -> Any:
         """Return a batch without rows."""
-        return self._map_no_rows(self._empty_rows())
+        tree = self._source.read(np.empty(0, np.int64)) if self._plain else self._empty_mapped_rows()
+        try:
+            return self._making.mapped(tree)
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(
+                    "map() was called with a batch of no rows, which a replica gets when a global batch has too "
+                    "few rows for all replicas: the function must accept arrays of length 0"
+                )
+            raise
 
     def elements(self, iteration: int) -> Iterator[Any]:
         """Yield the elements of an iteration, one after another."""
@@ -262,19 +268,20 @@ class PipelinePlan:
         if self.batch is None:
             return self._row_spec()
         size = self.batch.size if self.batch.drop_remainder else None
-        if not self._batch_maps:
+        functions = self._making.batch_maps
+        if not functions:
             return self.batch.spec(self._row_spec(), size)
         # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
         few, more = (
-            nest.map_structure(spec.of_array, elements.mapped_batch(self._probe(count), self._batch_maps))
-            for count in (1, 2)
+            nest.map_structure(spec.of_array, elements.mapped_batch(self._stack(rows), functions))
+            for rows in (self._first_row(self._source), 2 * self._first_row(self._source))
         )
         return nest.map_structure(lambda a, b: _common(a, b, size), few, more)
 
     def _row_spec(self) -> Any:
         if not self._row_maps:
             return self._source.element_spec()
-        return nest.map_structure(spec.of_array, self._probe_rows(1)[0])
+        return nest.map_structure(spec.of_array, self._first_row(self._source)[0])
 
     def _look_ahead(self, k: int, iteration: int, cut: Cut | None) -> _Ahead:
         size = 1 if self.batch is None else self.batch.size
@@ -329,78 +336,30 @@ class PipelinePlan:
         """Whether a batch is the arrays that the source reads."""
         return not self._row_maps and (self.batch is None or self.batch.stacks_arrays)
 
-    def _empty_rows(self) -> Any:
-        return self._source.read(np.empty(0, np.int64)) if self._plain else self._empty_mapped_rows()
-
-    def _stacked(self, rows: np.ndarray) -> Any:
-        return self._source.read(rows) if self._plain else self._stack(self.each(rows))
-
     def _of_stacked(self, tree: Any) -> Any:
         """Return the batch of rows that the source stacked, where it is not `_plain`."""
-        return self._map_batch(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
+        return self._making.mapped(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
 
     def _stack(self, rows: list[Any]) -> Any:
-        dtypes = self._columns(rows)
-        tree = elements.stack(rows, dtypes) if self.batch is None else self.batch.stack(rows, dtypes)
+        tree = self._making.stacked(rows)
         if self._no_mapped_rows is None:
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
 
-    def _columns(self, rows: Sequence[Any]) -> list[np.dtype] | None:
-        """Return the dtypes of the columns that functions make. None where no function does: a source has one dtype.
-
-        Those of the first row of the source that the replicas share, which each of them finds alone, by one more call
-        of each function. In a dataset that is not distributed, those of the first of ``rows``.
-        """
-        if self._dtypes is None and self._row_maps:
-            first = rows[0] if self._whole is None else self._first_rows(self._whole, 1)[0]
-            self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
-        return self._dtypes
-
-    def _map_batch(self, tree: Any) -> Any:
-        batch = elements.mapped_batch(tree, self._batch_maps)
-        if not self._batch_maps:
-            return batch
-        if self._batch_dtypes is None:
-            first = batch
-            if self._whole is not None:  # of as many rows: a function may take a fixed number of them
-                rows = self._first_rows(self._whole, 1) * max(1, len(nest.flatten(tree)[0][0]))
-                first = elements.mapped_batch(self._stack(rows), self._batch_maps)
-            self._batch_dtypes = elements.dtypes_of_batch(first)
-        # Fast path: a tuple of arrays, without a function of Python (7 of them would take 1 us of 4).
-        are_arrays = type(batch) is tuple and {*map(type, batch)} == _ONLY_ARRAYS
-        if are_arrays and [*map(_dtype, batch)] == self._batch_dtypes:
-            return batch
-        return elements.batch_of_dtypes(batch, self._batch_dtypes)
-
-    def _map_no_rows(self, tree: Any) -> Any:
-        try:
-            return self._map_batch(tree)
-        except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(
-                    "map() was called with a batch of no rows, which a replica gets when a global batch has too "
-                    "few rows for all replicas: the function must accept arrays of length 0"
-                )
-            raise
-
     def _empty_mapped_rows(self) -> Any:
         if self._no_mapped_rows is None:
-            self._probe(1)
+            self._stack(self._first_row(self._source))
         return nest.map_structure(np.copy, self._no_mapped_rows)
 
-    def _probe(self, count: int) -> Any:
-        return self._stack(self._probe_rows(count))
+    def _shared_row(self) -> list[Any] | None:
+        return None if self._whole is None else self._first_row(self._whole)
 
-    def _probe_rows(self, count: int) -> list[Any]:
-        return self._first_rows(self._source, count)
-
-    def _first_rows(self, source: Source, count: int) -> list[Any]:
-        """Return the first row so many times, or rows of zeros without rows."""
+    def _first_row(self, source: Source) -> list[Any]:
+        """Return the first row in a list, or a row of zeros without rows."""
         if source.length == 0:
-            rows = [*elements.rows_of(spec.zeros(source.element_spec(), count))]
+            rows = [*elements.rows_of(spec.zeros(source.element_spec(), 1))]
         else:
-            rows = source.each(source.numbers(np.zeros(count, np.int64), 0))
+            rows = source.each(source.numbers(np.zeros(1, np.int64), 0))
         return mapped_rows(rows, self._row_maps)
 
 

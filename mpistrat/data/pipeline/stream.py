@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.pipeline.mapping import mapped_rows
+from mpistrat.data.pipeline.mapping import Making, mapped_rows
 from mpistrat.data.pipeline.transforms import (
     Batch,
-    Map,
     Repeat,
     Shard,
     Shuffle,
@@ -44,16 +43,12 @@ class StreamPlan:
 
     def __init__(self, source: StreamSource, transforms: Sequence[Transform], shared: bool = False):
         self._source, self._transforms = source, transforms
-        at = next((i for i, each in enumerate(transforms) if isinstance(each, Batch)), len(transforms))
-        self.batch: Any = transforms[at] if at < len(transforms) else None
-        self._row_maps = [each for each in transforms[:at] if isinstance(each, Map)]
-        self._batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
+        self._making = Making(transforms, self._first_mapped, typed=False)
+        self.batch, self._row_maps = self._making.batch, self._making.row_maps
         self._open = Cache[int, _Pass](_OPEN_AT_ONCE)
         self._empty: Any = None
         self._shared = shared
         self._first: Any = None
-        self._dtypes: list[np.dtype] | None = None
-        self._batch_dtypes: list[Any] | None = None
 
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> list[Any] | None:
         """Return the rows of element ``k`` before ``map``, or a cut of them; None after the last."""
@@ -69,14 +64,7 @@ class StreamPlan:
             return mapped_rows(rows, self._row_maps)[0]
         if not rows:
             return self.empty()
-        mapped = mapped_rows(rows, self._row_maps)
-        batch = self._mapped_batch(mapped)
-        if self._batch_maps:
-            if self._batch_dtypes is None:
-                same = self._first_mapped()
-                first = batch if same is None else self._mapped_batch(same * len(mapped))
-                self._batch_dtypes = elements.dtypes_of_batch(first)
-            batch = elements.batch_of_dtypes(batch, self._batch_dtypes)
+        batch = self._making.mapped(self._making.stacked(mapped_rows(rows, self._row_maps)))
         if self._empty is None:
             self._empty = spec.no_rows(batch)
         return batch
@@ -98,7 +86,7 @@ class StreamPlan:
 
     def element_spec(self) -> Any:
         """Return the structure of an element, found by reading the first row if the source does not know it."""
-        if self._batch_maps:
+        if self._making.batch_maps:
             return spec.any_size(nest.map_structure(spec.of_array, self.read([self._source.first()])))
         row = self._source.element_spec()
         if self._row_maps:
@@ -120,21 +108,11 @@ class StreamPlan:
                 return itertools.chain([self._first], stream)
         return stream
 
-    def _mapped_batch(self, rows: Sequence[Any]) -> Any:
-        return elements.mapped_batch(self.batch.stack(rows, self._columns(rows)), self._batch_maps)
-
     def _first_mapped(self) -> list[Any] | None:
         """Return the first row of all replicas after ``map``; None if it is not known, or not shared."""
         if self._first is None:
             return None
         return mapped_rows([elements.copied(self._first)], self._row_maps)
-
-    def _columns(self, rows: Sequence[Any]) -> list[np.dtype]:
-        """Return the dtypes of the columns: those of the first row of all replicas, or else of these."""
-        if self._dtypes is None:
-            first = (self._first_mapped() or rows)[0]
-            self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
-        return self._dtypes
 
 
 class _Pass:

@@ -171,7 +171,7 @@ def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
     (data_a, _), (file_a, _), (_, data_b), (_, file_b) = found
     assert [state["source"]["blocks"] for _, state in found] == [[2, 12], [2, 12], [8, 3], [8, 3]]
     for division, state in ((data_a, data_b), (file_a, file_b)):
-        digest = {**state["source"], "digest": division.source.identity()["digest"]}
+        digest = {**state["source"], "digest": division.whole.source.identity()["digest"]}
         with pytest.raises(ValueError, match=r"shuffled blocks .* is \[8, 3\], but here it is \[2, 12\]"):
             resumed(division, {**state, "source": digest})
 

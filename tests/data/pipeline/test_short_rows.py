@@ -196,7 +196,7 @@ def test_few_rows_of_many_are_not_worth_the_memory(files, replicas):
     for taken, kept in ((ROWS // 9, False), (ROWS // 7, True)):
         dataset = Dataset.from_hdf5(files, ("x", "y")).shuffle(seed=1).take(taken).batch(10)
         (made,) = replicas(1, lambda peer, dataset=dataset: DistributedDataset(dataset, peer))
-        assert made._passes.division.source.in_memory is kept
+        assert made._passes.division.whole.source.in_memory is kept
         assert len(numbers(made)) == taken
 
 
