@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +11,12 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
-from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks, to_json, without_times
+from mpistrat.data.hdf5.layouts.chunks import by_number
+from mpistrat.data.hdf5.layouts.descriptors import changed
+from mpistrat.data.hdf5.reader import KeepingReader
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 from mpistrat.data.rows.byte_order import native
-from mpistrat.memory.made_once import Chunk, MadeOnce, in_turn
+from mpistrat.memory.made_once import Chunk, in_turn
 
 _LINE = 64  # bytes of a cache line
 
@@ -46,29 +47,21 @@ def blocks_of(record: FileRecord) -> InBlocks:
     return layout
 
 
-class BlockReader:
-    """Reader of rows in blocks. A lock lets one thread read at a time.
+class BlockReader(KeepingReader):
+    """Reader of rows in blocks. The last block is always kept.
 
     Parameters
     ----------
     form : BlockFormat
-    most_kept : int
-        Bytes of blocks that are kept. The last block is always kept.
+    most_decoded : int
+        Bytes of blocks that are kept.
     """
 
-    def __init__(self, form: BlockFormat, most_kept: int):
-        self._format, self._most_kept = form, most_kept
-        self._start()
+    fewest_kept = 1
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._kept = DecodedChunks(self._most_kept, fewest=1)
-        self._written: dict[str, int] = {}
-
-    def share(self, shared: MadeOnce) -> None:
-        """Let the ranks of the node keep blocks for each other. A forked child reads its own."""
-        self._kept.shared = shared
+    def __init__(self, form: BlockFormat, most_decoded: int):
+        self._format = form
+        super().__init__(most_decoded, form.describe)
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column."""
@@ -85,29 +78,19 @@ class BlockReader:
         DataFileError
             If the file has changed since it was described, or cannot be read.
         """
-        if os.getpid() != self._pid:
-            self._start()
-        layout = blocks_of(record)
-        blocks = layout.starts.searchsorted(rows, side="right") - 1
-        cuts = np.flatnonzero(np.diff(blocks)) + 1
-        with self._lock:
+        blocks = blocks_of(record).starts.searchsorted(rows, side="right") - 1
+        with self._alone():
             self._check(path, record)
-            needed = zip(np.split(rows, cuts), np.split(where, cuts), np.split(blocks, cuts), strict=True)
             parts = [
-                self._part(path, record, int(numbers[0]), mine, places, out)
-                for mine, places, numbers in needed
-                if len(numbers)
+                self._part(path, record, number, rows[here], where[here], out)
+                for number, here in by_number(blocks)
             ]
             # Objects cannot be shared.
-            self._kept.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
+            self._decoded.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
             self._check(path, record)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
         """Do nothing: the library of the format reads ahead by itself."""
-
-    def close(self) -> None:
-        """Drop the blocks that are kept."""
-        self._start()
 
     def _part(
         self,
@@ -173,19 +156,11 @@ class BlockReader:
             raise DataFileError.of_file(
                 path, f"it can no longer be found ({error.strerror}); fix: bring it back"
             ) from None
-        if found.st_size != record.size:
-            raise DataFileError.of_file(
-                path,
-                f"it had {record.size} bytes, and has {found.st_size} now; fix: do not write to it meanwhile",
-            )
-        if found.st_mtime_ns in (record.mtime_ns, self._written.get(path)):
-            return
-        again = self._format.describe(path, [column.name for column in record.columns])
-        if to_json(without_times(again)) != to_json(without_times(record)):
-            raise DataFileError.of_file(
-                path, "it has been written to since it was described; fix: do not write to it meanwhile"
-            )
-        self._written[path] = found.st_mtime_ns  # the keys of its blocks change
+        same = found.st_mtime_ns == record.mtime_ns  # else the keys of its blocks change
+        if found.st_size != record.size or not (
+            same or self.is_as_described(path, path, record, found.st_mtime_ns)
+        ):
+            raise changed(path, record.size, found.st_size)
 
     def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:
-        return BlockReader, (self._format, self._most_kept)
+        return BlockReader, (self._format, self._most_decoded)

@@ -28,7 +28,7 @@ class Hdf5(Format):
 
     def reader(self, most_decoded: int) -> FileReader:
         """Return a reader of HDF5 files."""
-        return FileReader(most_decoded=most_decoded)
+        return FileReader(most_decoded=most_decoded, describe=self.describe)
 
 
 class NetCdf(Hdf5):

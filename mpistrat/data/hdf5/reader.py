@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.hdf5.describe import describe
 from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
-from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Descriptors
-from mpistrat.data.hdf5.layouts.direct import RowReader, rows_of
-from mpistrat.data.hdf5.layouts.through_h5py import OpenFiles
+from mpistrat.data.hdf5.layouts.descriptors import Descriptor, KeptOpen
+from mpistrat.data.hdf5.layouts.direct import RowReader, reader_of
+from mpistrat.data.hdf5.layouts.through_h5py import Hdf5Rows
 from mpistrat.data.hdf5.records import FileRecord, ThroughHdf5, joined_path, to_json, without_times
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.memory.made_once import MadeOnce
@@ -22,43 +24,85 @@ from mpistrat.process.cache import Cache
 _LAYOUTS_KEPT = 256
 
 
-class FileReader:
-    """Reader of rows. It keeps the most recently used files open.
+class KeepingReader:
+    """The base of readers, which keep what they have decoded. One thread reads at a time.
 
-    Open files belong to the process that opened them: after a fork the child opens its own. A lock lets one
-    thread read at a time.
+    Open files belong to the process that opened them: after a fork the child begins anew.
+
+    Parameters
+    ----------
+    most_decoded : int
+        Size of the cache of decoded chunks in bytes.
+    describe : callable
+        Describes a file again that was written to since.
+    """
+
+    fewest_kept = 2
+
+    def __init__(self, most_decoded: int, describe: Callable[[str, Sequence[str]], FileRecord]):
+        self._most_decoded, self._describe = most_decoded, describe
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._decoded = DecodedChunks(self._most_decoded, self.fewest_kept)
+        self._written: dict[str, int] = {}
+
+    def _alone(self) -> threading.Lock:
+        """Return a lock that lets one thread of this process read."""
+        if os.getpid() != self._pid:
+            self._start()
+        return self._lock
+
+    def share(self, shared: MadeOnce) -> None:
+        """Let the ranks of the node keep decoded chunks for each other. A forked child decodes its own."""
+        self._decoded.shared = shared
+
+    def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
+        """Return whether a file with another time of writing than described still has the same description.
+
+        The time differs after the file was written to, or if clocks differ between nodes.
+        """
+        if self._written.get(name) != mtime_ns:
+            try:
+                found = self._describe(path, [column.name for column in record.columns])
+            except (RuntimeError, ValueError):
+                return False
+            if to_json(without_times(found)) != to_json(without_times(record)):
+                return False
+            self._written[name] = mtime_ns
+            self._decoded.clear()
+        return True
+
+
+class FileReader(KeepingReader):
+    """Reader of rows. It keeps the most recently used files open.
 
     Parameters
     ----------
     most_open : int
         Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
-    most_decoded : int
-        Size of the cache of decoded chunks in bytes.
-    describe : callable, optional
-        Describes a file again that was written to since. By default that of HDF5 files.
+    most_decoded, describe
+        As for `KeepingReader`.
     """
 
     def __init__(
         self,
         most_open: int = 64,
         most_decoded: int = MOST_DECODED,
-        describe: Callable[[str, Sequence[str]], FileRecord] | None = None,
+        describe: Callable[[str, Sequence[str]], FileRecord] = describe,
     ):
-        self._most_open, self._most_decoded, self._describe = most_open, most_decoded, describe
-        self._start()
+        self._most_open = most_open
+        super().__init__(most_decoded, describe)
 
     def _start(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._descriptors = Descriptors(self._most_open)
-        self._decoded = DecodedChunks(self._most_decoded)
-        self._through_h5py = OpenFiles(min(self._most_open, 16), self._decoded)
+        super()._start()
+        self._descriptors = KeptOpen[Descriptor](self._most_open)
+        self._through_h5py = Hdf5Rows(min(self._most_open, 16), self._decoded)
         self._rows = Cache[tuple[str, int], RowReader](_LAYOUTS_KEPT)
-        self._written: dict[str, int] = {}
 
-    def share(self, shared: MadeOnce) -> None:
-        """Let the ranks of the node keep decoded chunks for each other. A forked child decodes its own."""
-        self._decoded.shared = shared
+    close = _start
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column.
@@ -68,10 +112,9 @@ class FileReader:
         DataFileError
             If the file has changed since it was described, or cannot be read.
         """
-        self._leave_to_parent()
-        with self._lock:
+        with self._alone():
             for number, values in enumerate(out):
-                with self._reading(path, record, number, first, first + len(values) - 1) as files:
+                with _Files(self, path, record, number, (first, first + len(values) - 1)) as files:
                     if files.direct:
                         self._rows_of(path, record, number).read_run(files, first, values)
                     else:
@@ -88,10 +131,9 @@ class FileReader:
         DataFileError
             As in `read_run`.
         """
-        self._leave_to_parent()
-        with self._lock:
+        with self._alone():
             for number, values in enumerate(out):
-                with self._reading(path, record, number, rows[0], rows[-1]) as files:
+                with _Files(self, path, record, number, (rows[0], rows[-1])) as files:
                     if files.direct:
                         self._rows_of(path, record, number).read_rows(files, rows, values, where)
                     else:
@@ -99,54 +141,18 @@ class FileReader:
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
-        self._leave_to_parent()
-        with self._lock:
+        with self._alone():
             for number, column in enumerate(record.columns):
                 if not isinstance(column.layout, ThroughHdf5):
                     files = _Files(self, path, record, number)
                     self._rows_of(path, record, number).will_need(files, first, last)
 
-    def close(self) -> None:
-        """Close all files. They are opened again when needed."""
-        self._leave_to_parent()
-        with self._lock:
-            self._descriptors.close()
-            self._through_h5py.close()
-            self._decoded.clear()
-            self._rows.clear()
-
-    def _reading(self, path: str, record: FileRecord, number: int, first: int, last: int) -> _Files:
-        return _Files(self, path, record, number, (first, last))
-
     def _rows_of(self, path: str, record: FileRecord, number: int) -> RowReader:
         key = path, number
         if key not in self._rows:
-            self._rows.keep(key, rows_of(record.columns[number], record.rows, key, self._decoded))
+            column = record.columns[number]
+            self._rows.keep(key, reader_of(column, column.layout, record.rows, key, self._decoded))
         return self._rows[key]
-
-    def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
-        """Return whether a file with another time of writing than described still has the same description.
-
-        The time differs after the file was written to, or if clocks differ between nodes.
-        """
-        if self._describe is None:
-            from mpistrat.data.hdf5.describe import describe
-
-            self._describe = describe
-        if self._written.get(name) != mtime_ns:
-            try:
-                found = self._describe(path, [column.name for column in record.columns])
-            except (RuntimeError, ValueError):
-                return False
-            if to_json(without_times(found)) != to_json(without_times(record)):
-                return False
-            self._written[name] = mtime_ns
-            self._decoded.clear()
-        return True
-
-    def _leave_to_parent(self) -> None:
-        if os.getpid() != self._pid:
-            self._start()
 
     def __reduce__(self) -> tuple[type[FileReader], tuple[Any, ...]]:
         return FileReader, (self._most_open, self._most_decoded, self._describe)
@@ -169,7 +175,7 @@ class _Files:
     def __getitem__(self, number: int) -> Descriptor:
         name, size, _ = self._described(number)
         try:
-            found = self._reader._descriptors.get(name, size)
+            found = self._reader._descriptors.opened(name, partial(Descriptor, name, size))
         except DataFileError as error:
             raise error.in_dataset(self._column.name) from error.__cause__
         if found is not self._used.get(number):

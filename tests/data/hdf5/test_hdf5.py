@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mpistrat
 from mpistrat.data import ArraySpec, AutoShardPolicy, Dataset, DistributedDataset, Options
-from mpistrat.data.hdf5.layouts.raw import ContiguousRows
+from mpistrat.data.hdf5.layouts.raw import RawRows
 from mpistrat.data.hdf5.reader import FileReader
 
 LAYOUTS = {
@@ -118,16 +118,16 @@ def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
 def test_own_rows_only_are_read(tmp_path, replicas, monkeypatch):
     write(tmp_path / "a.h5", 40)
     seen = {}
-    real = ContiguousRows.read_run
+    real = RawRows.read_run
 
     def spy(rows, files, first, out):
         seen.setdefault(rows.owner, []).append((first, first + len(out)))
         real(rows, files, first, out)
 
-    monkeypatch.setattr(ContiguousRows, "read_run", spy)
+    monkeypatch.setattr(RawRows, "read_run", spy)
 
     def replica(peer):
-        monkeypatch.setattr(ContiguousRows, "owner", peer.rank, raising=False)
+        monkeypatch.setattr(RawRows, "owner", peer.rank, raising=False)
         dataset = Dataset.from_hdf5(tmp_path / "a.h5", "x").batch(8)
         for ahead, read in (
             (0, [(k, k + 8) for k in range(0, 40, 8)]),

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
@@ -134,6 +134,14 @@ class DecodedChunks:
             self._bytes = 0
 
 
+def by_number(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Yield each number of an array that ascends, and where it is."""
+    for start, stop in itertools.pairwise(
+        [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    ):
+        yield int(numbers[start]), slice(start, stop)
+
+
 class ChunkedRows:
     """Reader of the rows of a chunked dataset. Chunks are read and decoded as wholes.
 
@@ -192,12 +200,7 @@ class ChunkedRows:
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
         """Read ascending rows to the places ``where`` of ``out``."""
         numbers, inside = np.divmod(rows, self._chunk[0])
-        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-        runs = [
-            (int(numbers[start]), inside[start:stop], where[start:stop])
-            for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)
-        ]
-        self._read(files, runs, out)
+        self._read(files, [(it, inside[part], where[part]) for it, part in by_number(numbers)], out)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``."""

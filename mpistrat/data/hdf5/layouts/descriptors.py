@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mpistrat.data.errors import DataFileError
 
@@ -128,30 +128,31 @@ class Files(Protocol):
         """Return an open file. It may be closed when another file is requested."""
 
 
-class Descriptors:
-    """A bounded number of open files. The least recently used one is closed first."""
-
-    def __init__(self, most: int):
-        self._most = most
-        self._open: OrderedDict[str, Descriptor] = OrderedDict()
-
-    def get(self, path: str, size: int) -> Descriptor:
-        """Return a file; open it if necessary."""
-        found = self._open.get(path)
-        if found is None:
-            while len(self._open) >= self._most:
-                self._open.popitem(last=False)[1].close()
-            found = self._open[path] = Descriptor(path, size)
-        self._open.move_to_end(path)
-        return found
+class Closable(Protocol):
+    """What can be closed."""
 
     def close(self) -> None:
-        """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """Close it."""
 
-    def __len__(self) -> int:
-        return len(self._open)
+
+_Open = TypeVar("_Open", bound=Closable)
+
+
+class KeptOpen(OrderedDict[str, _Open]):
+    """A bounded number of open files by path. The least recently used one is closed first."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self._most = most
+
+    def opened(self, path: str, open_it: Callable[[], _Open]) -> _Open:
+        """Return a file; open it if necessary."""
+        if path not in self:
+            while len(self) >= self._most:
+                self.popitem(last=False)[1].close()
+            self[path] = open_it()
+        self.move_to_end(path)
+        return self[path]
 
 
 def changed(path: str, then: int, now: int) -> DataFileError:

@@ -8,13 +8,12 @@ import numpy as np
 
 from mpistrat.data.hdf5.layouts.chunks import ChunkedRows, DecodedChunks
 from mpistrat.data.hdf5.layouts.descriptors import Files
-from mpistrat.data.hdf5.layouts.raw import ContiguousRows, RowsOfChunks
+from mpistrat.data.hdf5.layouts.raw import RawRows
 from mpistrat.data.hdf5.records import Chunked, Column, Contiguous, Joined, Layout
-from mpistrat.data.rows.byte_order import native
 
 
 class RowReader(Protocol):
-    """Reader of the rows of one dataset. A new layout is a new class like this and a line in `_of_layout`."""
+    """Reader of the rows of one dataset. A new layout is a new class like this and a line in `reader_of`."""
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Read rows from ``first`` on, as many as ``out`` has."""
@@ -26,54 +25,27 @@ class RowReader(Protocol):
         """Start read-ahead of the rows from ``first`` up to ``last``."""
 
 
-def rows_of(column: Column, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
-    """Return the reader of the rows of a column.
+def reader_of(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
+    """Return the reader of the rows of a column, or of a part of it.
 
     Parameters
     ----------
     column : Column
-        A column with a layout other than `ThroughHdf5`.
+    layout : Layout
+        Of the column or the part. Not `ThroughHdf5`.
     rows : int
-        Number of rows of the column.
+        Number of rows.
     key : object
-        Key of the column in the cache.
+        Key in the cache.
     decoded : DecodedChunks
         The cache of decoded chunks, shared by all columns.
     """
-    return _of_layout(column, column.layout, rows, key, decoded)
-
-
-def _of_layout(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
     if isinstance(layout, Joined):
         return JoinedRows(column, layout, key, decoded)
-    if isinstance(layout, Chunked):
-        if layout.filters or layout.chunk[1:] != column.shape:
-            return ChunkedRows(layout, rows, column.shape, column.stored, key, decoded)
-        return RawRows(RowsOfChunks(layout, column.row_bytes), column)
-    assert isinstance(layout, Contiguous)
-    return RawRows(ContiguousRows(layout, column.row_bytes), column)
-
-
-class RawRows:
-    """Reader of rows stored as in memory. It converts them to the byte order of this machine in place."""
-
-    def __init__(self, rows: ContiguousRows | RowsOfChunks, column: Column):
-        self._rows = rows
-        self._stored = column.stored
-        self._swapped = column.stored != native(column.stored)
-        self.will_need = rows.will_need
-
-    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Read rows from ``first`` on, as many as ``out`` has."""
-        self._rows.read_run(files, first, out)
-        if self._swapped:
-            out[...] = out.view(self._stored).astype(out.dtype)
-
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``."""
-        self._rows.read_rows(files, rows, out, where)
-        if self._swapped:
-            out[where] = out[where].view(self._stored).astype(out.dtype)
+    if isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != column.shape):
+        return ChunkedRows(layout, rows, column.shape, column.stored, key, decoded)
+    assert isinstance(layout, (Chunked, Contiguous))
+    return RawRows(layout, column)
 
 
 class JoinedRows:
@@ -84,7 +56,7 @@ class JoinedRows:
         self._ends = self._firsts + [part.rows for part in layout.parts]
         self._shifts = np.array([part.source for part in layout.parts], np.int64) - self._firsts
         self._parts = [
-            _of_layout(column, part.layout, part.layout_rows, (key, i), decoded)
+            reader_of(column, part.layout, part.layout_rows, (key, i), decoded)
             for i, part in enumerate(layout.parts)
         ]
 

@@ -1,14 +1,16 @@
-"""Readers of rows stored as in memory: contiguous ones, and those in chunks without filters."""
+"""Reader of rows stored as in memory: contiguous ones, and those in chunks without filters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
-from mpistrat.data.hdf5.records import Chunked, Contiguous
+from mpistrat.data.hdf5.records import Chunked, Column, Contiguous
+from mpistrat.data.rows.byte_order import native
 
 _GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
 _SMALL_ROW = 2 << 10
@@ -16,82 +18,60 @@ _WORTH_MERGING = 1 / 4  # fewer near rows, as of a shuffle, are read sooner than
 _MOST_OF_GAPS = 4 << 20
 
 
-class ContiguousRows:
-    """Reader of rows that lie one after another, in one extent or more."""
+class RawRows:
+    """Reader of rows that lie as in memory, in extents: of the layout, or chunks that follow each other in the file.
 
-    def __init__(self, layout: Contiguous, row_bytes: int):
-        self._extents = layout.extents
-        self._row_bytes = row_bytes
+    It converts rows to the byte order of this machine in place.
+    """
+
+    def __init__(self, layout: Contiguous | Chunked, column: Column):
+        self._row_bytes, self._stored = column.row_bytes, column.stored
+        self._swapped = column.stored != native(column.stored)
+        if isinstance(layout, Chunked):
+            self._files = [layout.file] * len(layout.run_starts)
+            self._offsets = layout.run_offsets
+            self._starts = layout.run_starts * (layout.chunk[0] * column.row_bytes)
+        else:
+            self._files = [extent.file for extent in layout.extents]
+            self._offsets = np.array([extent.offset for extent in layout.extents], np.int64)
+            self._starts = np.array([extent.start for extent in layout.extents], np.int64)
+        # Else a row may lie in two extents, as in external files.
+        self._whole = len({*self._files}) == 1 and not (self._starts % max(1, column.row_bytes)).any()
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Read rows from ``first`` on, as many as ``out`` has."""
         view, begin = as_bytes(out).data, first * self._row_bytes
-        end = begin + len(view)
-        for extent in self._extents:
-            low, high = max(begin, extent.start), min(end, extent.start + extent.size)
-            if low < high:
-                offset = extent.offset + low - extent.start
-                files[extent.file].read(offset, [view[low - begin : high - begin]])
+        for file, offset, low, high in self._pieces(begin, begin + len(view)):
+            files[file].read(offset, [view[low - begin : high - begin]])
+        if self._swapped:
+            out[...] = out.view(self._stored).astype(out.dtype)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
         """Read ascending rows to the places ``where`` of ``out``."""
-        if len(self._extents) == 1:
-            extent = self._extents[0]
-            scatter(files[extent.file], extent.offset + rows * self._row_bytes, self._row_bytes, out, where)
+        if not self._whole:
+            for row, place in zip(rows.tolist(), where.tolist(), strict=True):
+                self.read_run(files, row, out[place : place + 1])
             return
-        for row, place in zip(rows.tolist(), where.tolist(), strict=True):
-            self.read_run(files, row, out[place : place + 1])
+        begins = rows * self._row_bytes
+        at = 0 if len(self._files) == 1 else self._starts.searchsorted(begins, "right") - 1
+        offsets = begins + (self._offsets[at] - self._starts[at])
+        scatter(files[self._files[0]], offsets, self._row_bytes, out, where)
+        if self._swapped:
+            out[where] = out[where].view(self._stored).astype(out.dtype)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``."""
-        begin, end = first * self._row_bytes, last * self._row_bytes
-        for extent in self._extents:
-            low, high = max(begin, extent.start), min(end, extent.start + extent.size)
-            if low < high:
-                files[extent.file].will_need(extent.offset + low - extent.start, high - low)
+        for file, offset, low, high in self._pieces(first * self._row_bytes, last * self._row_bytes):
+            files[file].will_need(offset, high - low)
 
-
-class RowsOfChunks:
-    """Reader of chunks without filters that hold whole rows. Their bytes are the same as in memory."""
-
-    def __init__(self, layout: Chunked, row_bytes: int):
-        self._file = layout.file
-        self._rows = layout.chunk[0]
-        self._row_bytes = row_bytes
-        self._offsets, _ = layout.places()
-        # The chunks that are not followed directly by the next chunk in the file.
-        self._gaps = np.flatnonzero(self._offsets[1:] != self._offsets[:-1] + self._rows * row_bytes)
-
-    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Read rows from ``first`` on, as many as ``out`` has."""
-        view = as_bytes(out).data
-        for offset, size in self._runs(first, first + len(out)):
-            files[self._file].read(offset, [view[:size]])
-            view = view[size:]
-
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``."""
-        chunk, inside = np.divmod(rows, self._rows)
-        offsets = self._offsets[chunk] + inside * self._row_bytes
-        scatter(files[self._file], offsets, self._row_bytes, out, where)
-
-    def will_need(self, files: Files, first: int, last: int) -> None:
-        """Start read-ahead of the rows from ``first`` up to ``last``."""
-        for offset, size in self._runs(first, last):
-            files[self._file].will_need(offset, size)
-
-    def _runs(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return offset and size of the runs of bytes that hold the rows."""
-        size, low, high = self._rows, first // self._rows, -(-last // self._rows)
-        gaps = self._gaps
-        if len(gaps):
-            gaps = gaps[gaps.searchsorted(low) : gaps.searchsorted(high - 1)]
-        runs = []
-        for start, stop in pairwise([low, *(gaps + 1).tolist(), high]):
-            begin, end = max(first, start * size), min(last, stop * size)
-            offset = int(self._offsets[start]) + (begin - start * size) * self._row_bytes
-            runs.append((offset, (end - begin) * self._row_bytes))
-        return runs
+    def _pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield file, offset, first and last byte of the parts of a run of bytes."""
+        at = max(0, int(self._starts.searchsorted(begin, "right")) - 1)
+        while begin < end:
+            start = int(self._starts[at])
+            stop = min(end, int(self._starts[at + 1])) if at + 1 < len(self._starts) else end
+            yield self._files[at], int(self._offsets[at]) + begin - start, begin, stop
+            begin, at = stop, at + 1
 
 
 def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import h5py
 import numpy as np
 
 from mpistrat.data.errors import ChecksumError, DataFileError
-from mpistrat.data.hdf5.layouts.chunks import DecodedChunks
+from mpistrat.data.hdf5.layouts.chunks import DecodedChunks, by_number
+from mpistrat.data.hdf5.layouts.descriptors import KeptOpen
 from mpistrat.data.hdf5.open_file import open_file
 from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
 from mpistrat.data.rows.byte_order import native
@@ -20,15 +21,14 @@ _MOST_CACHE = 64 << 20
 _CACHE_SLOTS = 521
 
 
-class OpenFiles:
-    """A bounded number of files open in HDF5, for one thread at a time. The least recently used is closed first.
+class Hdf5Rows:
+    """Reader by HDF5, for one thread at a time.
 
     Chunks of which only some rows are read are kept in the cache ``decoded``.
     """
 
-    def __init__(self, most: int, decoded: DecodedChunks):
-        self._most, self._decoded = most, decoded
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+    def __init__(self, most_open: int, decoded: DecodedChunks):
+        self._open, self._decoded = KeptOpen[_OpenFile](most_open), decoded
 
     def read(
         self,
@@ -44,13 +44,7 @@ class OpenFiles:
 
         ``version`` changes when a file of the column is written to.
         """
-        file = self._open.get(path)
-        if file is None:
-            while len(self._open) >= self._most:
-                self._open.popitem(last=False)[1].close()
-            file = self._open[path] = _OpenFile(path)
-        self._open.move_to_end(path)
-        column = file.column(record, number)
+        column = self._open.opened(path, partial(_OpenFile, path)).column(record, number)
         try:
             if column.column.decoded:
                 places = np.arange(len(rows)) if where is None else where
@@ -63,14 +57,6 @@ class OpenFiles:
                 out[where] = found
         except (OSError, RuntimeError) as error:
             raise (ChecksumError if column.column.checksum else OSError)(str(error)) from error
-
-    def close(self) -> None:
-        """Close all files."""
-        while self._open:
-            self._open.popitem()[1].close()
-
-    def __len__(self) -> int:
-        return len(self._open)
 
 
 class _OpenFile:
@@ -120,8 +106,7 @@ class _OpenColumn:
         if self.column.filtered:
             # Reading the rows between two rows of a chunk is free, because the chunk is decoded anyway.
             new = gaps & (np.diff(rows // self.column.chunk_rows) != 0)
-        cuts = np.flatnonzero(new) + 1
-        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(rows)], strict=True):
+        for start, stop in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
             first, last = int(rows[start]), int(rows[stop - 1]) + 1
             if not gaps[start : stop - 1].any():
                 self._read_run(first, last, out[start:stop])
@@ -140,18 +125,16 @@ class _OpenColumn:
     ) -> None:
         """Read ascending rows, each at most once, to the places ``where`` of ``out``, in whole chunks."""
         size = self.column.chunk_rows
-        numbers = rows // size
-        cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
         parts = []
-        for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-            number, wanted, to = int(numbers[start]), stop - start, where[start:stop]
+        for number, part in by_number(rows // size):
+            wanted, to = part.stop - part.start, where[part]
             first = number * size
             count = min(size, self.rows - first)
             if wanted == count and int(to[-1]) - int(to[0]) == count - 1 and (np.diff(to) == 1).all():
                 self._read_run(first, first + count, out[to[0] : to[0] + count])
                 continue
             make = partial(self._chunk, first, count, out.dtype)
-            use = partial(_copy, out, to, rows[start:stop] - first)
+            use = partial(_copy, out, to, rows[part] - first)
             parts.append(
                 Chunk((key, number), count * self.column.row_bytes, wanted, count - wanted, make, use)
             )
