@@ -136,9 +136,8 @@ class DecodedChunks:
 
 def by_number(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
     """Yield each number of an array that ascends, and where it is."""
-    for start, stop in itertools.pairwise(
-        [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    ):
+    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    for start, stop in itertools.pairwise([0, *cuts, len(numbers)] if len(numbers) else ()):
         yield int(numbers[start]), slice(start, stop)
 
 
