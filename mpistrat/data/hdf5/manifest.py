@@ -53,21 +53,38 @@ class Manifest(NamedTuple):
         rows = [record.rows for record in records]
         return cls(tuple(files), tuple(records), np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]))
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns, as in the first file."""
+        return self.records[0].columns
+
+    @property
+    def row_bytes(self) -> int:
+        """Number of bytes of a row of all columns."""
+        return sum(column.row_bytes for column in self.columns)
+
+    @property
+    def rows(self) -> int:
+        """Number of all rows."""
+        return int(self.offsets[-1])
+
+    def file(self, number: int) -> tuple[str, FileRecord, int]:
+        """Return path and record of a file, and the number of its first row."""
+        return self.files[number], self.records[number], int(self.offsets[number])
+
     def blocks(self, memory: int | None = None) -> Blocks:
         """Return the blocks of the rows: whole chunks, or about 1.5 MiB of rows; less if ``memory`` is small.
 
         The chunks are those of the dataset with the largest rows, and if possible of all datasets.
         """
-        columns = self.records[0].columns
-        sizes = [column.row_bytes for column in columns]
-        decoded: list[set[WholeChunks]] = [set() for _ in columns]
+        sizes = [column.row_bytes for column in self.columns]
+        decoded: list[set[WholeChunks]] = [set() for _ in sizes]
         for record in self.records:
             for kinds, column in zip(decoded, record.columns, strict=True):
                 kinds.update(column.decoded)
-        largest = columns[sizes.index(max(sizes))].chunk_rows
-        return Blocks.of(
-            sum(sizes), chunk_rows_of(sum(sizes), largest, decoded), self.offsets, decoded, memory
-        )
+        largest = self.columns[sizes.index(max(sizes))].chunk_rows
+        chunk_rows = chunk_rows_of(self.row_bytes, largest, decoded)
+        return Blocks.of(self.row_bytes, chunk_rows, self.offsets, decoded, memory)
 
     def identity(self) -> dict[str, Any]:
         """Return what identifies this set of files, with a list of the files if that fits in 64 KiB."""
@@ -75,7 +92,7 @@ class Manifest(NamedTuple):
         text = json.dumps(files).encode()
         packed = base64.b64encode(zlib.compress(text, 9)).decode()
         return {
-            "rows": int(self.offsets[-1]),
+            "rows": self.rows,
             "files": len(self.files),
             "digest": hashlib.blake2b(text, digest_size=16).hexdigest(),
             "list": packed if len(packed) <= _MOST_IN_IDENTITY else None,

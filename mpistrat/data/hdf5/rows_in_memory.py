@@ -43,16 +43,14 @@ class RowsInMemory:
         self._files: Sequence[int] = range(len(manifest.files))
         self._offsets: np.ndarray | None = None
         self._filled = False
-        columns = manifest.records[0].columns
-        row_bytes = sum(column.row_bytes for column in columns)
-        step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * row_bytes)))
+        columns, rows = manifest.columns, manifest.rows
+        step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * manifest.row_bytes)))
         # File, first row, and one past the last row of each piece, counted in all files.
         self._pieces = [
             (number, first, min(first + step, int(stop)))
             for number, (start, stop) in enumerate(zip(manifest.offsets, manifest.offsets[1:], strict=False))
             for first in range(int(start), int(stop), step)
         ]
-        rows = int(manifest.offsets[-1])
         self._shifts = np.zeros(1, np.int64)
         self._begins: list[int] = []
         end = 0
@@ -112,9 +110,6 @@ class RowsInMemory:
             self._shared.fill(number, spans, partial(self._load, file, first, stop))
 
     def _load(self, file: int, first: int, stop: int) -> None:
-        self._reader.read_run(
-            self._manifest.files[file],
-            self._manifest.records[file],
-            first - int(self._manifest.offsets[file]),
-            [values[first:stop] for values in self._columns],
-        )
+        path, record, begin = self._manifest.file(file)
+        out = [values[first:stop] for values in self._columns]
+        self._reader.read_run(path, record, first - begin, out)

@@ -86,30 +86,24 @@ class FileSource(Source):
     The manifest is built when it is first needed: by this process alone, or together with the other ranks in `agree`.
     """
 
-    def __init__(
-        self,
-        manifests: Manifests,
-        structure: Any,
-        form: Format,
-        manifest: Manifest | None = None,
-        reader: Any = None,
-        check_finite: bool = False,
-        blocks: Blocks | None = None,
-        shuffle_bytes: int | None = None,
-        kept: RowsInMemory | None = None,
-    ):
-        self._manifests = manifests
-        self._structure = structure
+    _built: Manifest | None = None
+    _identified: tuple[Manifest, dict[str, Any]] | None = None
+    _blocks: Blocks | None = None
+    _shuffle_bytes: int | None = None
+    _kept: RowsInMemory | None = None
+    _shared: MadeOnce | None = None
+
+    def __init__(self, manifests: Manifests, structure: Any, form: Format, check_finite: bool = False):
+        self._manifests, self._structure, self._format = manifests, structure, form
         _, self._rebuild = nest.flatten(structure)
-        self._built = manifest
-        self._identified: tuple[Manifest, dict[str, Any]] | None = None
-        self._format = form
-        self._reader = reader or form.reader(MOST_DECODED)
-        self._buffers = Buffers()
-        self._check_finite = check_finite
-        self._blocks = blocks
-        self._shuffle_bytes, self._kept = shuffle_bytes, kept
-        self._shared: MadeOnce | None = None
+        self._reader = form.reader(MOST_DECODED)
+        self._check_finite, self._buffers = check_finite, Buffers()
+
+    def _but(self, **attributes: Any) -> FileSource:
+        """Return a copy with some other attributes."""
+        found = FileSource.__new__(FileSource)
+        vars(found).update({**vars(self), "_buffers": Buffers(), **attributes})
+        return found
 
     @classmethod
     def open(
@@ -130,24 +124,24 @@ class FileSource(Source):
         names, _ = nest.flatten(structure)
         file_list = FileList(files, form.name, form.folders)
         manifests = Manifests(file_list, names, kept_in, form.describe)
-        source = cls(manifests, structure, form, check_finite=check_finite)
+        source = cls(manifests, structure, form, check_finite)
         if not mpi.among_several():
             source._manifests.begin()
         return source
 
     def __len__(self) -> int:
-        return int(self._manifest.offsets[-1])
+        return self._manifest.rows
 
     def element_spec(self) -> Any:
         """Return the structure of one row of the first file."""
-        record = self._built.records[0] if self._built else self._manifests.first()
-        return self._rebuild([ArraySpec(column.shape, column.dtype) for column in record.columns])
+        columns = (self._built or self._manifests.first()).columns
+        return self._rebuild([ArraySpec(column.shape, column.dtype) for column in columns])
 
     def read(self, rows: np.ndarray) -> Any:
         """Return these rows. Each file is read once, in ascending order."""
         out = self._taken(rows)
         if out is None:
-            columns = self._manifest.records[0].columns
+            columns = self._manifest.columns
             out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
             if len(rows):
                 self._read_files(rows, out)
@@ -156,17 +150,12 @@ class FileSource(Source):
         return self._rebuild(out)
 
     def _read_files(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        manifest = self._manifest
         first, last = int(rows[0]), int(rows[-1])
         if last - first == len(rows) - 1 and 0 not in (rows[1:] > rows[:-1]).tobytes():
             for number, start, stop in self._in_files(first, last + 1):
-                begin = int(manifest.offsets[number])
-                self._reader.read_run(
-                    manifest.files[number],
-                    manifest.records[number],
-                    start - begin,
-                    [values[start - first : stop - first] for values in out],
-                )
+                path, record, begin = self._manifest.file(number)
+                part = [values[start - first : stop - first] for values in out]
+                self._reader.read_run(path, record, start - begin, part)
         else:
             self._read_rows(rows, out)
 
@@ -185,14 +174,13 @@ class FileSource(Source):
 
     def _refuse_not_finite(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         manifest = self._manifest
-        for column, values in zip(manifest.records[0].columns, out, strict=True):
+        for column, values in zip(manifest.columns, out, strict=True):
             if found := first_not_finite(values):
                 row, value = int(rows[found[0]]), found[1]
-                number = int(manifest.offsets.searchsorted(row, side="right")) - 1
+                path, _, begin = manifest.file(int(manifest.offsets.searchsorted(row, side="right")) - 1)
                 raise NotFiniteError(
-                    f"file {manifest.files[number]!r}, dataset {column.name!r}: row "
-                    f"{row - int(manifest.offsets[number])} has the value {value}; fix: write the row again, or "
-                    "leave check_finite out to read it as it is"
+                    f"file {path!r}, dataset {column.name!r}: row {row - begin} has the value {value}; fix: write the "
+                    "row again, or leave check_finite out to read it as it is"
                 )
 
     def _read_rows(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
@@ -214,15 +202,9 @@ class FileSource(Source):
         high = int(manifest.offsets.searchsorted(wanted[-1], side="right"))
         ends = wanted.searchsorted(manifest.offsets[low : high + 1]).tolist()
         for number, (start, stop) in enumerate(pairwise(ends), low):
-            if start == stop:
-                continue
-            self._reader.read_rows(
-                manifest.files[number],
-                manifest.records[number],
-                wanted[start:stop] - manifest.offsets[number],
-                out,
-                order[start:stop],
-            )
+            if start < stop:
+                path, record, begin = manifest.file(number)
+                self._reader.read_rows(path, record, wanted[start:stop] - begin, out, order[start:stop])
 
     def __getstate__(self) -> dict[str, Any]:
         # The memory belongs to this process, or to the node.
@@ -240,13 +222,10 @@ class FileSource(Source):
 
     def advise(self, spans: np.ndarray) -> None:
         """Start read-ahead of these rows."""
-        manifest = self._manifest
         for first, last in spans.tolist():
             for number, start, stop in self._in_files(first, last):
-                begin = int(manifest.offsets[number])
-                self._reader.will_need(
-                    manifest.files[number], manifest.records[number], start - begin, stop - begin
-                )
+                path, record, begin = self._manifest.file(number)
+                self._reader.will_need(path, record, start - begin, stop - begin)
 
     def file_rows(self) -> Sequence[int]:
         """Return the number of rows of each file."""
@@ -259,36 +238,26 @@ class FileSource(Source):
         # Size and window of the blocks of all files: a state records these, so all replicas must have them.
         blocks = self.blocks()._replace(starts=part.offsets)
         kept = None if self._kept is None else self._kept.of_files(which)
-        return FileSource(
-            self._manifests,
-            self._structure,
-            self._format,
-            part,
-            copy.copy(self._reader) if self._shared else self._reader,  # without the ring
-            self._check_finite,
-            blocks,
-            self._shuffle_bytes,
-            kept,
-        )
+        reader = copy.copy(self._reader) if self._shared else self._reader  # without the ring
+        return self._but(_built=part, _blocks=blocks, _kept=kept, _reader=reader, _shared=None)
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> FileSource:
         """Return the source whose rows the ranks of a node decode together, where they must be decoded."""
         most = self._most_decoded(MOST_DECODED)
         if not most or getattr(ranks, "node", None) is None:
             return self
-        rows = len(self) * sum(column.row_bytes for column in self._manifest.records[0].columns)
+        rows = len(self) * self._manifest.row_bytes
         make = partial(MadeOnce, most, rows + len(self._manifest.files) * most)
         shared = self._of_node(ranks, make, "each rank decodes what it needs")
         if shared is None:
             return self
-        found = copy.copy(self)
-        found._share(self._format.reader(MOST_DECODED), shared)
-        return found
+        return self._but(_reader=self._sharing_reader(MOST_DECODED, shared), _shared=shared)
 
-    def _share(self, reader: Any, shared: MadeOnce | None) -> None:
-        self._reader, self._shared = reader, shared
+    def _sharing_reader(self, most_decoded: int, shared: MadeOnce | None) -> Any:
+        reader = self._format.reader(most_decoded)
         if shared is not None:
             reader.share(shared)
+        return reader
 
     def _most_decoded(self, most: int) -> int:
         """Return the bytes of decoded chunks that a node shares for each rank, or 0.
@@ -313,34 +282,20 @@ class FileSource(Source):
         Rows of 16 KiB and more, and rows of variable length, are read as without a shuffle.
         """
         manifest = self._manifest
-        columns = manifest.records[0].columns
-        row_bytes = sum(column.row_bytes for column in columns)
-        if not 0 < row_bytes < _SMALL_ROW or any(column.dtype.hasobject for column in columns):
+        if not 0 < manifest.row_bytes < _SMALL_ROW or self._has_objects:
             return self
         own = nbytes // (sharing or 1)
         blocks, reader, kept = self.blocks(), self._reader, None
-        if len(self) * row_bytes > nbytes:
+        if len(self) * manifest.row_bytes > nbytes:
             # The whole of two windows for each rank: it decodes all chunks of a window for its own rows. With a part of
             # the node's memory, 2 ranks decoded 62 row groups 118 times.
             decoded = decoded_bytes(nbytes)
-            blocks, reader = manifest.blocks(nbytes), self._format.reader(decoded)
+            blocks, reader = manifest.blocks(nbytes), self._sharing_reader(decoded, self._shared)
             if self._shared is not None:
                 self._shared.limit(self._most_decoded(decoded))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
             kept = self._rows_in_memory(own if sharing or not mpi.among_several() else 0, ranks)
-        found = FileSource(
-            self._manifests,
-            self._structure,
-            self._format,
-            manifest,
-            reader,
-            self._check_finite,
-            blocks,
-            own,
-            kept,
-        )
-        found._share(reader, self._shared)
-        return found
+        return self._but(_blocks=blocks, _reader=reader, _shuffle_bytes=own, _kept=kept)
 
     def _rows_in_memory(self, nbytes: int, ranks: Topology | None) -> RowsInMemory | None:
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
@@ -349,7 +304,7 @@ class FileSource(Source):
         kept = self._of_node(ranks, make, "each rank reads the files by itself")
         if kept is not None:
             return kept
-        if sum(column.row_bytes for column in manifest.records[0].columns) * len(self) > nbytes:
+        if manifest.row_bytes * len(self) > nbytes:
             return None
         try:
             return make()
@@ -379,9 +334,13 @@ class FileSource(Source):
     @property
     def decodes_again(self) -> bool:
         """Whether there are chunks with filters, and more of them than are kept decoded."""
-        columns = self._manifest.records[0].columns
-        nbytes = sum(column.row_bytes for column in columns) * len(self)
-        return not self.in_memory and any(column.filtered for column in columns) and nbytes > MOST_DECODED
+        filtered = any(column.filtered for column in self._manifest.columns)
+        return not self.in_memory and filtered and self._manifest.row_bytes * len(self) > MOST_DECODED
+
+    @property
+    def _has_objects(self) -> bool:
+        """Whether values have variable length."""
+        return any(column.dtype.hasobject for column in self._manifest.columns)
 
     def announced(self) -> bool:
         """Return whether read-ahead helps: not for rows in memory."""
@@ -404,10 +363,9 @@ class FileSource(Source):
         For rows in memory, it is the number in 512 KiB. Small rows that are shuffled and do not fit are read a window
         in each call, so that every row is read once.
         """
-        columns = self._manifest.records[0].columns
-        if any(column.dtype.hasobject for column in columns):  # values of variable length
+        if self._has_objects:
             return 0
-        row_bytes = max(1, sum(column.row_bytes for column in columns))
+        row_bytes = max(1, self._manifest.row_bytes)
         if self.in_memory:
             return IN_MEMORY_AT_ONCE // row_bytes
         if self._shuffle_bytes is None:
