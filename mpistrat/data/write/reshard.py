@@ -12,8 +12,9 @@ import h5py
 import numpy as np
 
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError, naming
-from mpistrat.data.hdf5.describe import describe
-from mpistrat.data.hdf5.open_file import open_file, opened
+from mpistrat.data.formats.hdf5 import Hdf5
+from mpistrat.data.hdf5.open_file import opened
+from mpistrat.data.sources.files import FileSource
 from mpistrat.data.write.contents import contents
 from mpistrat.data.write.writable import NewColumn, WritableRows
 from mpistrat.data.write.write import Storage, check_targets, write_rows
@@ -57,11 +58,7 @@ def shard(
     Path(folder).mkdir(parents=True, exist_ok=True)
     check_targets(targets, by, chunk, compress, overwrite=False)
     beside = _Beside(inputs, rows, single)
-    files = _InputFiles(inputs, rows)
-    try:
-        write_rows(targets, files.rows(), by, Storage(chunk, compress), False, progress, beside.write)
-    finally:
-        files.close()
+    write_rows(targets, _rows_of(inputs, rows), by, Storage(chunk, compress), False, progress, beside.write)
     return targets
 
 
@@ -165,61 +162,17 @@ class _Beside:
         return dtype, bits, str(file[name][()])
 
 
-class _InputFiles:
-    """The rows of the inputs. One file is open at a time."""
-
-    def __init__(self, paths: Sequence[str], names: Sequence[str]):
-        self._paths, self._names = paths, names
-        records = [describe(path, names) for path in paths]
-        for path, record in zip(paths, records, strict=True):
-            for column, first in zip(record.columns, records[0].columns, strict=True):
-                if (column.stored, column.shape) != (first.stored, first.shape):
-                    raise DatasetMismatchError(
-                        f"dataset {column.name!r} has rows of {first.stored} {first.shape} in file {paths[0]!r} and "
-                        f"of {column.stored} {column.shape} in file {path!r}; fix: give all rows of a dataset one "
-                        "dtype and shape"
-                    )
-        self._starts = np.concatenate([[0], np.cumsum([record.rows for record in records])])
-        self._open: tuple[int, h5py.File] | None = None
-
-    def rows(self) -> WritableRows:
-        """Return the rows of all inputs."""
-        columns = {}
-        file = self._file(0)
-        for name in self._names:
-            with naming(f"file {self._paths[0]!r}, dataset {name!r}"):
+def _rows_of(paths: Sequence[str], names: Sequence[str]) -> WritableRows:
+    """Return the rows of the inputs, with types and attributes of the first one."""
+    source = FileSource.open(Hdf5(), paths, {name: name for name in names})
+    columns, rows = {}, len(source)
+    with opened(paths[0]) as file:
+        for name in names:
+            with naming(f"file {paths[0]!r}, dataset {name!r}"):
                 found = file[name]
-                _refuse_references(self._paths[0], name, found)
+                _refuse_references(paths[0], name, found)
                 columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
-        return WritableRows(int(self._starts[-1]), columns, self._read)
-
-    def _read(self, first: int, stop: int) -> dict[str, np.ndarray]:
-        parts: list[dict[str, np.ndarray]] = []
-        while first < stop:
-            number = int(np.searchsorted(self._starts, first, side="right")) - 1
-            start, end = int(self._starts[number]), min(int(self._starts[number + 1]), stop)
-            file = self._file(number)
-            part = {}
-            for name in self._names:
-                with naming(f"file {self._paths[number]!r}, dataset {name!r}"):
-                    part[name] = file[name][first - start : end - start]
-            parts.append(part)
-            first = end
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in self._names}
-
-    def _file(self, number: int) -> h5py.File:
-        if self._open is None or self._open[0] != number:
-            self.close()
-            self._open = number, open_file(self._paths[number])
-        return self._open[1]
-
-    def close(self) -> None:
-        """Close the file that is open."""
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
+    return WritableRows(rows, columns, lambda first, stop: source.read(np.arange(first, stop)))
 
 
 def _refuse_references(path: str, name: str, found: h5py.Dataset) -> None:

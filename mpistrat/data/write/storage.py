@@ -74,8 +74,10 @@ class Storage:
 
 
 def put(datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], first: int, file: h5py.File) -> None:
-    """Write rows to the datasets of a file, from row ``first`` on."""
+    """Write rows to the datasets of a file, from row ``first`` on. Datasets that can grow do."""
     for name, part in rows.items():
+        if datasets[name].maxshape[0] is None:
+            datasets[name].resize(first + len(part), axis=0)
         datasets[name][first : first + len(part)] = part
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
 from mpistrat.data.write.together import Contribution, write_together
 from mpistrat.data.write.writable import (
-    NewColumn,
     WritableRows,
     column_of,
     is_stream,
@@ -156,14 +156,28 @@ def write_rows(
     with appearing_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
         first = 0
         for temporary, stop in zip(temporaries, stops, strict=True):
-            with hdf5_output(temporary) as output:
-                if begin is not None:
-                    output.do(begin)
-                made = output.do(partial(storage.create_all, rows.columns, stop - first))
-                for start, parts in storage.blocks(rows, rows.columns, first, stop):
-                    output.do(partial(put, made, parts, start - first))
-                    bar.update(len(next(iter(parts.values()))))
+            blocks = storage.blocks(rows, rows.columns, first, stop)
+            make = partial(storage.create_all, rows.columns, stop - first)
+            _write_file(temporary, make, blocks, bar, first, begin)
             first = stop
+
+
+def _write_file(
+    temporary: Path,
+    make: Callable[[h5py.File], dict[str, h5py.Dataset]],
+    blocks: Iterable[tuple[int, dict[str, np.ndarray]]],
+    bar: Any,
+    first: int = 0,
+    begin: Callable[[h5py.File], object] | None = None,
+) -> None:
+    """Write blocks of rows to a new file, in which the row with the number ``first`` is the first one."""
+    with hdf5_output(temporary) as output:
+        if begin is not None:
+            output.do(begin)
+        made = output.do(make)
+        for start, part in blocks:
+            output.do(partial(put, made, part, start - first))
+            bar.update(len(next(iter(part.values()))))
 
 
 def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
@@ -252,34 +266,29 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
         raise TypeError(
             f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}"
         )
+    blocks = _blocks_of(rows)
     with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
-        count = 0
-        with hdf5_output(temporary) as output:
-            made: dict[str, h5py.Dataset] = {}
-            columns: dict[str, NewColumn] = {}
-            for batch in rows:
-                arrays = {name: as_numpy(array) for name, array in named(batch).items()}
-                if not made:
-                    columns = {name: column_of(name, array) for name, array in arrays.items()}
-                    made = output.do(partial(storage.create_all, columns, None))
-                if set(arrays) != set(made) or len({len(array) for array in arrays.values()}) != 1:
-                    raise DatasetMismatchError(
-                        f"batches must have the datasets {sorted(made)}, equally long, but after {count} rows there "
-                        f"is one with { ({name: len(array) for name, array in arrays.items()}) }"
-                    )
-                length = len(next(iter(arrays.values())))
-                for name, array in arrays.items():
-                    columns[name].check(name, array, count)
-                output.do(partial(_append, made, arrays, count))
-                count += length
-                bar.update(length)
-            if not made:
-                raise ValueError(f"there are no rows to write to {target}")
+        found = next(blocks, None)
+        if found is None:
+            raise ValueError(f"there are no rows to write to {target}")
+        columns = {name: column_of(name, array) for name, array in found[1].items()}
+        _write_file(temporary, partial(storage.create_all, columns, None), chain([found], blocks), bar)
 
 
-def _append(
-    datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], count: int, file: h5py.File
-) -> None:
-    for name, part in rows.items():
-        datasets[name].resize(count + len(part), axis=0)
-    put(datasets, rows, count, file)
+def _blocks_of(batches: Iterable[Any]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yield batches that fit the first one: the number of the first row, and the arrays."""
+    count = 0
+    columns: dict[str, Any] = {}
+    for batch in batches:
+        arrays = {name: as_numpy(array) for name, array in named(batch).items()}
+        columns = columns or {name: column_of(name, array) for name, array in arrays.items()}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if {*arrays} != {*columns} or len({*lengths.values()}) != 1:
+            raise DatasetMismatchError(
+                f"batches must have the datasets {sorted(columns)}, equally long, but after {count} rows there is one "
+                f"with {lengths}"
+            )
+        for name, array in arrays.items():
+            columns[name].check(name, array, count)
+        yield count, arrays
+        count += next(iter(lengths.values()))
