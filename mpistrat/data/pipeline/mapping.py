@@ -27,35 +27,39 @@ class Making:
     Parameters
     ----------
     transforms : sequence of Transform
-    first : callable
-        Returns a list of the first row that all replicas share, after the functions for rows, which each of them finds
-        alone by one more call of each function. None if it is not shared: then the first row that is made counts.
     typed : bool
         Whether the rows of the source have one dtype.
+    first : callable, optional
+        Returns a list of the first row that all replicas share, which each of them finds alone by one more call of each
+        function. If it is not shared, the first row that is made counts. No method of a plan, which would keep its
+        files open until a garbage collection.
 
     Attributes
     ----------
     batch : Batch or None
         The transform that makes batches. None for single rows.
-    row_maps : list of Map
-        The functions for single rows.
-    batch_maps : list of callable
-        The functions for batches.
+    row_maps, batch_maps : list
+        The transforms of single rows, and the functions for batches.
     """
 
-    def __init__(self, transforms: Sequence[Transform], first: Callable[[], list[Any] | None], typed: bool):
+    def __init__(
+        self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None
+    ):
         at = len(before_batch(transforms))
         self.batch: Any = transforms[at] if at < len(transforms) else None
         self.row_maps = [each for each in transforms[:at] if isinstance(each, Map)]
         self.batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
-        self._first, self._typed = first, typed
+        self.first, self._typed = first, typed
         self._dtypes: list[np.dtype] | None = None
         self._batch_dtypes: list[Any] | None = None
+
+    def _first_mapped(self) -> list[Any]:
+        return [] if self.first is None else mapped_rows(self.first(), self.row_maps)
 
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Return rows that are mapped as one batch, not mapped."""
         if self._dtypes is None and (self.row_maps or not self._typed):
-            first = (self._first() or rows)[0]
+            first = (self._first_mapped() or rows)[0]
             self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
         return (elements if self.batch is None else self.batch).stack(rows, self._dtypes)
 
@@ -66,7 +70,7 @@ class Making:
             return batch
         if self._batch_dtypes is None:
             # Of as many rows: a function may take a fixed number of them.
-            same = (self._first() or []) * max(1, len(nest.flatten(tree)[0][0]))
+            same = self._first_mapped() * max(1, len(nest.flatten(tree)[0][0]))
             first = elements.mapped_batch(self.stacked(same), self.batch_maps) if same else batch
             self._batch_dtypes = elements.dtypes_of_batch(first)
         # Fast path: a tuple of arrays, without a function of Python (7 of them would take 1 us of 4).

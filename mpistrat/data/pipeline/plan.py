@@ -101,9 +101,9 @@ class PipelinePlan:
 
     def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
         rows = before_batch(transforms)
-        self._source, self._whole = source, whole
+        self._source = source
         self._rows = Order(source.length, rows, source.blocks())
-        self._making = Making(transforms, self._shared_row, typed=True)
+        self._making = Making(transforms, True, None if whole is None else partial(_first_row, whole))
         self._row_maps = self._making.row_maps
         self._no_mapped_rows: Any = None
         self._ahead = Cache[int, _Ahead](_ITERATIONS_KEPT)
@@ -274,14 +274,14 @@ class PipelinePlan:
         # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
         few, more = (
             nest.map_structure(spec.of_array, elements.mapped_batch(self._stack(rows), functions))
-            for rows in (self._first_row(self._source), 2 * self._first_row(self._source))
+            for rows in (self._probe(), 2 * self._probe())
         )
         return nest.map_structure(lambda a, b: _common(a, b, size), few, more)
 
     def _row_spec(self) -> Any:
         if not self._row_maps:
             return self._source.element_spec()
-        return nest.map_structure(spec.of_array, self._first_row(self._source)[0])
+        return nest.map_structure(spec.of_array, self._probe()[0])
 
     def _look_ahead(self, k: int, iteration: int, cut: Cut | None) -> _Ahead:
         size = 1 if self.batch is None else self.batch.size
@@ -346,21 +346,20 @@ class PipelinePlan:
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
 
+    def _probe(self) -> list[Any]:
+        return mapped_rows(_first_row(self._source), self._row_maps)
+
     def _empty_mapped_rows(self) -> Any:
         if self._no_mapped_rows is None:
-            self._stack(self._first_row(self._source))
+            self._stack(self._probe())
         return nest.map_structure(np.copy, self._no_mapped_rows)
 
-    def _shared_row(self) -> list[Any] | None:
-        return None if self._whole is None else self._first_row(self._whole)
 
-    def _first_row(self, source: Source) -> list[Any]:
-        """Return the first row in a list, or a row of zeros without rows."""
-        if source.length == 0:
-            rows = [*elements.rows_of(spec.zeros(source.element_spec(), 1))]
-        else:
-            rows = source.each(source.numbers(np.zeros(1, np.int64), 0))
-        return mapped_rows(rows, self._row_maps)
+def _first_row(source: Source) -> list[Any]:
+    """Return the first row in a list, or a row of zeros without rows."""
+    if source.length == 0:
+        return [*elements.rows_of(spec.zeros(source.element_spec(), 1))]
+    return source.each(source.numbers(np.zeros(1, np.int64), 0))
 
 
 def in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:

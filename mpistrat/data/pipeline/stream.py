@@ -43,12 +43,11 @@ class StreamPlan:
 
     def __init__(self, source: StreamSource, transforms: Sequence[Transform], shared: bool = False):
         self._source, self._transforms = source, transforms
-        self._making = Making(transforms, self._first_mapped, typed=False)
+        self._making = Making(transforms, typed=False)
         self.batch, self._row_maps = self._making.batch, self._making.row_maps
         self._open = Cache[int, _Pass](_OPEN_AT_ONCE)
         self._empty: Any = None
         self._shared = shared
-        self._first: Any = None
 
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> list[Any] | None:
         """Return the rows of element ``k`` before ``map``, or a cut of them; None after the last."""
@@ -102,17 +101,11 @@ class StreamPlan:
 
     def _opened(self, iteration: int) -> Iterator[Any]:
         stream = self._source.open(iteration)
-        if self._shared and self._first is None:
-            self._first = next(stream, None)
-            if self._first is not None:
-                return itertools.chain([self._first], stream)
+        if self._shared and self._making.first is None:
+            for row in stream:
+                self._making.first = lambda row=row: [elements.copied(row)]
+                return itertools.chain([row], stream)
         return stream
-
-    def _first_mapped(self) -> list[Any] | None:
-        """Return the first row of all replicas after ``map``; None if it is not known, or not shared."""
-        if self._first is None:
-            return None
-        return mapped_rows([elements.copied(self._first)], self._row_maps)
 
 
 class _Pass:
