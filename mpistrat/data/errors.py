@@ -21,18 +21,16 @@ class DataFileError(RuntimeError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> import numpy as np
+    >>> import pathlib, tempfile
     >>> from mpistrat.data import Dataset
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = pathlib.Path(folder.name) / "a.h5"
-    >>> _ = path.write_bytes(b"no HDF5 file")
-    >>> try:
-    ...     len(Dataset.from_hdf5(path, "x"))
-    ... except DataFileError as error:
-    ...     print(type(error).__name__)
-    DataFileError
-    >>> folder.cleanup()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/a.h5"
+    ...     _ = pathlib.Path(path).write_bytes(b"no HDF5 file")
+    ...     try:
+    ...         Dataset.from_hdf5(path, "x")
+    ...     except DataFileError as error:
+    ...         print(str(error).partition(";")[0].replace(folder, "..."))
+    file '.../a.h5': it is not an HDF5 file (12 bytes)
     """
 
     path: str | None = None
@@ -86,18 +84,16 @@ class NotFiniteError(ValueError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> from mpistrat.data import Dataset
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = pathlib.Path(folder.name) / "a.h5"
-    >>> with h5py.File(path, "w") as file:
-    ...     file["x"] = [1.0, float("nan")]
-    >>> try:
-    ...     list(Dataset.from_hdf5(path, "x", check_finite=True).batch(2))
-    ... except NotFiniteError as error:
-    ...     print(type(error).__name__)
-    NotFiniteError
-    >>> folder.cleanup()
+    >>> import tempfile
+    >>> from mpistrat.data import Dataset, write_hdf5
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/a.h5"
+    ...     write_hdf5(path, {"x": [1.0, float("nan")]})
+    ...     try:
+    ...         list(Dataset.from_hdf5(path, "x", check_finite=True).batch(2))
+    ...     except NotFiniteError as error:
+    ...         print(str(error).partition(";")[0].replace(folder, "..."))
+    file '.../a.h5', dataset 'x': row 1 has the value nan
     """
 
 
@@ -131,19 +127,16 @@ class DatasetNotFoundError(ValueError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> import numpy as np
-    >>> from mpistrat.data import Dataset
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = pathlib.Path(folder.name) / "a.h5"
-    >>> with h5py.File(path, "w") as file:
-    ...     file["x"] = np.zeros(3)
-    >>> try:
-    ...     len(Dataset.from_hdf5(path, "y"))
-    ... except DatasetNotFoundError as error:
-    ...     print(type(error).__name__)
-    DatasetNotFoundError
-    >>> folder.cleanup()
+    >>> import tempfile
+    >>> from mpistrat.data import Dataset, write_hdf5
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/a.h5"
+    ...     write_hdf5(path, {"x": [1.0]})
+    ...     try:
+    ...         Dataset.from_hdf5(path, "y")
+    ...     except DatasetNotFoundError as error:
+    ...         print(str(error).partition(";")[0].replace(folder, "..."))
+    file '.../a.h5' has no dataset 'y'
     """
 
 
@@ -152,19 +145,17 @@ class DatasetMismatchError(ValueError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> import numpy as np
+    >>> import h5py, tempfile
     >>> from mpistrat.data import Dataset
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = pathlib.Path(folder.name) / "a.h5"
-    >>> with h5py.File(path, "w") as file:
-    ...     file["x"], file["y"] = np.zeros(3), np.zeros(4)
-    >>> try:
-    ...     len(Dataset.from_hdf5(path, ("x", "y")))
-    ... except DatasetMismatchError as error:
-    ...     print(type(error).__name__)
-    DatasetMismatchError
-    >>> folder.cleanup()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/a.h5"
+    ...     with h5py.File(path, "w") as file:
+    ...         file["x"], file["y"] = [1, 2, 3], [1, 2]
+    ...     try:
+    ...         Dataset.from_hdf5(path, ("x", "y"))
+    ...     except DatasetMismatchError as error:
+    ...         print(str(error).partition(";")[0].replace(folder, "..."))
+    file '.../a.h5': dataset 'x' has 3 rows and dataset 'y' has 2
     """
 
 
@@ -173,19 +164,17 @@ class EmptyDatasetError(ValueError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> import numpy as np
+    >>> import h5py, tempfile
     >>> from mpistrat.data import Dataset
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> path = pathlib.Path(folder.name) / "a.h5"
-    >>> with h5py.File(path, "w") as file:
-    ...     file["x"] = np.zeros((0, 2))
-    >>> try:
-    ...     len(Dataset.from_hdf5(path, "x"))
-    ... except EmptyDatasetError as error:
-    ...     print(type(error).__name__)
-    EmptyDatasetError
-    >>> folder.cleanup()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/a.h5"
+    ...     with h5py.File(path, "w") as file:
+    ...         file["x"] = []
+    ...     try:
+    ...         len(Dataset.from_hdf5(path, "x"))
+    ...     except EmptyDatasetError as error:
+    ...         print(str(error).partition(";")[0].replace(folder, "..."))
+    none of the 1 files has a row in dataset 'x', the first is '.../a.h5'
     """
 
 

@@ -11,6 +11,7 @@ import importlib
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -174,24 +175,19 @@ CODECS: dict[int, Codec] = {
     ZSTD: _decode_zstd,
 }
 
-_found: dict[str, Any] = {}
 
-
+@cache
 def _zlib() -> Any:
     """Return isal's zlib, which takes less than half the time, or else the standard one."""
-    if "zlib" not in _found:
-        _found["zlib"] = _import("isal.isal_zlib") or zlib
-    return _found["zlib"]
+    return _import("isal.isal_zlib") or zlib
 
 
+@cache
 def _zstd() -> Callable[[Any, int, np.ndarray | None], Any] | None:
-    if "zstd" not in _found:
-        package, standard = _import("zstandard"), _import("compression.zstd")
-        if package is not None:
-            _found["zstd"] = _by_package(package)
-        else:
-            _found["zstd"] = None if standard is None else _by_standard(standard)
-    return _found["zstd"]
+    if package := _import("zstandard"):
+        return _by_package(package)
+    standard = _import("compression.zstd")
+    return _by_standard(standard) if standard else None
 
 
 def _by_standard(standard: Any) -> Callable[[Any, int, np.ndarray | None], Any]:

@@ -118,8 +118,9 @@ class FileReader(KeepingReader):
                     if files.direct:
                         self._rows_of(path, record, number).read_run(files, first, values)
                     else:
-                        rows = np.arange(first, first + len(values))
-                        self._through_h5py.read(path, record, number, rows, values, None, files.version)
+                        where = np.arange(len(values))
+                        rows = first + where
+                        self._through_h5py.read(path, record, number, rows, values, where, files.version)
 
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray

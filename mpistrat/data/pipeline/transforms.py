@@ -18,7 +18,8 @@ import numpy as np
 from mpistrat.data.options import SHARD_HINT
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
-from mpistrat.data.rows.permutation import Feistel, Permutations, round_keys
+from mpistrat.data.rows.permutation import Feistel, permutation, round_keys
+from mpistrat.process.cache import Cache
 
 # Positions in the array of requested numbers, their numbers in the input, the iteration of the input.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"
@@ -141,11 +142,13 @@ class ExactlyShuffled:
 
     def __init__(self, shuffle: Shuffle, n: int):
         self._shuffle, self._n = shuffle, n
-        self._permutations = Permutations()
+        self._kept = Cache[int, np.ndarray](2)  # a batch may lie across two epochs
 
     def __call__(self, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         key = iteration if self._shuffle.reshuffle else 0
-        order = self._permutations(self._n, self._shuffle.seed, key)
+        order = self._kept.get(key)
+        if order is None:
+            order = self._kept.keep(key, permutation(self._n, self._shuffle.seed, key))
         return [(_ALL, order[ks].astype(np.int64), iteration)]
 
 

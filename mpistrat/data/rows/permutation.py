@@ -20,32 +20,16 @@ _C1, _C2, _GOLDEN = (np.uint32(c) for c in (0x85EBCA6B, 0xC2B2AE35, 0x9E3779B9))
 _U13, _U16 = np.uint32(13), np.uint32(16)
 
 
-def permutation(n: int, seed: int, iteration: int, window: int = 0) -> np.ndarray:
-    """Return the numbers 0..n-1 in an order that depends only on the key (seed, iteration, window).
+def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
+    """Return the numbers 0..n-1 in an order that depends only on the key (seed, iteration).
 
     Raw words of a bit generator are sorted, because NumPy keeps them equal in all versions. It does not
     promise that for ``Generator.permutation``.
     """
-    key = hashlib.blake2b(f"{seed}/{iteration}/{window}".encode(), digest_size=16).digest()
+    key = hashlib.blake2b(f"{seed}/{iteration}/0".encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
     order = np.argsort(words, kind="stable")
     return order.astype(np.int32) if n < 2**31 else order
-
-
-class Permutations:
-    """A cache of the last two permutations, since a batch may lie across two epochs."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int, int], np.ndarray] = {}
-
-    def __call__(self, n: int, seed: int, iteration: int, window: int = 0) -> np.ndarray:
-        key = (n, seed, iteration, window)
-        found = self._kept.get(key)
-        if found is None:
-            if len(self._kept) > 1:
-                del self._kept[next(iter(self._kept))]
-            found = self._kept[key] = permutation(n, seed, iteration, window)
-        return found
 
 
 def round_keys(*what: Any) -> np.ndarray:

@@ -21,7 +21,6 @@ import h5py
 
 from mpistrat.process.atomic_file import write_all
 
-_PAGE = 4096
 _LOOK_AROUND = 0.2  # seconds between two looks whether the caller is still there
 _Result = TypeVar("_Result")
 _Job = Callable[[h5py.File], Any]
@@ -151,7 +150,7 @@ class _RawFile(io.RawIOBase):
         self._place = 0
         self._size = 0
         self._error: OSError | None = None
-        self._kept: dict[int, bytearray] = {}  # pages written since the error
+        self._kept: list[tuple[int, bytes]] = []  # what was written since the error, and where
 
     def raise_error(self) -> None:
         if self._error is not None:
@@ -171,21 +170,18 @@ class _RawFile(io.RawIOBase):
             except OSError as error:
                 self._error = error
         if self._error is not None:
-            for page, inside, part in _pages(self._place, view):
-                self._page(page)[inside : inside + len(part)] = part
+            self._kept.append((self._place, bytes(view)))
         self._place += len(view)
         self._size = max(self._size, self._place)
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")[: max(0, self._size - self._place)]
-        for page, inside, part in _pages(self._place, view) if self._kept else ():
-            if page in self._kept:
-                part[:] = self._kept[page][inside : inside + len(part)]
-            else:
-                part[:] = self._stored(page * _PAGE + inside, len(part))
-        if not self._kept:
-            view[:] = self._stored(self._place, len(view))
+        view[:] = os.pread(self._descriptor, len(view), self._place).ljust(len(view), b"\0")
+        for start, data in self._kept:
+            low, high = max(start, self._place), min(start + len(data), self._place + len(view))
+            if low < high:
+                view[low - self._place : high - self._place] = data[low - start : high - start]
         self._place += len(view)
         return len(view)
 
@@ -202,21 +198,3 @@ class _RawFile(io.RawIOBase):
         if not self.closed:
             os.close(self._descriptor)
         super().close()
-
-    def _page(self, page: int) -> bytearray:
-        if page not in self._kept:
-            self._kept[page] = bytearray(self._stored(page * _PAGE, _PAGE))
-        return self._kept[page]
-
-    def _stored(self, offset: int, count: int) -> bytes:
-        return os.pread(self._descriptor, count, offset).ljust(count, b"\0")
-
-
-def _pages(offset: int, view: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield each page's part of bytes from ``offset`` on: the page, where the part begins there, and the part."""
-    start = 0
-    while start < len(view):
-        page, inside = divmod(offset + start, _PAGE)
-        part = view[start : start + _PAGE - inside]
-        yield page, inside, part
-        start += len(part)

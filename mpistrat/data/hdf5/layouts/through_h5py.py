@@ -37,24 +37,19 @@ class Hdf5Rows:
         number: int,
         rows: np.ndarray,
         out: np.ndarray,
-        where: np.ndarray | None,
+        where: np.ndarray,
         version: Any,
     ) -> None:
-        """Read ascending rows of one column to the places ``where`` of ``out``, or, if None, in order.
+        """Read ascending rows of one column to the places ``where`` of ``out``.
 
         ``version`` changes when a file of the column is written to.
         """
         column = self._open.opened(path, partial(_OpenFile, path)).column(record, number)
         try:
             if column.column.decoded:
-                places = np.arange(len(rows)) if where is None else where
-                column.read_chunks(rows, out, places, (path, number, version), self._decoded)
-            elif where is None:
-                column.read(rows, out)
+                column.read_chunks(rows, out, where, (path, number, version), self._decoded)
             else:
-                found = np.empty((len(rows), *out.shape[1:]), out.dtype)
-                column.read(rows, found)
-                out[where] = found
+                column.read(rows, out, where)
         except (OSError, RuntimeError) as error:
             raise (ChecksumError if column.column.checksum else OSError)(str(error)) from error
 
@@ -99,21 +94,20 @@ class _OpenColumn:
         self._inner = inner
         self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))
 
-    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Read ascending rows. Consecutive rows are read in one call."""
-        gaps = np.diff(rows) != 1
-        new = gaps
+    def read(self, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+        """Read ascending rows to the places ``where`` of ``out``. Consecutive rows are read in one call."""
+        new = np.diff(rows) != 1
         if self.column.filtered:
             # Reading the rows between two rows of a chunk is free, because the chunk is decoded anyway.
-            new = gaps & (np.diff(rows // self.column.chunk_rows) != 0)
+            new &= np.diff(rows // self.column.chunk_rows) != 0
         for start, stop in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
-            first, last = int(rows[start]), int(rows[stop - 1]) + 1
-            if not gaps[start : stop - 1].any():
-                self._read_run(first, last, out[start:stop])
+            first, last, to = int(rows[start]), int(rows[stop - 1]) + 1, where[start:stop]
+            if last - first == len(to) and _consecutive(to):
+                self._read_run(first, last, out[to[0] : to[0] + len(to)])
             else:
                 span = np.empty((last - first, *self.column.shape), out.dtype)
                 self._read_run(first, last, span)
-                out[start:stop] = span[rows[start:stop] - first]
+                out[to] = span[rows[start:stop] - first]
 
     def read_chunks(
         self,
@@ -130,7 +124,7 @@ class _OpenColumn:
             wanted, to = part.stop - part.start, where[part]
             first = number * size
             count = min(size, self.rows - first)
-            if wanted == count and int(to[-1]) - int(to[0]) == count - 1 and (np.diff(to) == 1).all():
+            if wanted == count and _consecutive(to):
                 self._read_run(first, first + count, out[to[0] : to[0] + count])
                 continue
             make = partial(self._chunk, first, count, out.dtype)
@@ -156,6 +150,10 @@ class _OpenColumn:
         count = (last - first, *self._inner)
         self._space.select_hyperslab((first, *self._zeros), count)
         self._id.read(h5py.h5s.create_simple(count), self._space, out, self._type)
+
+
+def _consecutive(numbers: np.ndarray) -> bool:
+    return bool(numbers[-1] - numbers[0] == len(numbers) - 1 and (np.diff(numbers) == 1).all())
 
 
 def _copy(out: np.ndarray, where: np.ndarray, rows: np.ndarray, chunk: np.ndarray) -> None:
