@@ -9,10 +9,7 @@ from mpistrat.runtime.environment import rc
 def check_bytes(nbytes: int, where: str, what: str) -> None:
     """Refuse something that must be held in memory as a whole, such as a row or a decoded chunk.
 
-    Raises
-    ------
-    DataFileError
-        If it is larger than ``mpistrat.rc.data_block_bytes``.
+    Raise DataFileError if it is larger than ``mpistrat.rc.data_block_bytes``.
     """
     if nbytes > rc.data_block_bytes:
         raise DataFileError(
@@ -24,10 +21,7 @@ def check_bytes(nbytes: int, where: str, what: str) -> None:
 def check_blocks(count: int, where: str) -> None:
     """Refuse a dataset of too many chunks, or other blocks of which a table is kept.
 
-    Raises
-    ------
-    DataFileError
-        If there are more than ``mpistrat.rc.data_blocks``.
+    Raise DataFileError if there are more than ``mpistrat.rc.data_blocks``.
     """
     if count > rc.data_blocks:
         raise DataFileError(

@@ -16,10 +16,7 @@ from mpistrat.runtime.environment import rc
 def check(path: str, where: str = "") -> None:
     """Check that a path, if it exists, is a regular file or a folder, and lies in ``mpistrat.rc.data_root``.
 
-    Raises
-    ------
-    DataFileError
-        If not. The message begins with ``where``, or names the file.
+    Raise DataFileError if not. The message begins with ``where``, or names the file.
     """
     try:
         mode = os.stat(path).st_mode

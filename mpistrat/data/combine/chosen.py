@@ -32,10 +32,7 @@ class ChosenSource(CombinedSource):
     def element_spec(self) -> Any:
         """Return the structure of one row. None stands for a dimension in which the parts differ.
 
-        Raises
-        ------
-        DatasetMismatchError
-            If the parts differ in structure or dtype.
+        Raise DatasetMismatchError if the parts differ in structure or dtype.
         """
         found = self.parts[0].plan.element_spec()
         for number, part in enumerate(self.parts[1:], 1):
@@ -105,10 +102,7 @@ class ChosenSource(CombinedSource):
 def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
     """Return the structure of elements of two datasets, given with their numbers. None: the dimensions differ.
 
-    Raises
-    ------
-    DatasetMismatchError
-        If structure, dtypes or numbers of dimensions differ.
+    Raise DatasetMismatchError if structure, dtypes or numbers of dimensions differ.
     """
     (number, one), (number_of_other, other) = a, b
     leaves, rebuild = nest.flatten(one)

@@ -42,10 +42,7 @@ class StreamedSource(OfParts, StreamSource):
     def first(self) -> Any:
         """Return the first element. The next `open` yields it too, since some parts can be read only once.
 
-        Raises
-        ------
-        ValueError
-            If it has no element.
+        Raise ValueError if it has no element.
         """
         if self._first is None:
             stream = self.open()

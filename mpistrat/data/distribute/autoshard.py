@@ -187,10 +187,7 @@ class Division:
     def formed(self, batches: Sequence[Any]) -> Any:
         """Return the batches of the replicas of this rank as the program gets them, with PerReplica values as leaves.
 
-        Raises
-        ------
-        ValueError
-            If their structures differ.
+        Raise ValueError if their structures differ.
         """
         if self._bare:
             return batches[0]
@@ -353,10 +350,7 @@ def divide(
 ) -> Division:
     """Return the division that a policy asks for. ``ranks`` are given if the number of rows is unknown.
 
-    Raises
-    ------
-    ValueError
-        On every replica, if the policy does not suit the dataset.
+    Raise ValueError: on every replica, if the policy does not suit the dataset.
     """
     return _DIVISIONS[policy](Definition(source, tuple(transforms)), replicas, ranks, balance)
 

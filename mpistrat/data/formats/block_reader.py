@@ -73,10 +73,7 @@ class BlockReader(KeepingReader):
     ) -> None:
         """Read ascending rows of a file. Row ``rows[i]`` goes to ``where[i]`` of each column.
 
-        Raises
-        ------
-        DataFileError
-            If the file has changed since it was described, or cannot be read.
+        Raise DataFileError if the file has changed since it was described, or cannot be read.
         """
         blocks = blocks_of(record).starts.searchsorted(rows, side="right") - 1
         with self._alone():

@@ -29,10 +29,8 @@ class Format(Protocol):
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file, without reading its rows if possible.
 
-        Raises
-        ------
-        DataFileError, DatasetNotFoundError, DatasetMismatchError
-            If something is wrong with the file. The message names it.
+        Raise DataFileError, DatasetNotFoundError or DatasetMismatchError if something is wrong with the file.
+        The message names it.
         """
 
     def reader(self, most_decoded: int) -> Any:

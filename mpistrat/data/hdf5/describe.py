@@ -43,10 +43,8 @@ def describe(
 
     ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
 
-    Raises
-    ------
-    DataFileError, DatasetNotFoundError, DatasetMismatchError, FilterUnavailableError
-        If something is wrong with the file. The message names it.
+    Raise DataFileError, DatasetNotFoundError, DatasetMismatchError or FilterUnavailableError if something is
+    wrong with the file. The message names it.
     """
     with opened(path) as file:
         found = os.stat(path)

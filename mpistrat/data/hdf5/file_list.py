@@ -51,12 +51,8 @@ class FileList:
     def paths(self) -> Sequence[str]:
         """Return the absolute paths of the files.
 
-        Raises
-        ------
-        FileNotFoundError
-            If a file does not exist, or a pattern does not match a file.
-        IsADirectoryError
-            If a path names a directory.
+        Raise FileNotFoundError if a file does not exist, or a pattern does not match a file. Raise
+        IsADirectoryError if a path names a directory.
         """
         if self._found is None:
             self._found = [

@@ -46,10 +46,7 @@ class ChunkIndex(NamedTuple):
 def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
     """Return the index of a dataset, which ``where`` names in errors.
 
-    Raises
-    ------
-    DataFileError
-        If it contradicts the shape of the dataset or itself.
+    Raise DataFileError if it contradicts the shape of the dataset or itself.
     """
     shape, chunk = np.array(dataset.shape, np.uint64), np.array(dataset.chunks, np.uint64)
     grid = -(-np.array(dataset.shape) // dataset.chunks)
@@ -74,10 +71,7 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
 def check_places(where: str, index: ChunkIndex, file_bytes: int) -> None:
     """See that the stored bytes of chunks lie inside of a file of this size, none of them in two chunks.
 
-    Raises
-    ------
-    DataFileError
-        If not.
+    Raise DataFileError if not.
     """
     order = np.argsort(index.offsets, kind="stable")
     starts, sizes = index.offsets[order], index.sizes[order]
@@ -182,10 +176,7 @@ class Locator:
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
         """Return the layout of a dataset that is in the file ``path``, or linked from it.
 
-        Raises
-        ------
-        DataFileError
-            If rows were never written, or are missing. The message begins with ``where``.
+        Raise DataFileError if rows were never written, or are missing. The message begins with ``where``.
         """
         home = dataset.file.filename
         number = self.number(home)

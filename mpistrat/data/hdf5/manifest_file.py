@@ -43,10 +43,7 @@ def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequen
 def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
     """Return the records of these files from the manifest ``path``, or None if it does not exist.
 
-    Raises
-    ------
-    DataFileError
-        If the file is not a manifest, or is the manifest of other files or datasets.
+    Raise DataFileError if the file is not a manifest, or is the manifest of other files or datasets.
     """
     from mpistrat.data.hdf5.records import from_json
 
@@ -86,10 +83,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
 def check(path: str, file: str, record: FileRecord) -> None:
     """Check that a file has not changed since the manifest was written.
 
-    Raises
-    ------
-    DataFileError
-        If the file has changed or is missing.
+    Raise DataFileError if the file has changed or is missing.
     """
     for name, size, mtime_ns in _parts(file, record):
         try:
@@ -105,10 +99,7 @@ def check(path: str, file: str, record: FileRecord) -> None:
 def check_same(path: str, file: str, record: FileRecord, found: FileRecord) -> None:
     """Check that a record of the manifest is that of its file, but for times of writing.
 
-    Raises
-    ------
-    DataFileError
-        If not.
+    Raise DataFileError if not.
     """
     from mpistrat.data.hdf5.records import to_json, without_times
 

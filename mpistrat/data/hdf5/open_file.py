@@ -27,10 +27,7 @@ def opened(path: str) -> Iterator[h5py.File]:
 def open_file(path: str) -> h5py.File:
     """Return a file opened for reading.
 
-    Raises
-    ------
-    DataFileError
-        If the file cannot be opened. The message says why.
+    Raise DataFileError if the file cannot be opened. The message says why.
     """
     try:
         size = os.stat(path).st_size

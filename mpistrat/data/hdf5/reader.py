@@ -107,10 +107,7 @@ class FileReader(KeepingReader):
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column.
 
-        Raises
-        ------
-        DataFileError
-            If the file has changed since it was described, or cannot be read.
+        Raise DataFileError if the file has changed since it was described, or cannot be read.
         """
         with self._alone():
             for number, values in enumerate(out):
@@ -127,10 +124,7 @@ class FileReader(KeepingReader):
     ) -> None:
         """Read ascending rows of a file, each at most once. Row ``rows[i]`` goes to ``where[i]`` of each column.
 
-        Raises
-        ------
-        DataFileError
-            As in `read_run`.
+        Raise DataFileError as in `read_run`.
         """
         with self._alone():
             for number, values in enumerate(out):

@@ -242,10 +242,8 @@ def without_times(record: FileRecord) -> FileRecord:
 def check_limits(path: str, record: FileRecord) -> None:
     """Refuse rows, or chunks that are decoded as wholes, that take too much memory.
 
-    Raises
-    ------
-    DataFileError
-        If one is larger than ``mpistrat.rc.data_block_bytes``, or if the number of rows is negative.
+    Raise DataFileError if one is larger than ``mpistrat.rc.data_block_bytes``, or if the number of rows is
+    negative.
     """
     if record.rows < 0:  # zarr 2 takes it from the metadata
         raise DataFileError.of_file(path, f"it has {record.rows} rows; fix: copy or write it again")
@@ -281,13 +279,7 @@ def to_json(record: FileRecord) -> Any:
 
 
 def from_json(plain: Any) -> FileRecord:
-    """Return the record that `to_json` converted.
-
-    Raises
-    ------
-    ValueError
-        If ``plain`` is not such a record.
-    """
+    """Return the record that `to_json` converted. Raise ValueError if ``plain`` is not such a record."""
     try:
         record = _from_plain(plain)
     except (KeyError, TypeError, AttributeError) as error:

@@ -78,12 +78,8 @@ class RowsInMemory:
     def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
         """Return these rows of every column, in new arrays.
 
-        Raises
-        ------
-        DataFileError
-            If a file has changed since it was described, or cannot be read.
-        OSError
-            If the node has not enough memory.
+        Raise DataFileError if a file has changed since it was described, or cannot be read. Raise OSError if
+        the node has not enough memory.
         """
         if not self._filled:
             self._fill()

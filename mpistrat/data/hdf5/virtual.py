@@ -30,10 +30,7 @@ _BLOCK = re.compile("%(%|[0-9]*b)")
 def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
     """Return the layout of a dataset with unwritten rows, if the program that made the file chose a fill value.
 
-    Raises
-    ------
-    DataFileError
-        If the program did not choose a fill value.
+    Raise DataFileError if the program did not choose a fill value.
     """
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
@@ -78,10 +75,8 @@ class _Mapping(NamedTuple):
 def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
     """Return the layout of a virtual dataset: `Joined` if it is the rows of its sources, one after another.
 
-    Raises
-    ------
-    DataFileError, DatasetNotFoundError
-        If a source is missing or too small, or sources leave gaps, where HDF5 would return fill values.
+    Raise DataFileError or DatasetNotFoundError if a source is missing or too small, or sources leave gaps,
+    where HDF5 would return fill values.
     """
     mappings = _mappings(home, dataset, where)
     covered = 0

@@ -33,12 +33,9 @@ class PaddedBatch(Batch):
     def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
         """Return padded rows as one batch, with these dtypes of its columns.
 
-        Raises
-        ------
-        ValueError
-            If a row is larger than the shape that was given, or has another number of dimensions.
-        TypeError
-            If a padding value does not have the dtype of the rows, or a row has a value that this cannot hold.
+        Raise ValueError if a row is larger than the shape that was given, or has another number of dimensions.
+        Raise TypeError if a padding value does not have the dtype of the rows, or a row has a value that this
+        cannot hold.
         """
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:

@@ -32,12 +32,7 @@ _ITERATIONS_OF_ENDLESS = 1 << 32
 def integer(value: Any, what: str, least: int) -> int:
     """Return ``value`` as an int of at least ``least``.
 
-    Raises
-    ------
-    TypeError
-        If ``value`` is not an integer.
-    ValueError
-        If ``value`` is less than ``least``.
+    Raise TypeError if ``value`` is not an integer. Raise ValueError if ``value`` is less than ``least``.
     """
     try:
         if isinstance(value, (bool, np.bool_)):

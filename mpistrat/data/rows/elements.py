@@ -40,13 +40,7 @@ def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
 
 
 def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
-    """Return a batch after all functions.
-
-    Raises
-    ------
-    TypeError
-        If the last function returned a masked array.
-    """
+    """Return a batch after all functions. Raise TypeError if the last function returned a masked array."""
     for fn in functions:
         batch = call(fn, batch)
     if functions and set(map(type, batch if type(batch) is tuple else [batch])) != _ONLY_ARRAYS:
@@ -101,10 +95,7 @@ def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
     NumPy would promote the rows of each batch for itself, so that batches, and the pieces of one batch on two ranks,
     would differ in dtype. Texts of one kind keep their lengths.
 
-    Raises
-    ------
-    TypeError
-        If a row has a value that the dtype cannot hold.
+    Raise TypeError if a row has a value that the dtype cannot hold.
     """
     if dtype is None or all(_is_of(row.dtype, dtype) for row in rows):
         return rows
@@ -125,10 +116,7 @@ def dtypes_of_batch(batch: Any) -> list[Any]:
 def batch_of_dtypes(batch: Any, dtypes: Sequence[Any]) -> Any:
     """Return a batch with the leaves in these dtypes of `dtypes_of_batch`.
 
-    Raises
-    ------
-    TypeError
-        If a leaf has a value that its dtype cannot hold, or is not an array of NumPy.
+    Raise TypeError if a leaf has a value that its dtype cannot hold, or is not an array of NumPy.
     """
     found = dtypes_of_batch(batch)
     if all(map(_is_of, found, dtypes)):

@@ -33,10 +33,7 @@ class IterableSource(StreamSource):
 
         Arrays are copies: a generator may fill one array again and again.
 
-        Raises
-        ------
-        ValueError
-            If the iterable is an iterator that was used already.
+        Raise ValueError if the iterable is an iterator that was used already.
         """
         if self._once:
             if self._begun:
@@ -48,13 +45,7 @@ class IterableSource(StreamSource):
         return map(elements.copied, self._raw())
 
     def first(self) -> Any:
-        """Return the first element.
-
-        Raises
-        ------
-        ValueError
-            If the iterable is empty.
-        """
+        """Return the first element. Raise ValueError if the iterable is empty."""
         if self._first is None:
             raw = self._raw()
             for element in raw:
@@ -123,10 +114,7 @@ class GeneratorSource(IterableSource):
 def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
     """Return the signature, from either way to give it.
 
-    Raises
-    ------
-    TypeError
-        If both ways are used, or a part of the signature has no shape and dtype.
+    Raise TypeError if both ways are used, or a part of the signature has no shape and dtype.
     """
     if types is None and shapes is None:
         if signature is not None and (wrong := _not_specs(signature)):

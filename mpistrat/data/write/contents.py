@@ -33,12 +33,8 @@ class Contents(NamedTuple):
 def contents(path: str) -> Contents:
     """Return the contents of a file.
 
-    Raises
-    ------
-    DataFileError
-        If HDF5 cannot open the file.
-    EmptyDatasetError
-        If the file has no dataset with rows.
+    Raise DataFileError if HDF5 cannot open the file. Raise EmptyDatasetError if the file has no dataset with
+    rows.
     """
     arrays: dict[str, tuple[int, int]] = {}
     single: dict[str, str] = {}

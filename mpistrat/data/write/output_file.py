@@ -46,10 +46,7 @@ class Hdf5Output:
     def do(self, write: Callable[[h5py.File], _Result]) -> _Result:
         """Return ``write(file)``, called by the thread of this file.
 
-        Raises
-        ------
-        OSError
-            If bytes cannot be written to the disk.
+        Raise OSError if bytes cannot be written to the disk.
         """
         self._jobs.put(write)
         answer = self._answers.get()

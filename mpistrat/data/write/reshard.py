@@ -82,10 +82,7 @@ def _named(path: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return all datasets with rows, and all with a single value.
 
-    Raises
-    ------
-    DatasetMismatchError
-        If the files have different datasets, or a dataset has another length.
+    Raise DatasetMismatchError if the files have different datasets, or a dataset has another length.
     """
     first = contents(paths[0])
     options = " ".join(f"--dataset {name}" for name in first.rows)

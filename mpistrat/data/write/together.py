@@ -136,10 +136,7 @@ def _known(error: Exception) -> type[Exception]:
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
     """Return the columns of the file. Ranks without rows need only have the same names.
 
-    Raises
-    ------
-    DatasetMismatchError, ValueError
-        On every rank, if the parts do not fit together.
+    Raise DatasetMismatchError or ValueError: on every rank, if the parts do not fit together.
     """
     with_rows = [rank for rank, part in enumerate(parts) if part.number]
     if not with_rows:

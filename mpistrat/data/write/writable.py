@@ -35,10 +35,8 @@ class NewColumn(NamedTuple):
     def check(self, name: str, values: Any, first: int) -> None:
         """Check the dtype and shape of rows, since HDF5 would truncate numbers and repeat rows that are too small.
 
-        Raises
-        ------
-        DatasetMismatchError
-            If dtype or shape do not fit. ``first`` is the number of the first row, for the message.
+        Raise DatasetMismatchError if dtype or shape do not fit. ``first`` is the number of the first row, for
+        the message.
         """
         if h5py.check_string_dtype(self.dtype) is not None and values.dtype.hasobject:
             for row, value in enumerate(values.flat):
@@ -67,10 +65,7 @@ class WritableRows(NamedTuple):
 def is_stream(rows: Any, files: int) -> bool:
     """Return whether rows are read in order, as a stream of batches.
 
-    Raises
-    ------
-    ValueError
-        If such rows would have to be divided over several files, or are endless.
+    Raise ValueError if such rows would have to be divided over several files, or are endless.
     """
     if isinstance(rows, Dataset):
         if rows.cardinality() == INFINITE_CARDINALITY:
@@ -90,10 +85,7 @@ def is_stream(rows: Any, files: int) -> bool:
 def random_access(rows: Any) -> WritableRows:
     """Return the rows of arrays, or of a dataset of known length.
 
-    Raises
-    ------
-    DatasetMismatchError
-        If arrays differ in length.
+    Raise DatasetMismatchError if arrays differ in length.
     """
     if isinstance(rows, Dataset):
         return _of_dataset(rows)
@@ -131,10 +123,7 @@ def _of_dataset(dataset: Dataset) -> WritableRows:
 def named(tree: Any) -> dict[str, Any]:
     """Return the arrays by the names of the HDF5 datasets that they become. A single array is named ``"x"``.
 
-    Raises
-    ------
-    TypeError
-        If a part of the structure has no name, or is not an array and cannot be converted to one.
+    Raise TypeError if a part of the structure has no name, or is not an array and cannot be converted to one.
     """
     if not nest.is_nested(tree) or isinstance(tree, list):
         return {"x": _array("x", tree)}
@@ -175,12 +164,7 @@ def _array(name: str, value: Any) -> Any:
 def column_of(name: str, array: Any) -> NewColumn:
     """Return the description of the HDF5 dataset that an array becomes.
 
-    Raises
-    ------
-    TypeError
-        If HDF5 has no such type.
-    ValueError
-        If the array is a scalar.
+    Raise TypeError if HDF5 has no such type. Raise ValueError if the array is a scalar.
     """
     if not array.shape:
         raise ValueError(f"{name!r} is a scalar, but axis 0 must be the axis of the samples")

@@ -183,14 +183,8 @@ def _write_file(
 def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
     """Check the arguments of `write_hdf5` that concern files.
 
-    Raises
-    ------
-    FileExistsError
-        If a file exists and ``overwrite`` is False.
-    FileNotFoundError
-        If the folder of a file does not exist.
-    ValueError
-        If another argument is wrong.
+    Raise FileExistsError if a file exists and ``overwrite`` is False. Raise FileNotFoundError if the folder of
+    a file does not exist. Raise ValueError if another argument is wrong.
     """
     if not targets:
         raise ValueError("there is no file to write to")

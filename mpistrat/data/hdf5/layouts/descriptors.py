@@ -64,10 +64,7 @@ class Descriptor:
     def read(self, offset: int, into: Sequence[memoryview]) -> None:
         """Fill these pieces of memory with the bytes from ``offset`` on.
 
-        Raises
-        ------
-        DataFileError
-            If the file has fewer bytes.
+        Raise DataFileError if the file has fewer bytes.
         """
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
@@ -94,10 +91,7 @@ class Descriptor:
     def read_each(self, offsets: Sequence[int], size: int, into: memoryview, places: Sequence[int]) -> None:
         """Read ``size`` bytes at each of these offsets to these places in memory.
 
-        Raises
-        ------
-        DataFileError
-            As `read`.
+        Raise DataFileError as `read`.
         """
         read, fd = os.preadv, self._fd
         for offset, place in zip(offsets, places, strict=True):
