@@ -32,7 +32,6 @@ class CachedSource(CombinedSource):
 
     @property
     def length(self) -> int | None:
-        """Number of rows."""
         return self._part.length
 
     def element_spec(self) -> Any:
@@ -42,7 +41,6 @@ class CachedSource(CombinedSource):
         return nest.map_structure(spec.of_array, self.each(np.zeros(1, np.int64))[0])
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return copies of these rows, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self.element_spec(), 0)
         with self._lock:
@@ -52,7 +50,6 @@ class CachedSource(CombinedSource):
         return super().read(rows)
 
     def each(self, rows: np.ndarray) -> list[Any]:
-        """Return copies of these rows, one by one."""
         with self._lock:
             self._make(rows)
             columns = [column.values.take(rows, 0) for column in self._columns]
@@ -62,7 +59,6 @@ class CachedSource(CombinedSource):
             ]
 
     def blocks(self) -> Blocks | None:
-        """Return the blocks of the dataset."""
         return self._part.blocks()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class ChosenSource(CombinedSource):
         return made
 
     def each(self, rows: np.ndarray) -> list[Any]:
-        """Return rows one by one."""
         found: list[Any] = [None] * len(rows)
         for part, here, mine in self._divided(rows):
             for at, row in zip(here.tolist(), part.plan.each(mine), strict=True):
@@ -65,7 +64,6 @@ class ChosenSource(CombinedSource):
         return found
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return these rows, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self.element_spec(), 0)
         divided = self._divided(rows)
@@ -130,13 +128,11 @@ class ConcatenatedSource(ChosenSource):
 
     @property
     def length(self) -> int | None:
-        """Number of rows of all parts."""
         lengths = [part.length for part in self.parts]
         finite = [each for each in lengths if each is not None]
         return sum(finite) if len(finite) == len(lengths) else None
 
     def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the part of each row, and the number of the row in that part."""
         starts = self._starts()
         which = starts.searchsorted(ks, side="right") - 1
         return which, ks - starts[which]

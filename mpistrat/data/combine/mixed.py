@@ -161,24 +161,19 @@ class Drawn(OfParts):
         self._weights, self._seed, self._stop = weights, seed, stop
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        """Return the same mixture of other parts."""
         return type(self)(parts, self._weights, self._seed, self._stop)
 
     def seeds(self) -> list[Seed]:
-        """Return the seed of the mixture, and those of the parts."""
         return [self._seed, *super().seeds()]
 
     def with_seeds(self, seeds: Sequence[int]) -> Self:
-        """Return the source with other seeds."""
         parts = super().with_seeds(seeds[1:]).parts
         return type(self)(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
 
     def identity(self) -> dict[str, Any]:
-        """Return the identities of the parts, and the weights."""
         return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
 
     def fingerprint(self) -> Any:
-        """Return the fingerprints of the parts, and what the program gave for the draws."""
         seed = self._seed.value if self._seed.given else None
         return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
 
@@ -193,11 +188,9 @@ class MixedSource(Drawn, ChosenSource):
 
     @property
     def length(self) -> int | None:
-        """Number of rows."""
         return self._choices.length
 
     def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of the part of each row, and the number of the row in that part."""
         return self._choices(ks)
 
 

@@ -147,7 +147,6 @@ class CombinedSource(OfParts, Source):
         return self.length
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return these rows, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self.element_spec(), 0)
         return elements.stack(self.each(rows), elements.dtypes_of(self.element_spec()))
@@ -166,6 +165,5 @@ class CombinedSource(OfParts, Source):
         return False
 
     def identity(self) -> dict[str, Any]:
-        """Return the kind of combination, and the identities of its parts."""
         found, blocks = super().identity(), self.blocks()
         return found if blocks is None else {**found, "blocks": [int(blocks.rows), int(blocks.window)]}

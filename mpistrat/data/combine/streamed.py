@@ -33,7 +33,6 @@ class StreamedSource(OfParts, StreamSource):
         raise NotImplementedError
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
-        """Return an iterator over the elements of an iteration."""
         begun, self._begun = self._begun, None
         if begun is not None and iteration == 0:
             return begun
@@ -70,11 +69,9 @@ class StreamByFunction(StreamedSource):
         self.word, self._function = word, combine
 
     def combine(self, openers: Openers) -> Iterator[Any]:
-        """Return the elements that the function makes."""
         return self._function(openers)
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        """Return the same combination of other parts."""
         return type(self)(self.word, parts, self._function)
 
 

@@ -36,29 +36,23 @@ class ZippedSource(CombinedSource):
         _, self._rebuild = nest.flatten(structure)
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        """Return the same structure of other parts."""
         return type(self)(parts, self._structure)
 
     @property
     def length(self) -> int | None:
-        """Number of rows of the shortest part."""
         return min((part.length for part in self.parts if part.length is not None), default=None)
 
     def element_spec(self) -> Any:
-        """Return the structure of one row."""
         return self._rebuild([part.plan.element_spec() for part in self.parts])
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
-        """Return the numbers of the rows of each part, side by side."""
         return np.concatenate([part.numbers(ks, iteration) for part in self.parts], axis=1)
 
     def each(self, rows: np.ndarray) -> list[Any]:
-        """Return rows one by one."""
         columns = [part.plan.each(part.of_numbers(mine)) for part, mine in self._divided(rows)]
         return [self._rebuild(list(row)) for row in zip(*columns, strict=True)]
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return these rows, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self.element_spec(), 0)
         return self._rebuild(

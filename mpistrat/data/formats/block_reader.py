@@ -29,7 +29,6 @@ class BlockFormat(Format):
         """Return block ``number`` of a file: an array for each column. Any error is raised as a `DataFileError`."""
 
     def reader(self, most_decoded: int) -> BlockReader:
-        """Return a reader that keeps so many bytes of blocks."""
         return BlockReader(self, most_decoded)
 
 

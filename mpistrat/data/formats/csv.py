@@ -93,7 +93,6 @@ class Csv(BlockFormat):
         return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        """Return the values of some thousand lines."""
         layout = blocks_of(record)
         blocks = len(layout.starts) - 1
         begin, end = layout.places[number : number + 2].tolist()

@@ -21,13 +21,11 @@ class Hdf5(Format):
     name: ClassVar[str] = "HDF5"
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        """Return the record of some datasets of a file."""
         from mpistrat.data.hdf5.describe import describe
 
         return describe(path, names)
 
     def reader(self, most_decoded: int) -> FileReader:
-        """Return a reader of HDF5 files."""
         return FileReader(most_decoded=most_decoded, describe=self.describe)
 
 
@@ -41,7 +39,6 @@ class NetCdf(Hdf5):
     named: ClassVar[str] = "variables"
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        """Return the record of some variables of a file."""
         from mpistrat.data.hdf5.describe import describe
         from mpistrat.data.hdf5.open_file import opened
 

@@ -69,7 +69,6 @@ class Npy(Format):
         return FileRecord(found.st_size, found.st_mtime_ns, shape[0], (column,))
 
     def reader(self, most_decoded: int) -> FileReader:
-        """Return the reader of rows that lie one after another."""
         return FileReader(most_decoded=most_decoded, describe=self.describe)
 
 

@@ -45,7 +45,6 @@ class Parquet(BlockFormat):
         return FileRecord(found.st_size, found.st_mtime_ns, int(layout.starts[-1]), tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        """Return a row group."""
         with _opened(path) as file:
             names = [column.name for column in record.columns]
             table = file.read_row_group(number, columns=names, use_threads=False)

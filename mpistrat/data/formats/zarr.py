@@ -138,7 +138,6 @@ class Zarr(BlockFormat):
         return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        """Return one chunk of rows."""
         refuse_code(path, [column.name for column in record.columns])
         store = _opened(path)
         first, last = blocks_of(record).starts[number : number + 2].tolist()

@@ -62,7 +62,6 @@ class PaddedBatch(Batch):
         return f"padded_{super().__str__()}"
 
     def without_numbers(self) -> str:
-        """Return the transform as text without the batch size."""
         return "padded_batch"
 
 

@@ -38,7 +38,8 @@ def ranks_of_node(ranks: Topology) -> int:
 class Source(Protocol):
     """Rows that can be read in any order. A new kind of source is a new file with a subclass.
 
-    The defaults are for rows that do not come from files.
+    The defaults are for rows that do not come from files. A subclass explains a method where it does more than is said
+    here.
     """
 
     streamed: ClassVar[bool] = False

@@ -43,11 +43,9 @@ class ArraySource(Source):
         return self._rows
 
     def element_spec(self) -> Any:
-        """Return the structure of one row."""
         return nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), self._tree)
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return copies of these rows."""
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
             run = slice(int(rows[0]), int(rows[-1]) + 1)
             return self._rebuild([values[run].copy() for values in self._arrays])
@@ -55,19 +53,15 @@ class ArraySource(Source):
 
     @property
     def in_memory(self) -> bool:
-        """True."""
         return True
 
     def at_once(self, share: float) -> int:
-        """Return the number of rows in 512 KiB."""
         return self._at_once
 
     def fingerprint(self) -> Any:
-        """Return number and type of the rows."""
         return f"{self._rows} rows of {self.element_spec()}"
 
     def checksum(self) -> int:
-        """Return one for all values."""
         found = 0
         for array in self._arrays:
             found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
@@ -87,24 +81,19 @@ class RangeSource(Source):
         return len(self._numbers)
 
     def element_spec(self) -> ArraySpec:
-        """Return the spec of one integer."""
         return ArraySpec((), np.int64)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return these integers."""
         return self._numbers.start + rows * self._numbers.step
 
     @property
     def in_memory(self) -> bool:
-        """True."""
         return True
 
     def at_once(self, share: float) -> int:
-        """Return the number of integers in 512 KiB."""
         return IN_MEMORY_AT_ONCE // 8
 
     def fingerprint(self) -> Any:
-        """Return the range as text."""
         return repr(self._numbers)
 
     def __repr__(self) -> str:
@@ -124,11 +113,9 @@ class CountSource(RangeSource):
         raise TypeError(f"{self} is endless")
 
     def fingerprint(self) -> Any:
-        """Return the range as text."""
         return repr(self)
 
     def identity(self) -> dict[str, Any]:
-        """Return the range as text."""
         return {"source": repr(self)}
 
     def __repr__(self) -> str:

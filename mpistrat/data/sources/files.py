@@ -133,7 +133,6 @@ class FileSource(Source):
         return self._manifest.rows
 
     def element_spec(self) -> Any:
-        """Return the structure of one row of the first file."""
         columns = (self._built or self._manifests.first()).columns
         return self._rebuild([ArraySpec(column.shape, column.dtype) for column in columns])
 
@@ -221,18 +220,15 @@ class FileSource(Source):
             first, number = stop, number + 1
 
     def advise(self, spans: np.ndarray) -> None:
-        """Start read-ahead of these rows."""
         for first, last in spans.tolist():
             for number, start, stop in self._in_files(first, last):
                 path, record, begin = self._manifest.file(number)
                 self._reader.will_need(path, record, start - begin, stop - begin)
 
     def file_rows(self) -> Sequence[int]:
-        """Return the number of rows of each file."""
         return [record.rows for record in self._manifest.records]
 
     def of_files(self, which: Sequence[int]) -> FileSource:
-        """Return a source of the rows of some of the files."""
         files = [self._manifest.files[i] for i in which]
         part = Manifest.of(files, [self._manifest.records[i] for i in which])
         # Size and window of the blocks of all files: a state records these, so all replicas must have them.
@@ -352,7 +348,6 @@ class FileSource(Source):
         self._blocks = None
 
     def blocks(self) -> Blocks:
-        """Return the blocks: chunks, or about 1.5 MiB of rows."""
         if self._blocks is None:
             self._blocks = self._manifest.blocks()
         return self._blocks
@@ -385,7 +380,6 @@ class FileSource(Source):
         return dict(self._identified[1])
 
     def fingerprint(self) -> Any:
-        """Return number and names of the files, the format, and what is read of them."""
         return f"{self._manifests.names()}, {self._format}, {self._format.named} {self._structure!r}"
 
     @property

@@ -58,7 +58,6 @@ class IterableSource(StreamSource):
         return self._first
 
     def fingerprint(self) -> Any:
-        """Return the kind of iterable."""
         return str(self)
 
     def _raw(self) -> Iterator[Any]:
@@ -104,7 +103,6 @@ class GeneratorSource(IterableSource):
         return rebuild([ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
 
     def fingerprint(self) -> Any:
-        """Return the name of the function, and the signature."""
         return f"{self} {'' if self._signature is None else self._signature}"
 
     def __repr__(self) -> str:

@@ -53,11 +53,9 @@ class SequenceSource(Source):
         )
 
     def element_spec(self) -> Any:
-        """Return the structure of the first element."""
         return self._spec
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return these elements, stacked on axis 0."""
         if not len(rows):
             return spec.zeros(self._spec, 0)
         if isinstance(self._gather, _ArrayReader):
@@ -65,7 +63,6 @@ class SequenceSource(Source):
         return self._gather(rows, elements.dtypes_of(self._spec))
 
     def fingerprint(self) -> Any:
-        """Return number and type of the elements."""
         return f"{self._length} elements of {self._spec} in a {_name(self._sequence)}"
 
     def __repr__(self) -> str:

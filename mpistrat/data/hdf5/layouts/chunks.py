@@ -187,7 +187,6 @@ class ChunkedRows:
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Read rows from ``first`` on, as many as ``out`` has."""
         size, last = self._chunk[0], first + len(out)
         runs = []
         for number in range(first // size, -(-last // size)):
@@ -197,12 +196,10 @@ class ChunkedRows:
         self._read(files, runs, out)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``."""
         numbers, inside = np.divmod(rows, self._chunk[0])
         self._read(files, [(it, inside[part], where[part]) for it, part in by_number(numbers)], out)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Start read-ahead of the rows from ``first`` up to ``last``."""
         count = len(self._cells)
         begin, end = first // self._chunk[0] * count, -(-last // self._chunk[0]) * count
         starts, stops = self._offsets[begin:end], (self._offsets + self._sizes)[begin:end]

@@ -61,14 +61,12 @@ class JoinedRows:
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Read rows from ``first`` on, as many as ``out`` has."""
         last = first + len(out)
         for i in self._touched(first, last):
             low, high = max(first, int(self._firsts[i])), min(last, int(self._ends[i]))
             self._parts[i].read_run(files, low + int(self._shifts[i]), out[low - first : high - first])
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``."""
         cuts = np.searchsorted(rows, self._ends)
         start = int(np.searchsorted(rows, self._firsts[0]))
         for i in np.flatnonzero(np.diff(cuts, prepend=start)).tolist():
@@ -77,7 +75,6 @@ class JoinedRows:
             start = stop
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Start read-ahead of the rows from ``first`` up to ``last``."""
         for i in self._touched(first, last):
             low, high = max(first, int(self._firsts[i])), min(last, int(self._ends[i]))
             self._parts[i].will_need(files, low + int(self._shifts[i]), high + int(self._shifts[i]))

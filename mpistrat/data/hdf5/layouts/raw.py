@@ -39,7 +39,6 @@ class RawRows:
         self._whole = len({*self._files}) == 1 and not (self._starts % max(1, column.row_bytes)).any()
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
-        """Read rows from ``first`` on, as many as ``out`` has."""
         view, begin = as_bytes(out).data, first * self._row_bytes
         for file, offset, low, high in self._pieces(begin, begin + len(view)):
             files[file].read(offset, [view[low - begin : high - begin]])
@@ -47,7 +46,6 @@ class RawRows:
             out[...] = out.view(self._stored).astype(out.dtype)
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``."""
         if not self._whole:
             for row, place in zip(rows.tolist(), where.tolist(), strict=True):
                 self.read_run(files, row, out[place : place + 1])
@@ -60,7 +58,6 @@ class RawRows:
             out[where] = out[where].view(self._stored).astype(out.dtype)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
-        """Start read-ahead of the rows from ``first`` up to ``last``."""
         for file, offset, low, high in self._pieces(first * self._row_bytes, last * self._row_bytes):
             files[file].will_need(offset, high - low)
 
