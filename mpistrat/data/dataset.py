@@ -14,7 +14,7 @@ from mpistrat.data.from_files import FromFiles
 from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKNOWN_CARDINALITY
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
-from mpistrat.data.rows.elements import lists_to_arrays, one_row
+from mpistrat.data.rows.elements import as_array, lists_to_arrays
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
 from mpistrat.data.sources.sequence import SequenceSource
 from mpistrat.runtime.environment import rc
@@ -133,7 +133,9 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         [(array([[1, 2],
                [1, 2]]), array([3, 3]))]
         """
-        return cls(ArraySource(nest.map_structure(one_row, lists_to_arrays(tensors))))
+        return cls(
+            ArraySource(nest.map_structure(lambda leaf: as_array(leaf)[None], lists_to_arrays(tensors)))
+        )
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset:

@@ -41,8 +41,6 @@ class CachedSource(CombinedSource):
         return nest.map_structure(spec.of_array, self.each(np.zeros(1, np.int64))[0])
 
     def read(self, rows: np.ndarray) -> Any:
-        if not len(rows):
-            return spec.zeros(self.element_spec(), 0)
         with self._lock:
             self._make(rows)
             if all(column.alike for column in self._columns):

@@ -9,7 +9,6 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.spec import ArraySpec
 
@@ -64,8 +63,6 @@ class ChosenSource(CombinedSource):
         return found
 
     def read(self, rows: np.ndarray) -> Any:
-        if not len(rows):
-            return spec.zeros(self.element_spec(), 0)
         divided = self._divided(rows)
         trees = [part.plan.read_rows(mine) for part, _, mine in divided]
         if len(trees) == 1:

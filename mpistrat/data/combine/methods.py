@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
@@ -60,12 +60,10 @@ class Combining(Chain):
         """
         if not callable(predicate):
             raise TypeError(f"filter() needs a function, not {predicate!r}")
-        part = _part(self._definition, "filter")
-        return self._of(
-            streamed.StreamByFunction("filter", [part], streamed.filtered(predicate)),
-            (),
-            self._definition.options,
-        )
+        return self._by_function("filter", _part(self._definition, "filter"), streamed.filtered(predicate))
+
+    def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Self:
+        return self._of(streamed.StreamByFunction(word, [part], combine), (), self._definition.options)
 
     @classmethod
     def zip(cls, *datasets: Any) -> Self:
@@ -108,11 +106,8 @@ class Combining(Chain):
             after = ends[0]
             definitions = [replace(each, transforms=each.transforms[:-1]) for each in definitions]
         parts = [_part(each, "zip") for each in definitions]
-        source: Any
-        if any(part.streamed for part in parts):
-            source = streamed.StreamByFunction("zip", parts, streamed.zipped(rebuild))
-        else:
-            source = ZippedSource(parts, structure=rebuild([*range(len(leaves))]))
+        rows = partial(ZippedSource, structure=rebuild([*range(len(leaves))]))
+        source = _combined("zip", parts, rows, streamed.zipped(rebuild))
         return cls._of(source, after, _merged(definitions))
 
     def concatenate(self, dataset: Combining) -> Self:
@@ -140,11 +135,7 @@ class Combining(Chain):
         """
         definitions = [self._definition, _definition(dataset, "concatenate")]
         parts = [_part(each, "concatenate") for each in definitions]
-        source: Any
-        if any(part.streamed for part in parts):
-            source = streamed.StreamByFunction("concatenate", parts, streamed.concatenated)
-        else:
-            source = ConcatenatedSource(parts)
+        source = _combined("concatenate", parts, ConcatenatedSource, streamed.concatenated)
         return self._of(source, (), _merged(definitions))
 
     def enumerate(self, start: int = 0) -> Self:
@@ -167,11 +158,9 @@ class Combining(Chain):
         """
         start = integer(start, "the start of enumerate()", -(2**62))
         part = _part(self._definition, "enumerate")
-        source: Any
         if part.streamed:
-            source = streamed.StreamByFunction(f"enumerate({start})", [part], streamed.numbered(start))
-        else:
-            source = ZippedSource([DatasetPart(CountSource(start), ()), part], (0, 1))
+            return self._by_function(f"enumerate({start})", part, streamed.numbered(start))
+        source = ZippedSource([DatasetPart(CountSource(start), ()), part], (0, 1))
         return self._of(source, (), self._definition.options)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
@@ -302,6 +291,13 @@ def _part(definition: Definition, what: str) -> DatasetPart:
             f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it"
         )
     return DatasetPart(definition.source, definition.transforms)
+
+
+def _combined(word: str, parts: Sequence[DatasetPart], rows: Any, stream: streamed.Combine) -> Any:
+    """Return the source of some parts: by rows in any order, or as a stream if a part is one."""
+    if any(part.streamed for part in parts):
+        return streamed.StreamByFunction(word, parts, stream)
+    return rows(parts)
 
 
 def _merged(definitions: Sequence[Definition]) -> Options:

@@ -147,8 +147,6 @@ class CombinedSource(OfParts, Source):
         return self.length
 
     def read(self, rows: np.ndarray) -> Any:
-        if not len(rows):
-            return spec.zeros(self.element_spec(), 0)
         return elements.stack(self.each(rows), elements.dtypes_of(self.element_spec()))
 
     @property

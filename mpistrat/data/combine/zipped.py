@@ -11,7 +11,6 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.parts import CombinedSource, DatasetPart
-from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -53,8 +52,6 @@ class ZippedSource(CombinedSource):
         return [self._rebuild(list(row)) for row in zip(*columns, strict=True)]
 
     def read(self, rows: np.ndarray) -> Any:
-        if not len(rows):
-            return spec.zeros(self.element_spec(), 0)
         return self._rebuild(
             [part.plan.read_rows(part.of_numbers(mine)) for part, mine in self._divided(rows)]
         )

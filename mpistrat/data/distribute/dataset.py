@@ -34,81 +34,7 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 
-class Distributed:
-    """The base of both kinds of distributed datasets: a division of rows, iterated epoch after epoch."""
-
-    def __init__(
-        self,
-        division: Division,
-        ranks: Topology,
-        prefetch: int | None,
-        options: InputOptions | None,
-        device: Device,
-    ):
-        self._passes = Passes(division, ranks, prefetch)
-        if options is None or options.experimental_fetch_to_device:
-            self._passes.device = device
-
-    def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self._passes)
-
-    def state(self) -> dict[str, Any]:
-        """Return the position of the newest iterator; see `DistributedIterator.state`.
-
-        Returns
-        -------
-        dict
-        """
-        return self._passes.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator continue at a saved position; see `DistributedIterator.restore`.
-
-        Parameters
-        ----------
-        state : dict
-            What `state` returned.
-        """
-        self._passes.restore(state)
-
-    @property
-    def cardinality(self) -> int:
-        """Number of steps of an epoch, equal on all replicas.
-
-        `INFINITE_CARDINALITY` for an endless dataset, `UNKNOWN_CARDINALITY` for a dataset made of an iterable.
-        """
-        return self._passes.division.cardinality
-
-    @property
-    def element_spec(self) -> Any:
-        """Structure of the batches of a replica, with an `ArraySpec` for each array.
-
-        With several replicas, None stands for the number of rows, because their pieces may differ by one row.
-        """
-        return self._passes.element_spec
-
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """Fold the batches of one epoch on this rank into a state.
-
-        Parameters
-        ----------
-        initial_state : object
-            The state before the first batch.
-        reduce_func : callable
-            Called with the state and a batch. Returns the next state.
-
-        Returns
-        -------
-        object
-            The last state, of this rank only: the states of the ranks are not combined.
-        """
-        state = initial_state
-        for batch in self:
-            state = reduce_func(state, batch)
-        return state
-
-
-class DistributedDataset(Distributed):
+class DistributedDataset:
     """A dataset of global batches, divided over the replicas.
 
     Made by ``strategy.experimental_distribute_dataset(dataset)``, on all replicas. The number of steps is
@@ -186,7 +112,77 @@ class DistributedDataset(Distributed):
         unknown = ranks if ready.streamed else None
         replicas = replicas or ReplicaGroup(ranks)
         division = divide(policy, ready.source, ready.transforms, replicas, distribute.balance, unknown)
-        super().__init__(division, ranks, definition.options.prefetch, options, device)
+        self._begin(division, ranks, definition.options.prefetch, options, device)
+
+    def _begin(
+        self,
+        division: Division,
+        ranks: Topology,
+        prefetch: int | None,
+        options: InputOptions | None,
+        device: Device,
+    ) -> None:
+        self._passes = Passes(division, ranks, prefetch)
+        if options is None or options.experimental_fetch_to_device:
+            self._passes.device = device
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._passes)
+
+    def state(self) -> dict[str, Any]:
+        """Return the position of the newest iterator; see `DistributedIterator.state`.
+
+        Returns
+        -------
+        dict
+        """
+        return self._passes.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator continue at a saved position; see `DistributedIterator.restore`.
+
+        Parameters
+        ----------
+        state : dict
+            What `state` returned.
+        """
+        self._passes.restore(state)
+
+    @property
+    def cardinality(self) -> int:
+        """Number of steps of an epoch, equal on all replicas.
+
+        `INFINITE_CARDINALITY` for an endless dataset, `UNKNOWN_CARDINALITY` for a dataset made of an iterable.
+        """
+        return self._passes.division.cardinality
+
+    @property
+    def element_spec(self) -> Any:
+        """Structure of the batches of a replica, with an `ArraySpec` for each array.
+
+        With several replicas, None stands for the number of rows, because their pieces may differ by one row.
+        """
+        return self._passes.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold the batches of one epoch on this rank into a state.
+
+        Parameters
+        ----------
+        initial_state : object
+            The state before the first batch.
+        reduce_func : callable
+            Called with the state and a batch. Returns the next state.
+
+        Returns
+        -------
+        object
+            The last state, of this rank only: the states of the ranks are not combined.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
 
 
 def _description(transform: Transform) -> str:
@@ -297,7 +293,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             ends = zip(lengths, fed, strict=True)
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
             own = OwnDatasets(datasets, replicas, fed, steps, shared)
-        Distributed.__init__(self, own, ranks, datasets[0].options.prefetch, options, device)
+        self._begin(own, ranks, datasets[0].options.prefetch, options, device)
 
 
 @dataclass

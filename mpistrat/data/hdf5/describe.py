@@ -23,10 +23,7 @@ from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.locate import Locator
 from mpistrat.data.hdf5.open_file import opened
-from mpistrat.data.hdf5.records import Chunked as Chunked
-from mpistrat.data.hdf5.records import Column as Column
-from mpistrat.data.hdf5.records import FileRecord as FileRecord
-from mpistrat.data.hdf5.records import Joined, Layout, ThroughHdf5
+from mpistrat.data.hdf5.records import Chunked, Column, FileRecord, Joined, Layout, ThroughHdf5
 from mpistrat.data.rows.byte_order import native
 
 _NAMES_SHOWN = 20

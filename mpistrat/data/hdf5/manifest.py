@@ -122,18 +122,18 @@ class Manifests:
         The files.
     names : sequence of str
         The HDF5 datasets.
-    kept_in : str, optional
+    kept_in : str or None
         The file that keeps the manifest between jobs.
-    describe : callable, optional
-        Maps a path and the names to the record of the file. By default that of an HDF5 file.
+    describe : callable
+        Maps a path and the names to the record of the file.
     """
 
     def __init__(
         self,
         files: FileList,
         names: Sequence[str],
-        kept_in: str | None = None,
-        describe: Callable[[str, Sequence[str]], FileRecord] | None = None,
+        kept_in: str | None,
+        describe: Callable[[str, Sequence[str]], FileRecord],
     ):
         self._describer = describe
         self.files = files
@@ -258,10 +258,6 @@ class Manifests:
             return DataFileError(f"{self.files}: {type(error).__name__}: {error}; fix: see the error")
 
     def _describe(self, number: int) -> FileRecord:
-        if self._describer is None:
-            from mpistrat.data.hdf5.describe import describe
-
-            self._describer = describe
         if number not in self._known:
             path = self.files.paths()[number]
             with naming_damage(path):

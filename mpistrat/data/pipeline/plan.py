@@ -170,7 +170,7 @@ class PipelinePlan:
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
         """Yield the batches that are made of these rows. All rows are read in one call."""
-        if len(parts) > 1 and self.batch is not None:
+        if len(parts) > 1 and self.batch is not None and any(map(len, parts)):
             try:
                 tree = self._source.read(np.concatenate(parts))
             except Exception:
@@ -232,7 +232,7 @@ class PipelinePlan:
 
     def empty(self) -> Any:
         """Return a batch without rows."""
-        tree = self._source.read(np.empty(0, np.int64)) if self._plain else self._empty_mapped_rows()
+        tree = spec.zeros(self._source.element_spec(), 0) if self._plain else self._empty_mapped_rows()
         try:
             return self._making.mapped(tree)
         except Exception as error:

@@ -62,6 +62,9 @@ class Transform:
         """Return `locate` for an input of ``n`` elements, which are best read in ``blocks``."""
         return partial(self.locate, n)
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()}({', '.join(map(str, vars(self).values()))})"
+
     def without_numbers(self) -> str:
         """Return the transform as text without seed and batch size: what a state of the input must have equal."""
         return str(self)
@@ -102,8 +105,29 @@ class Shuffle(Transform):
     def prepared(self, n: int | None, blocks: Blocks | None) -> Locate:
         if n is None:
             assert self.buffer_size is not None
-            return RunsShuffled(self, self.buffer_size)
-        return ExactlyShuffled(self, n) if self.mode == "exact" else BlocksShuffled(self, n, blocks)
+            return partial(self._in_runs, self.buffer_size)
+        if self.mode == "block":
+            return BlocksShuffled(self, n, blocks)
+        return partial(self._exactly, n, Cache[int, np.ndarray](2))  # a batch may lie across two epochs
+
+    def _exactly(
+        self, n: int, kept: Cache[int, np.ndarray], ks: np.ndarray, iteration: int
+    ) -> Iterable[Segment]:
+        """Permute ``n`` elements uniformly. The permutation is kept in memory."""
+        key = self.key(iteration)
+        order = kept[key] if key in kept else kept.keep(key, permutation(n, self.seed, key))
+        return [(_ALL, order[ks].astype(np.int64), iteration)]
+
+    def _in_runs(self, size: int, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
+        """Permute every run of ``size`` elements."""
+        run = ks // size
+        start = run * size
+        permuted = Feistel(size, round_keys(self.seed, self.key(iteration), "runs"))
+        return [(_ALL, start + permuted(ks - start, run), iteration)]
+
+    def key(self, iteration: int) -> int:
+        """Return the number on which the order of an iteration depends."""
+        return iteration if self.reshuffle else 0
 
     def without_numbers(self) -> str:
         return f"shuffle({self.buffer_size}, reshuffle={self.reshuffle}, mode={self.mode!r})"
@@ -122,42 +146,11 @@ class BlocksShuffled:
         self._order = BlockOrder(n, blocks)
 
     def __call__(self, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
-        return [(_ALL, self._order(ks, self._shuffle.seed, self._key(iteration)), iteration)]
+        return [(_ALL, self._order(ks, self._shuffle.seed, self._shuffle.key(iteration)), iteration)]
 
     def spans(self, k: int, iteration: int) -> tuple[int, np.ndarray]:
         """Return where the window of element ``k`` ends, and the runs of input elements in it."""
-        return self._order.spans(k, self._shuffle.seed, self._key(iteration))
-
-    def _key(self, iteration: int) -> int:
-        return iteration if self._shuffle.reshuffle else 0
-
-
-class ExactlyShuffled:
-    """A uniform permutation, kept in memory."""
-
-    def __init__(self, shuffle: Shuffle, n: int):
-        self._shuffle, self._n = shuffle, n
-        self._kept = Cache[int, np.ndarray](2)  # a batch may lie across two epochs
-
-    def __call__(self, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
-        key = iteration if self._shuffle.reshuffle else 0
-        order = self._kept.get(key)
-        if order is None:
-            order = self._kept.keep(key, permutation(self._n, self._shuffle.seed, key))
-        return [(_ALL, order[ks].astype(np.int64), iteration)]
-
-
-class RunsShuffled:
-    """A permutation of every run of ``size`` elements."""
-
-    def __init__(self, shuffle: Shuffle, size: int):
-        self._shuffle, self._size = shuffle, size
-
-    def __call__(self, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
-        keys = round_keys(self._shuffle.seed, iteration if self._shuffle.reshuffle else 0, "runs")
-        run = ks // self._size
-        start = run * self._size
-        return [(_ALL, start + Feistel(self._size, keys)(ks - start, run), iteration)]
+        return self._order.spans(k, self._shuffle.seed, self._shuffle.key(iteration))
 
 
 @dataclass(frozen=True)
@@ -198,9 +191,6 @@ class Take(Transform):
             return n
         return self.count if n is None else min(n, self.count)
 
-    def __str__(self) -> str:
-        return f"take({self.count})"
-
 
 @dataclass(frozen=True)
 class Skip(Transform):
@@ -215,9 +205,6 @@ class Skip(Transform):
 
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks + self.count, iteration)]
-
-    def __str__(self) -> str:
-        return f"skip({self.count})"
 
 
 @dataclass(frozen=True)
@@ -242,9 +229,6 @@ class Shard(Transform):
 
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks * self.num_shards + self.index, iteration)]
-
-    def __str__(self) -> str:
-        return f"shard({self.num_shards}, {self.index})"
 
 
 @dataclass(frozen=True)

@@ -196,11 +196,6 @@ def as_array(leaf: Any) -> np.ndarray:
     return in_native_order(array)
 
 
-def one_row(leaf: Any) -> np.ndarray:
-    """Return a leaf as an array of one row."""
-    return as_array(leaf)[None]
-
-
 def lists_to_arrays(tree: Any) -> Any:
     """Convert each list to one array, as in tf.data. Tuples and dicts are structure."""
     if isinstance(tree, list):
