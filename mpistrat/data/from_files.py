@@ -96,9 +96,7 @@ class FromFiles:
             Paths and glob patterns, as for `from_hdf5`.
         variables : str, tuple or dict of str
             Names of variables whose axis 0 is the axis of the samples.
-        manifest : path, optional
-            As for `from_hdf5`.
-        check_finite : bool
+        manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -127,9 +125,7 @@ class FromFiles:
         ----------
         files : str, os.PathLike or list of those
             Paths and glob patterns, as for `from_hdf5`.
-        manifest : path, optional
-            As for `from_hdf5`.
-        check_finite : bool
+        manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -175,9 +171,7 @@ class FromFiles:
             Paths and glob patterns, as for `from_hdf5`.
         columns : str, tuple or dict of str
             Names of columns. Strings and lists of variable length become arrays of objects.
-        manifest : path, optional
-            As for `from_hdf5`.
-        check_finite : bool
+        manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -211,9 +205,7 @@ class FromFiles:
             Folders that are stores, and glob patterns that match such folders.
         arrays : str, tuple or dict of str
             Names of arrays of a group. By default the store is an array itself.
-        manifest : path, optional
-            As for `from_hdf5`.
-        check_finite : bool
+        manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -258,9 +250,7 @@ class FromFiles:
             What separates values.
         header : bool
             Whether the first line names the columns. Otherwise they are named ``"0"``, ``"1"`` and so on.
-        manifest : path, optional
-            As for `from_hdf5`.
-        check_finite : bool
+        manifest, check_finite
             As for `from_hdf5`.
 
         Returns
