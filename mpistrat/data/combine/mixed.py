@@ -145,13 +145,7 @@ class Choices:
 class Drawn(OfParts):
     """Parts of which each gives its rows in its own order. The part of each row is drawn, the same in every iteration.
 
-    Parameters
-    ----------
-    parts : sequence of DatasetPart
-    weights : sequence of float
-    seed : Seed
-    stop : bool
-        Whether the rows end where a part has none left.
+    ``stop`` says whether the rows end where a part has none left.
     """
 
     word = "sample_from_datasets"

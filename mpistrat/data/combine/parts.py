@@ -83,14 +83,7 @@ class DatasetPart(Definition):
 class OfParts:
     """The methods of a source that let its parts do the same. It stands before `Source` or `StreamSource`.
 
-    Parameters
-    ----------
-    parts : sequence of DatasetPart
-
-    Attributes
-    ----------
-    word : str
-        The kind of combination.
+    ``word`` is the kind of combination.
     """
 
     word: str

@@ -53,16 +53,7 @@ class StreamedSource(OfParts, StreamSource):
 
 
 class StreamByFunction(StreamedSource):
-    """The elements that a function makes of the elements of some parts.
-
-    Parameters
-    ----------
-    word : str
-        The kind of combination.
-    parts : sequence of DatasetPart
-    combine : callable
-        As `StreamedSource.combine`.
-    """
+    """The elements that a function makes of the elements of some parts, as `StreamedSource.combine`."""
 
     def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
         super().__init__(parts)

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 class ZippedSource(CombinedSource):
-    """Row k of all parts, in a structure, up to the end of the shortest.
-
-    Parameters
-    ----------
-    parts : sequence of DatasetPart
-    structure : nested structure
-        Its leaves stand for the parts, in order.
-    """
+    """Row k of all parts, in a structure whose leaves stand for the parts in order, up to the end of the shortest."""
 
     word = "zip"
 

@@ -40,15 +40,9 @@ MOST_IMBALANCE = 0.05
 
 
 class Reading(NamedTuple):
-    """A plan that reads for some replicas of this rank.
+    """A plan that reads for so many replicas of this rank as ``fed``.
 
-    Attributes
-    ----------
-    plan : PipelinePlan or StreamPlan
-    fed : int
-        For how many replicas.
-    rows : callable
-        ``rows(k, iteration)`` are those of batch ``k``, which replica ``k % fed`` gets in step ``k // fed``.
+    ``rows(k, iteration)`` are those of batch ``k``, which replica ``k % fed`` gets in step ``k // fed``.
     """
 
     plan: Any

@@ -300,12 +300,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 class _Report:
     """What a rank tells the others of the dataset of a pipeline.
 
-    Attributes
-    ----------
-    described : dict
-        What a state says of it, if a state is that of all ranks.
-    digest : str
-        A digest of that.
+    ``described`` is what a state says of it, if a state is that of all ranks, and ``digest`` a digest of that.
     """
 
     pipeline: int

@@ -36,14 +36,7 @@ _FURTHER = ("bfloat16",)
 class OnItsWay(NamedTuple):
     """A batch whose arrays of numbers are being copied to a GPU.
 
-    Attributes
-    ----------
-    leaves : list
-        The leaves of the batch, with None in place of each array that is copied.
-    rebuild : callable
-        Makes the batch from its leaves.
-    sent : Sent
-        The arrays that are being copied.
+    ``leaves`` has None in place of each array that is copied, and ``rebuild`` makes the batch from its leaves.
     """
 
     leaves: list[Any]
@@ -103,19 +96,10 @@ class Pass:
 class Passes:
     """The state that a distributed dataset shares with its iterators.
 
-    Parameters
-    ----------
-    division : Division
-        The rows of each replica.
-    ranks : Topology
-        The ranks that share the dataset.
-    prefetch : int or None
-        Number of batches that are read ahead. With None and AUTOTUNE the library chooses.
+    With ``prefetch`` None and AUTOTUNE the library chooses how many batches are read ahead.
 
     Attributes
     ----------
-    division, prefetch
-        As above.
     device : Device
         The device to which batches are fetched.
     making : MakingLock

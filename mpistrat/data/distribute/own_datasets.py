@@ -20,19 +20,8 @@ if TYPE_CHECKING:
 class OwnDatasets(Division):
     """The division of datasets that the pipelines made themselves, each in batches of its own size.
 
-    Parameters
-    ----------
-    datasets : sequence of Definition
-        Those of the pipelines of this rank.
-    replicas : ReplicaGroup
-    pipelines : list of range
-        The replicas that each pipeline feeds.
-    steps : int or None
-        None if a dataset is endless, or its length unknown.
-    shared : mapping or None
-        What a state says of the datasets of all pipelines, if it must not depend on the rank.
-    ranks : Topology, optional
-        The ranks, if the length of some datasets is unknown.
+    ``datasets`` are those of the pipelines of this rank. ``shared`` is what a state says of the datasets of all
+    pipelines, if it must not depend on the rank. ``ranks`` are given if the length of some datasets is unknown.
     """
 
     name = "its own"

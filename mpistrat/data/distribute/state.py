@@ -28,19 +28,7 @@ _TYPES: dict[str, Any] = {
 
 
 class Position(NamedTuple):
-    """A position in an epoch: a division, and the number of its steps that were made.
-
-    Attributes
-    ----------
-    division : Division
-        The division that is iterated. It begins after the first ``skipped`` rows of the epoch.
-    epoch : int
-        The number of the epoch.
-    step : int
-        How many steps of the division were made.
-    skipped : int
-        How many rows of the epoch come before the division.
-    """
+    """A position in an epoch: so many steps of a division that begins after its first ``skipped`` rows."""
 
     division: Division
     epoch: int

@@ -33,12 +33,8 @@ _mailboxes: weakref.WeakKeyDictionary[Any, Mailbox] = weakref.WeakKeyDictionary(
 class ThroughputLog:
     """A counter of the samples and bytes of an iterator, and of the time that the program waits for them.
 
-    Parameters
-    ----------
-    ranks : Topology
-        Rank 0 logs. Several ranks need a communicator ``ranks.world`` for that.
-    dataset : int
-        The number of the dataset, equal on all ranks.
+    Rank 0 logs. Several ranks need a communicator ``ranks.world`` for that, and the number of the dataset, equal on
+    all.
     """
 
     def __init__(self, ranks: Topology, dataset: int):

@@ -47,14 +47,7 @@ def blocks_of(record: FileRecord) -> InBlocks:
 
 
 class BlockReader(KeepingReader):
-    """Reader of rows in blocks. The last block is always kept.
-
-    Parameters
-    ----------
-    form : BlockFormat
-    most_decoded : int
-        Bytes of blocks that are kept.
-    """
+    """Reader of rows in blocks, of which it keeps so many bytes. The last block is always kept."""
 
     fewest_kept = 1
 

@@ -12,14 +12,8 @@ from mpistrat.data.hdf5.records import FileRecord
 class Format(Protocol):
     """A format of files.
 
-    Attributes
-    ----------
-    name : str
-        What the files are, for messages.
-    named : str
-        What the program names in a file, for messages.
-    folders : bool
-        Whether a "file" is a folder.
+    ``name`` says in messages what the files are, and ``named`` what the program names in a file. ``folders`` tells
+    whether a "file" is a folder.
     """
 
     name: ClassVar[str]

@@ -31,13 +31,8 @@ _TIMES = re.compile(r"[0-9T:.+\-NaZ \t\n]*")
 class Csv(BlockFormat):
     """Files of lines with values that a character separates.
 
-    Parameters
-    ----------
-    dtypes : mapping of str
-        Types of columns, float64 for others.
-    delimiter : str
-    header : bool
-        Whether the first line names the columns. Otherwise they are named "0", "1" and so on.
+    ``dtypes`` has the types of columns, float64 for others. Without ``header`` columns are named "0", "1" and so
+    on.
     """
 
     name: ClassVar[str] = "CSV"

@@ -49,27 +49,11 @@ def decode(
     nbytes: int,
     into: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the decoded bytes of a chunk.
+    """Return the ``nbytes`` decoded bytes of a chunk, in the memory ``into`` if it is given.
 
-    Parameters
-    ----------
-    raw : bytes-like
-        The stored bytes.
-    filters : sequence of (int, tuple of int)
-        Number and parameters of each filter, in the order of writing.
-    mask : int
-        The filters that were skipped, as bits.
-    nbytes : int
-        Number of bytes of the decoded chunk.
-    into : numpy.ndarray of uint8, shape (nbytes,), optional
-        Memory for the decoded bytes.
-
-    Raises
-    ------
-    ValueError
-        If the stored bytes cannot be decoded, or decode to another size.
-    ChecksumError
-        If the stored bytes do not match their checksum.
+    ``filters`` has number and parameters of each filter in the order of writing, ``mask`` a bit for each that was
+    skipped. Raise ValueError if the bytes cannot be decoded or decode to another size, and ChecksumError if they do
+    not match their checksum.
     """
     applied = [each for position, each in enumerate(filters) if not mask >> position & 1]
     for position, (number, values) in reversed(list(enumerate(applied))):

@@ -158,13 +158,7 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
 
 
 def way_of_reading(column: Column) -> str:
-    """Return how the rows of a dataset are read, and why, in one line.
-
-    Returns
-    -------
-    str
-        ``"direct: ..."`` or ``"h5py: ..."``.
-    """
+    """Return in one line how the rows of a dataset are read, and why: ``"direct: ..."`` or ``"h5py: ..."``."""
     if isinstance(column.layout, ThroughHdf5):
         return f"h5py: {column.layout.reason}"
     return f"direct: {_words(column.layout)}"

@@ -16,23 +16,11 @@ _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small le
 
 
 class FileList:
-    """The files of a path, a glob pattern, or a list of those. They are searched when first needed.
+    """The files of a path, a glob pattern, or an iterable of those. They are searched when first needed.
 
-    Parameters
-    ----------
-    files : str, os.PathLike or iterable of those
-        Paths and patterns, kept in this order. The matches of a pattern are sorted.
-    format : str
-        What the files are, for messages.
-    folders : bool
-        Whether a "file" is a folder.
-
-    Raises
-    ------
-    TypeError
-        If an entry is not a path.
-    ValueError
-        If the list is empty, or a name is a URL.
+    They keep this order, but the matches of a pattern are sorted. ``format`` says in messages what they are, and
+    ``folders`` whether a "file" is a folder. Raise TypeError if an entry is not a path, and ValueError if the list
+    is empty or a name is a URL.
     """
 
     def __init__(self, files: Any, format: str = "HDF5", folders: bool = False):

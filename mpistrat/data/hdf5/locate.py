@@ -29,12 +29,7 @@ _WHOLE_FILE = h5py.h5f.UNLIMITED
 class ChunkIndex(NamedTuple):
     """The chunks that are in the file, in C order of the grid that all of them make.
 
-    Attributes
-    ----------
-    numbers : numpy.ndarray
-        The place of each in the grid, ascending.
-    offsets, sizes, masks : numpy.ndarray
-        The stored bytes of each, and which filters were skipped, bit by bit.
+    ``numbers`` has the place of each in the grid, ascending. ``masks`` tells bit by bit which filters were skipped.
     """
 
     numbers: np.ndarray
@@ -159,10 +154,7 @@ def _damaged(where: str, what: str) -> DataFileError:
 class Locator:
     """Locator of the rows of one dataset of a file. It collects the other files that hold some of them.
 
-    Parameters
-    ----------
-    path : str
-        The file. It has number 0.
+    The file at ``path`` has number 0.
     """
 
     def __init__(self, path: str):

@@ -116,16 +116,8 @@ def unpacked(packed: str) -> list[tuple[str, int, int]]:
 class Manifests:
     """Builder of a manifest. It remembers the files that were described already.
 
-    Parameters
-    ----------
-    files : FileList
-        The files.
-    names : sequence of str
-        The HDF5 datasets.
-    kept_in : str or None
-        The file that keeps the manifest between jobs.
-    describe : callable
-        Maps a path and the names to the record of the file.
+    ``kept_in`` is the file that keeps the manifest between jobs, or None. ``describe`` maps a path and the names of
+    the columns to the record of the file.
     """
 
     def __init__(

@@ -21,21 +21,10 @@ _LINE = 64  # bytes of a cache line
 class RowsInMemory:
     """The rows of a manifest, one array for each column. They are read when rows are first taken.
 
-    Parameters
-    ----------
-    manifest : Manifest
-    reader : FileReader
-    block_rows : int
-        Rows that are best read together. A piece of the memory has a multiple of these, about 4 MiB.
-    node : mpi4py.MPI.Intracomm, optional
-        Ranks that share the rows, and read them together. Making the object is collective over them.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        On every rank of the node, if the ranks cannot share memory.
-    OSError
-        If memory for this process alone cannot be allocated.
+    A piece of the memory has a multiple of ``block_rows``, about 4 MiB. The ranks of the communicator ``node``
+    share the rows, and read them together: then making the object is collective. Raise NoSharedMemoryError on every
+    rank of the node if the ranks cannot share memory, and OSError if memory for this process alone cannot be
+    allocated.
     """
 
     def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):

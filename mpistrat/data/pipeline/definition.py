@@ -98,14 +98,8 @@ class Definition:
     ) -> Self:
         """Return the definition with its source ready for its shuffles.
 
-        Parameters
-        ----------
-        sharing : int, optional
-            How many ranks of this node share the memory for it, if that is known.
-        ranks : Topology, optional
-            The ranks, if all have this dataset. Collective over them if given.
-        memory : int, optional
-            Bytes of the node for its shuffles, by default those of the options.
+        ``sharing`` says how many ranks of this node share the memory for it, if that is known. ``ranks`` are given
+        if all have this dataset: then it is collective. ``memory`` is by default that of the options.
         """
         memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)

@@ -195,20 +195,12 @@ class PipelinePlan:
     ) -> Iterator[list[Any]]:
         """Yield the batches of steps from ``first`` up to ``stop`` in lists. Up to ``together`` steps are read at once.
 
-        In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks again.
-        An error is raised after the batches before it. Batches that functions of the program make come one by one: a
-        function may turn small rows into large arrays.
+        A step has so many batches ``each``, and ``rows_of(k)`` are the numbers of the rows of batch ``k``. ``stop``
+        is None if there is no end.
 
-        Parameters
-        ----------
-        rows_of : callable
-            Maps the number of a batch to the numbers of its rows.
-        first : int
-        stop : int or None
-            None for an endless one.
-        together : int
-        each : int
-            How many batches a step has.
+        In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks
+        again. An error is raised after the batches before it. Batches that functions of the program make come one
+        by one: a function may turn small rows into large arrays.
         """
         size = 1 if self._rows.windows is None else together
         while stop is None or first < stop:

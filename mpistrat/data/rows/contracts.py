@@ -134,15 +134,9 @@ class Source(Protocol):
     ) -> Source:
         """Return the source of the same rows for a shuffle that may take ``nbytes`` of memory on each node.
 
-        Parameters
-        ----------
-        nbytes : int
-        wanted : int or None
-            How many rows an epoch has. None if it is endless.
-        sharing : int, optional
-            How many ranks of the node share this memory, if that is known.
-        ranks : Topology, optional
-            The ranks, if all of them read these rows. Collective over them if given.
+        An epoch has so many rows as ``wanted``, None if it is endless. ``sharing`` says how many ranks of the node
+        share this memory, if that is known. ``ranks`` are given if all of them read these rows: then it is
+        collective.
         """
         return self
 

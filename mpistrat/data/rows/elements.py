@@ -50,20 +50,10 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
 
 
 def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
-    """Return elements of equal structure and shapes, stacked on a new axis 0.
+    """Return elements of equal structure and shapes, stacked on a new axis 0, in these dtypes of the columns.
 
-    Parameters
-    ----------
-    elements : sequence of nested structures
-    dtypes : sequence of numpy.dtype, optional
-        The dtype of each column. By default the one to which NumPy promotes its rows.
-
-    Raises
-    ------
-    TypeError
-        If a row has a value that its column's dtype cannot hold.
-    ValueError
-        If the elements differ in structure or shape.
+    Without dtypes, NumPy promotes the rows of each column. Raise TypeError if a row has a value that its column's
+    dtype cannot hold, and ValueError if the elements differ in structure or shape.
     """
     first, _ = nest.flatten(elements[0])
     if not first:

@@ -70,16 +70,7 @@ class IterableSource(StreamSource):
 
 
 class GeneratorSource(IterableSource):
-    """The elements that a function yields.
-
-    Parameters
-    ----------
-    generator : callable
-    args : tuple
-        Arguments of the function.
-    signature : structure of ArraySpec, or None
-        What each element has. None for any.
-    """
+    """The elements that a function yields. The signature says what each element has, None for any."""
 
     def __init__(self, generator: Callable[..., Iterable[Any]], args: tuple[Any, ...], signature: Any):
         if not callable(generator):

@@ -32,24 +32,14 @@ def shard(
     compress: str | None = None,
     progress: bool = False,
 ) -> list[Path]:
-    """Divide the rows of some files over ``count`` new files, ``NAME-00000-of-00064.h5`` and so on.
+    """Divide the rows of some files over ``count`` new files, ``NAME-00000-of-00064.h5`` and so on, and return these.
 
-    Types and attributes are kept, but chunks and compression are not. Every new file gets the datasets that hold
-    a single value. These must be the same in all inputs.
+    Types and attributes are kept, but chunks and compression are not. Every new file gets the datasets that hold a
+    single value. These must be the same in all inputs.
 
-    Returns
-    -------
-    list of Path
-        The new files.
-
-    Raises
-    ------
-    DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-        If something is wrong with the inputs.
-    FileExistsError
-        If one of the new files exists.
-    ValueError
-        If there are fewer rows than new files.
+    Raise DataFileError, DatasetNotFoundError, DatasetMismatchError or EmptyDatasetError if something is wrong with
+    the inputs, FileExistsError if one of the new files exists, and ValueError if there are fewer rows than new
+    files.
     """
     rows, single = _named(inputs[0], datasets) if datasets else _alike(inputs)
     stem = name or (Path(inputs[0]).stem if len(inputs) == 1 else _common_stem(inputs))

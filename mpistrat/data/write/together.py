@@ -62,22 +62,11 @@ class _Description(NamedTuple):
 
 
 def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None:
-    """Write the rows of all ranks to one file. Collective.
+    """Write the rows of all ranks to one file. Collective. ``prepare()`` checks the arguments, and returns a rank's part.
 
-    Parameters
-    ----------
-    ranks : Topology
-    prepare : callable
-        Checks the arguments of this rank, and returns its part.
-
-    Raises
-    ------
-    DatasetMismatchError
-        On every rank, if the datasets of the ranks differ in name, dtype or shape of a row.
-    ValueError
-        On every rank, if the ranks give different files or options, or no rank has rows.
-    Exception
-        On every rank, what a rank raises. No file appears.
+    Raise on every rank: DatasetMismatchError if the datasets of the ranks differ in name, dtype or shape of a row,
+    ValueError if the ranks give different files or options or no rank has rows, and whatever a rank raises. No file
+    appears then.
     """
     part: Any = None
 

@@ -142,22 +142,9 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 
 class ChunkedRows:
-    """Reader of the rows of a chunked dataset. Chunks are read and decoded as wholes.
+    """Reader of a chunked dataset of so many ``rows``, each of a ``shape``. Chunks are read and decoded as wholes.
 
-    Parameters
-    ----------
-    layout : Chunked
-        Where the chunks lie.
-    rows : int
-        Number of rows of the dataset.
-    shape : tuple of int
-        Shape of a row.
-    stored : numpy.dtype
-        Dtype in the file.
-    key : object
-        Key of the dataset in the cache.
-    decoded : DecodedChunks
-        The cache, shared by all datasets.
+    ``key`` is that of the dataset in the cache ``decoded``, which all datasets share.
     """
 
     def __init__(

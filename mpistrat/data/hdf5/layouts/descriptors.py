@@ -30,17 +30,9 @@ class Descriptor:
         self._mtime_ns = -1
 
     def check(self, same: Callable[[str, int], bool]) -> None:
-        """Check that the size of the file is unchanged. If the time of writing changed, ``same`` decides.
+        """Check that the size of the file is unchanged; raise DataFileError if not.
 
-        Parameters
-        ----------
-        same : callable
-            Called with path and mtime_ns. Returns whether the file still has the same rows.
-
-        Raises
-        ------
-        DataFileError
-            If the file has changed.
+        If the time of writing changed, ``same(path, mtime_ns)`` decides whether the file still has the same rows.
         """
         if self._fd < 0:  # closed to make room for other files; was checked when it was opened
             return

@@ -26,19 +26,9 @@ class RowReader(Protocol):
 
 
 def reader_of(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
-    """Return the reader of the rows of a column, or of a part of it.
+    """Return the reader of so many ``rows`` of a column, or of a part of it that has a layout other than `ThroughHdf5`.
 
-    Parameters
-    ----------
-    column : Column
-    layout : Layout
-        Of the column or the part. Not `ThroughHdf5`.
-    rows : int
-        Number of rows.
-    key : object
-        Key in the cache.
-    decoded : DecodedChunks
-        The cache of decoded chunks, shared by all columns.
+    ``key`` is that of the rows in the cache ``decoded``, which all columns share.
     """
     if isinstance(layout, Joined):
         return JoinedRows(column, layout, key, decoded)
