@@ -81,22 +81,13 @@ class Division:
         Number of steps of an epoch, equal on all replicas. None if the epoch is endless.
     readings : sequence of Reading
         The plans by which this rank reads for its replicas, in the order of replicas.
-    plan : PipelinePlan
-        The first of them.
     whole : Definition
         The whole dataset.
-    replicas : ReplicaGroup
-        The replicas that share the dataset.
     pipelines : list of range
         The replicas that each pipeline feeds.
-    communicates : bool
-        Whether `batch` is collective: the ranks exchange a flag at each step, until no replica has a row.
-
-    Parameters
-    ----------
-    whole, replicas
     ranks : Topology or None
-        The ranks, if the number of rows is unknown before their end.
+        The ranks, if the number of rows is unknown before their end. Then they exchange a flag at each step, until no
+        replica has a row.
     balance : bool
         Whether files are dealt by their lengths.
     """

@@ -216,14 +216,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     ----------
     dataset_fn : callable
         Called with an `InputContext` for each pipeline of this rank. Returns a Dataset, in batches of a replica's size.
-    ranks : Topology
-        The ranks that call the function.
-    options : InputOptions, optional
-        Options of the input.
-    device : Device, optional
-        The device that batches are fetched to, unless the options disable that. By default the host.
-    replicas : ReplicaGroup, optional
-        Which rank plays which replica; by default each rank plays one.
+    ranks, options, device, replicas
+        As for `DistributedDataset`.
 
     Raises
     ------

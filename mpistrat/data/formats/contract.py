@@ -35,18 +35,7 @@ class Format(Protocol):
 
 
 def needed(module: str, what: str) -> Any:
-    """Return a module that not all formats need.
-
-    Raises
-    ------
-    ImportError
-        If it is not installed. The message says how to install it.
-
-    Examples
-    --------
-    >>> needed("math", "numbers").pi > 3
-    True
-    """
+    """Return a module that not all formats need. Raise ImportError, which says how to install it, if it is absent."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

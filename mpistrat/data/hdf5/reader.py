@@ -25,16 +25,10 @@ _LAYOUTS_KEPT = 256
 
 
 class KeepingReader:
-    """The base of readers, which keep what they have decoded. One thread reads at a time.
+    """The base of readers, which keep so many decoded bytes. One thread reads at a time.
 
-    Open files belong to the process that opened them: after a fork the child begins anew.
-
-    Parameters
-    ----------
-    most_decoded : int
-        Size of the cache of decoded chunks in bytes.
-    describe : callable
-        Describes a file again that was written to since.
+    Open files belong to the process that opened them: after a fork the child begins anew. ``describe`` describes a
+    file again that was written to since.
     """
 
     fewest_kept = 2
@@ -79,12 +73,7 @@ class KeepingReader:
 class FileReader(KeepingReader):
     """Reader of rows. It keeps the most recently used files open.
 
-    Parameters
-    ----------
-    most_open : int
-        Number of files that may be open at a time for direct reads. HDF5 has at most 16 files open besides.
-    most_decoded, describe
-        As for `KeepingReader`.
+    So many files as ``most_open`` may be open for direct reads. HDF5 has at most 16 files open besides.
     """
 
     def __init__(

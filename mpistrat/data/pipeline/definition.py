@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """A source of rows, the transforms of its rows and batches, and the options of a dataset.
-
-    Parameters
-    ----------
-    source : Source or StreamSource
-    transforms : tuple of Transform
-    options : Options
-    """
+    """A source of rows, the transforms of its rows and batches, and the options of a dataset."""
 
     source: Any
     transforms: tuple[Transform, ...] = ()

@@ -24,15 +24,9 @@ _dtype = attrgetter("dtype")
 class Making:
     """The functions and the batch of a pipeline. All batches have the dtypes of the first row.
 
-    Parameters
-    ----------
-    transforms : sequence of Transform
-    typed : bool
-        Whether the rows of the source have one dtype.
-    first : callable, optional
-        Returns a list of the first row that all replicas share, which each of them finds alone by one more call of each
-        function. If it is not shared, the first row that is made counts. No method of a plan, which would keep its
-        files open until a garbage collection.
+    ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row that all
+    replicas share, which each of them finds alone by one more call of each function. If it is None, the first row
+    that is made counts. It is no method of a plan, which would keep its files open until a garbage collection.
 
     Attributes
     ----------

@@ -19,10 +19,7 @@ from mpistrat.data.rows.spec import ArraySpec
 class PaddedBatch(Batch):
     """The transform that stacks consecutive elements, each padded to the longest, or to a shape that was given.
 
-    Attributes
-    ----------
-    shapes, values : structure, tuple, number or None
-        As the arguments of `Chain.padded_batch`.
+    ``shapes`` and ``values`` are the arguments of `Chain.padded_batch`.
     """
 
     stacks_arrays: ClassVar[bool] = False

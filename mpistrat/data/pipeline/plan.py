@@ -78,14 +78,7 @@ class _Batches(NamedTuple):
 
 
 class PipelinePlan:
-    """A source with its transforms, ready to read.
-
-    Parameters
-    ----------
-    source : Source
-    transforms : sequence of Transform
-    whole : Source, optional
-        The source that the replicas share, of which ``source`` may be this one's part.
+    """A source with its transforms, ready to read. It may be a replica's part of the source ``whole``.
 
     Attributes
     ----------

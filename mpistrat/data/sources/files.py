@@ -142,7 +142,8 @@ class FileSource(Source):
         if out is None:
             columns = self._manifest.columns
             out = [self._buffers.empty((len(rows), *column.shape), column.dtype) for column in columns]
-            self._read_files(rows, out)
+            if len(rows):
+                self._read_files(rows, out)
         if self._check_finite:
             self._refuse_not_finite(rows, out)
         return self._rebuild(out)

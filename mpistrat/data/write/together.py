@@ -62,7 +62,7 @@ class _Description(NamedTuple):
 
 
 def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None:
-    """Write the rows of all ranks to one file. Collective. ``prepare()`` checks the arguments, and returns a rank's part.
+    """Write the rows of all ranks to one file. Collective. ``prepare()`` checks arguments, and returns a rank's part.
 
     Raise on every rank: DatasetMismatchError if the datasets of the ranks differ in name, dtype or shape of a row,
     ValueError if the ranks give different files or options or no rank has rows, and whatever a rank raises. No file

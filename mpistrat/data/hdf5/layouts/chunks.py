@@ -32,17 +32,8 @@ _NICE = 10  # about a tenth of the CPU time of another thread on the same core
 class DecodedChunks:
     """A pool of threads that decode chunks, and a cache of chunks with rows that were not read yet.
 
-    Parameters
-    ----------
-    most : int
-        Size of the cache in bytes.
-    fewest : int
-        How many chunks are kept whatever their size: by default one for each window of a batch.
-
-    Attributes
-    ----------
-    shared : MadeOnce or None
-        The chunks that the ranks of the node keep for each other, instead of the cache.
+    The cache has ``most`` bytes, but at least the ``fewest`` chunks: by default one for each window of a batch. In
+    its place, chunks that the ranks of the node keep for each other may be ``shared``.
     """
 
     def __init__(self, most: int = blocks.MOST_DECODED, fewest: int = 2) -> None:
