@@ -131,7 +131,8 @@ class OfParts:
 class CombinedSource(OfParts, Source):
     """The rows of some datasets, combined.
 
-    A subclass says how: `length`, `numbers`, `each`, `element_spec` and `of_parts`.
+    A subclass says how: `length`, `numbers`, `each`, `element_spec` and `of_parts`. It reads at least one row: a plan
+    makes empty batches of the specs.
     """
 
     def __len__(self) -> int:

@@ -74,10 +74,7 @@ class Source(Protocol):
         return ks
 
     def read(self, rows: np.ndarray) -> Any:
-        """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change.
-
-        There is at least one.
-        """
+        """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
 
     def each(self, rows: np.ndarray) -> list[Any]:
         """Return the rows with these numbers one by one. Their shapes may differ."""

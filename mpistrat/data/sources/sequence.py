@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
-from mpistrat.data.rows import elements
+from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.data.rows.contracts import Source
 from mpistrat.data.rows.spec import ArraySpec
@@ -56,6 +56,8 @@ class SequenceSource(Source):
         return self._spec
 
     def read(self, rows: np.ndarray) -> Any:
+        if not len(rows):
+            return spec.zeros(self._spec, 0)
         if isinstance(self._gather, _ArrayReader):
             return self._gather(rows)
         return self._gather(rows, elements.dtypes_of(self._spec))
