@@ -44,13 +44,11 @@ def check(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS) -> No
 def is_plain(file: h5py.File, name: str) -> bool:
     """Return whether a name leads to nothing but objects of this file, without soft and external links."""
     group, parts = file, _parts(name)
-    while parts:
+    while parts and isinstance(group, h5py.Group):
         part = parts.popleft()
         if isinstance(group.get(part, getlink=True), (h5py.SoftLink, h5py.ExternalLink)):
             return False
         group = group.get(part) if parts else None
-        if not isinstance(group, h5py.Group):
-            break
     return True
 
 

@@ -206,13 +206,9 @@ class BlockOrder:
             return self._rows(mixed, seed, epoch)
         window, start, size = self._windows(positions, seed, epoch)
         mixed = positions - start
-        least, most = int(size.min()), int(size.max())
-        if least == most:
-            mixed = Feistel(most, keys)(mixed, window)
-        else:
-            for n in np.unique(size).tolist():
-                where = size == n
-                mixed[where] = Feistel(n, keys)(mixed[where], window[where])
+        for n in np.unique(size).tolist():
+            where = size == n
+            mixed[where] = Feistel(n, keys)(mixed[where], window[where])
         mixed += start
         return self._rows(mixed, seed, epoch)
 

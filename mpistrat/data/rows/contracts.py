@@ -35,12 +35,42 @@ def ranks_of_node(ranks: Topology) -> int:
     return int(ranks.size if node is None else node.size)
 
 
-class Source(Protocol):
-    """Rows that can be read in any order. A new kind of source is a new file with a subclass.
+class AnySource(Protocol):
+    """Rows, and datasets inside with their shuffles. A new kind of source is a new file with a subclass.
 
-    The defaults are for rows that do not come from files. A subclass explains a method where it does more than is said
-    here.
+    A subclass explains a method where it does more than is said here.
     """
+
+    def element_spec(self) -> Any:
+        """Return the structure of one row, with an ArraySpec for every array."""
+
+    def seeds(self) -> list[Seed]:
+        """Return the seeds of all shuffles inside the source."""
+        return []
+
+    def with_seeds(self, seeds: Sequence[int]) -> Self:
+        """Return the source with other seeds for its shuffles."""
+        return self
+
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
+        """Return the source whose shuffles inside may take ``memory`` bytes; see `Source.for_shuffle`."""
+        return self
+
+    def fingerprint(self) -> Any:
+        """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
+        return str(self)
+
+    def agree(self, ranks: Topology) -> None:
+        """Find out, together with the other ranks, which rows there are. Collective."""
+        return
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal to restore a state: a small dict that JSON can hold. Called after `agree`."""
+        return {"source": str(self)}
+
+
+class Source(AnySource, Protocol):
+    """Rows that can be read in any order. The defaults are for rows that do not come from files."""
 
     streamed: ClassVar[bool] = False
     """Whether rows can be read only from the first one on."""
@@ -57,9 +87,6 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-
-    def element_spec(self) -> Any:
-        """Return the structure of one row, with an ArraySpec for every array."""
 
     @property
     def length(self) -> int | None:
@@ -80,31 +107,11 @@ class Source(Protocol):
         """Return the rows with these numbers one by one. Their shapes may differ."""
         return [*rows_of(self.read(rows))]
 
-    def seeds(self) -> list[Seed]:
-        """Return the seeds of all shuffles inside the source."""
-        return []
-
-    def with_seeds(self, seeds: Sequence[int]) -> Self:
-        """Return the source with other seeds for its shuffles."""
-        return self
-
-    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
-        """Return the source whose shuffles inside may take ``memory`` bytes; see `for_shuffle`."""
-        return self
-
-    def fingerprint(self) -> Any:
-        """Return what must be equal on all ranks before `agree`: a small object with ``==`` and a clear repr."""
-
     def checksum(self) -> int:
         """Return a checksum of rows in memory, 0 for others."""
         return 0
 
-    def agree(self, ranks: Topology) -> None:
-        """Find out, together with the other ranks, which rows there are. Collective."""
-        return
-
     def identity(self) -> dict[str, Any]:
-        """Return what must be equal to restore a state: a small dict that JSON can hold. Called after `agree`."""
         return {"rows": len(self), "source": str(self.fingerprint())}
 
     def file_rows(self) -> Sequence[int]:
@@ -146,7 +153,7 @@ class Source(Protocol):
         return
 
 
-class StreamSource(Protocol):
+class StreamSource(AnySource, Protocol):
     """Rows that are read from the first one on. Their number is unknown before their end."""
 
     streamed: ClassVar[bool] = True
@@ -160,26 +167,3 @@ class StreamSource(Protocol):
     def element_spec(self) -> Any:
         """Return the structure of an element: that of the first one, if nothing else is known."""
         return nest.map_structure(spec.of_array, self.first())
-
-    def fingerprint(self) -> Any:
-        """Return what must be equal on all ranks: a small object with ``==`` and a clear repr."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what must be equal to restore a state: a small dict that JSON can hold."""
-        return {"source": str(self)}
-
-    def agree(self, ranks: Topology) -> None:
-        """Find out, together with the other ranks, what there is to read. Collective."""
-        return
-
-    def seeds(self) -> list[Seed]:
-        """Return the seeds of all shuffles inside the source."""
-        return []
-
-    def with_seeds(self, seeds: Sequence[int]) -> Self:
-        """Return the source with other seeds for its shuffles."""
-        return self
-
-    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
-        """Return the source whose shuffles inside may take ``memory`` bytes; see `Source.for_shuffle`."""
-        return self

@@ -93,9 +93,6 @@ class RangeSource(Source):
     def at_once(self, share: float) -> int:
         return IN_MEMORY_AT_ONCE // 8
 
-    def fingerprint(self) -> Any:
-        return repr(self._numbers)
-
     def __repr__(self) -> str:
         return repr(self._numbers)
 
@@ -111,9 +108,6 @@ class CountSource(RangeSource):
 
     def __len__(self) -> NoReturn:
         raise TypeError(f"{self} is endless")
-
-    def fingerprint(self) -> Any:
-        return repr(self)
 
     def identity(self) -> dict[str, Any]:
         return {"source": repr(self)}

@@ -57,9 +57,6 @@ class IterableSource(StreamSource):
                 raise ValueError(f"{self} yields no elements, so their structure is unknown")
         return self._first
 
-    def fingerprint(self) -> Any:
-        return str(self)
-
     def _raw(self) -> Iterator[Any]:
         if isinstance(self._iterable, Iterable):
             return iter(self._iterable)
