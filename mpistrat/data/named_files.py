@@ -26,11 +26,8 @@ def check(path: str, where: str = "") -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise DataFileError(f"{where}: {path!r} is not a regular file; fix: check where it is from")
     root = rc.data_root
-    if root and not _is_inside(os.path.realpath(path), os.path.realpath(root)):
+    real = os.path.realpath(root)
+    if root and os.path.commonpath([os.path.realpath(path), real]) != real:
         raise DataFileError(
             f"{where}: {path!r} is outside of MPISTRAT_DATA_ROOT={root}; fix: move it there, or name another folder"
         )
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder

@@ -55,7 +55,8 @@ class NetCdf(Hdf5):
         with opened(path) as file:
             for name in names:
                 packed = [each for each in _PACKED if each in file[name].attrs]
-                short = [axis for axis in range(1, file[name].ndim) if _is_short(file[name], axis)]
+                axes = range(1, file[name].ndim)
+                short = [it for it in axes if _length_of_dimension(file[name], it) > file[name].shape[it]]
                 if short:
                     raise DataFileError(
                         f"file {path!r}, variable {name!r}: it is shorter than its unlimited dimension along axis "
@@ -81,7 +82,3 @@ def _length_of_dimension(variable: h5py.Dataset, axis: int = 0) -> int:
         for user, of_user in scale.attrs.get("REFERENCE_LIST", ()):
             lengths.append(int(variable.file[user].shape[of_user]))
     return max(lengths)
-
-
-def _is_short(variable: h5py.Dataset, axis: int) -> bool:
-    return _length_of_dimension(variable, axis) > variable.shape[axis]

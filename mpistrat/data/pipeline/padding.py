@@ -37,8 +37,8 @@ class PaddedBatch(Batch):
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:
             return elements.stack(rows)
-        shapes = _for_leaves(self.shapes, rows[0], len(leaves), _is_shape, "padded_shapes")
-        values = _for_leaves(self.values, rows[0], len(leaves), _is_value, "padding_values")
+        shapes = _for_leaves(self.shapes, rows[0], len(leaves), "padded_shapes")
+        values = _for_leaves(self.values, rows[0], len(leaves), "padding_values")
         columns = zip(*(nest.flatten(row)[0] for row in rows), strict=True)
         typed = itertools.starmap(elements.of_one_dtype, itertools.zip_longest(columns, dtypes or ()))
         return rebuild(
@@ -48,7 +48,7 @@ class PaddedBatch(Batch):
     def spec(self, row: Any, size: int | None) -> Any:
         """Return the specs of a batch, from those of a row: None for dimensions of the longest row."""
         leaves, rebuild = nest.flatten(row)
-        shapes = _for_leaves(self.shapes, row, len(leaves), _is_shape, "padded_shapes")
+        shapes = _for_leaves(self.shapes, row, len(leaves), "padded_shapes")
         found = []
         for leaf, shape in zip(leaves, shapes, strict=True):
             sizes = (None,) * len(leaf.shape) if shape is None else _sizes(shape)
@@ -62,9 +62,9 @@ class PaddedBatch(Batch):
         return "padded_batch"
 
 
-def _for_leaves(given: Any, row: Any, count: int, is_leaf: Any, what: str) -> list[Any]:
+def _for_leaves(given: Any, row: Any, count: int, what: str) -> list[Any]:
     """Return what the program gave for each array of a row: one for all, or a structure like the row's."""
-    if given is None or (is_leaf(given) and what == "padding_values"):
+    if given is None or (what == "padding_values" and not nest.is_nested(given)):
         return [given] * count
     if not nest.is_nested(row):
         return [given]
@@ -84,16 +84,6 @@ def _for_leaves(given: Any, row: Any, count: int, is_leaf: Any, what: str) -> li
 
     walk(given, row, "")
     return found
-
-
-def _is_shape(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(
-        each is None or isinstance(each, (int, np.integer)) for each in given
-    )
-
-
-def _is_value(given: Any) -> bool:
-    return not nest.is_nested(given)
 
 
 def _sizes(shape: Any) -> tuple[int | None, ...]:

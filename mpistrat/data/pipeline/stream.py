@@ -65,7 +65,7 @@ class StreamPlan:
             return self.empty()
         batch = self._making.mapped(self._making.stacked(mapped_rows(rows, self._row_maps)))
         if self._empty is None:
-            self._empty = spec.no_rows(batch)
+            self._empty = spec.no_rows_of(nest.map_structure(spec.of_array, batch))
         return batch
 
     def element_if_any(self, k: int, iteration: int) -> Any:

@@ -119,11 +119,6 @@ def zeros(spec: Any, rows: int) -> Any:
     return nest.map_structure(lambda s: np.zeros((rows, *s.shape), s.dtype), spec)
 
 
-def no_rows(batch: Any) -> Any:
-    """Return a batch without rows, with the structure, shapes and dtypes of another batch."""
-    return no_rows_of(nest.map_structure(of_array, batch))
-
-
 def no_rows_of(spec: Any) -> Any:
     """Return a batch without rows, from the specs of another batch."""
     return nest.map_structure(lambda s: np.zeros((0, *s.shape[1:]) if s.shape else (), s.dtype), spec)

@@ -21,6 +21,7 @@ from mpistrat.data.hdf5.records import Chunked
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.byte_order import native
 from mpistrat.memory.made_once import Chunk, Each, MadeOnce
+from mpistrat.runtime import affinity
 
 _MOST_THREADS = 4
 # Bytes of a chunk that ranks share, which takes 30 us. 2 ranks shuffled chunks of 128 KiB (gzip, by isal) in 0.85 of
@@ -43,7 +44,7 @@ class DecodedChunks:
         self._bytes = 0
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._threads = min(_MOST_THREADS, _cores())
+        self._threads = min(_MOST_THREADS, len(affinity.cores() or range(affinity.cores_of_machine())))
 
     def for_each(self, tasks: Sequence[Any], do: Callable[[Any], Any]) -> None:
         """Call ``do`` on each task, in this thread and in the pool; raise the first error."""
@@ -231,7 +232,3 @@ def _give_way() -> None:
         this = os.PRIO_PROCESS, threading.get_native_id()
         with contextlib.suppress(OSError):
             os.setpriority(*this, min(19, os.getpriority(*this) + _NICE))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
