@@ -46,16 +46,8 @@ class Choices:
     """The dataset of every row of a mixture, and which row of the dataset it is.
 
     Blocks of choices are drawn from the first one on. Only the rows that each dataset has given before a block are
-    kept: 8 bytes for each dataset and 4096 rows.
-
-    Parameters
-    ----------
-    seed : int
-    weights : sequence of float
-    lengths : sequence of int or None
-        None for an endless dataset.
-    stop : bool
-        Whether the rows end with the first choice of a dataset that has none left. Otherwise such choices are left out.
+    kept: 8 bytes for each dataset and 4096 rows. A length is None for an endless dataset. With ``stop`` the rows
+    end with the first choice of a dataset that has none left. Otherwise such choices are left out.
 
     Examples
     --------

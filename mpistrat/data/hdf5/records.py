@@ -138,12 +138,8 @@ class ThroughHdf5(NamedTuple):
 class InBlocks(NamedTuple):
     """Layout of rows that the library of a format reads in blocks, for other formats than HDF5.
 
-    Attributes
-    ----------
-    starts : numpy.ndarray
-        The first row of each block, and as its last entry the number of rows.
-    places : numpy.ndarray
-        Where the blocks lie, if the format needs that; otherwise empty.
+    ``starts`` has the first row of each block, and as its last entry the number of rows. ``places`` tells where the
+    blocks lie, if the format needs that; otherwise it is empty.
     """
 
     starts: np.ndarray

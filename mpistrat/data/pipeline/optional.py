@@ -103,13 +103,7 @@ class NextAsOptional(Iterator[Any]):
 
 
 class Elements(NextAsOptional):
-    """The elements of an iterator, with `get_next` and `get_next_as_optional`.
-
-    Parameters
-    ----------
-    elements : iterator
-        The iterator to wrap.
-    """
+    """The elements of an iterator, with `get_next` and `get_next_as_optional`."""
 
     def __init__(self, elements: Iterator[Any]):
         self._elements = elements

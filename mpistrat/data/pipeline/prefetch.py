@@ -52,26 +52,17 @@ class MakingLock:
 
 
 class Prefetched(NextAsOptional):
-    """The elements of an iterator, in order. A thread makes the next ones.
+    """The elements of an iterator, in order. A thread makes the next ones, of which at most so many may wait.
 
     The thread ends with the iterator, at its first error, or when this object is closed or collected. An error of
     the thread is raised in place of the element, with the thread's traceback. The current strategy in the thread
-    is the one in which this object was made. Collective calls raise in the thread.
+    is the one in which this object was made. Collective calls raise in the thread. Elements of two iterators that have
+    one ``making`` lock are not made at the same time.
 
     The caller makes the elements itself while the thread would win nothing: while it does hardly any work between two
     elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts
-    at the second element in a row that takes longer, or when a few take so long that the mean is longer.
-
-    Parameters
-    ----------
-    elements : iterator
-        Must not be used elsewhere from now on.
-    most : int
-        How many elements may wait.
-    in_line : bool
-        Whether the caller is expected to make the elements itself. The thread starts when it wins something.
-    making : MakingLock, optional
-        A lock shared with iterators whose elements must not be made at the same time.
+    at the second element in a row that takes longer, or when a few take so long that the mean is longer. With
+    ``in_line`` that is expected, and the thread does not start before.
 
     Examples
     --------

@@ -171,14 +171,9 @@ class _Layout:
 
 
 class BlockOrder:
-    """A family of orders of ``n`` rows, one for every (seed, epoch).
+    """A family of orders of ``n`` rows, one for every (seed, epoch), that keep the rows of blocks together.
 
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    blocks : Blocks or None
-        Which rows to keep together. With None all rows are permuted as a whole.
+    Without blocks all rows are permuted as a whole.
     """
 
     def __init__(self, n: int, blocks: Blocks | None):

@@ -41,14 +41,7 @@ def round_keys(*what: Any) -> np.ndarray:
 
 
 class Feistel:
-    """A permutation of 0..n-1, or a family of them, one for each tweak.
-
-    Parameters
-    ----------
-    n : int
-        How many numbers are permuted, below 2**62.
-    keys : array of uint32
-        What `round_keys` returned.
+    """A permutation of 0..n-1, or a family of them, one for each tweak. ``n`` is below 2**62.
 
     Examples
     --------
