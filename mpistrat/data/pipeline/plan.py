@@ -163,9 +163,10 @@ class PipelinePlan:
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
         """Yield the batches that are made of these rows. All rows are read in one call."""
-        if len(parts) > 1 and self.batch is not None and any(map(len, parts)):
+        if len(parts) > 1 and self.batch is not None:
             try:
-                tree = self._source.read(np.concatenate(parts))
+                rows = np.concatenate(parts)
+                tree = self._source.read(rows) if len(rows) else None
             except Exception:
                 tree = None  # read batch by batch below, so that the error is raised at its batch
             if tree is not None:
