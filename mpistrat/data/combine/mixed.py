@@ -46,7 +46,7 @@ class Choices:
     """The dataset of every row of a mixture, and which row of the dataset it is.
 
     Blocks of choices are drawn from the first one on. Only the rows that each dataset has given before a block are
-    kept: 8 bytes for each dataset and 4096 rows. A length is None for an endless dataset. With ``stop`` the rows
+    kept: 8 bytes for each dataset and 4096 rows. None is the length of an endless dataset. With ``stop`` the rows
     end with the first choice of a dataset that has none left. Otherwise such choices are left out.
 
     Examples

@@ -25,8 +25,8 @@ class Making:
     """The functions and the batch of a pipeline. All batches have the dtypes of the first row.
 
     ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row that all
-    replicas share, which each of them finds alone by one more call of each function. If it is None, the first row
-    that is made counts. It is no method of a plan, which would keep its files open until a garbage collection.
+    replicas share, which each of them finds alone by one more call of each function. Without it, the first row
+    that is made counts. A method of a plan would keep the plan's files open until a garbage collection.
 
     Attributes
     ----------

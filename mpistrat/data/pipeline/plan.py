@@ -189,8 +189,8 @@ class PipelinePlan:
     ) -> Iterator[list[Any]]:
         """Yield the batches of steps from ``first`` up to ``stop`` in lists. Up to ``together`` steps are read at once.
 
-        A step has so many batches ``each``, and ``rows_of(k)`` are the numbers of the rows of batch ``k``. ``stop``
-        is None if there is no end.
+        A step has so many batches ``each``, and ``rows_of(k)`` are the numbers of the rows of batch ``k``. None as
+        ``stop`` means no end.
 
         In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks
         again. An error is raised after the batches before it. Batches that functions of the program make come one

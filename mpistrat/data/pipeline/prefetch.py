@@ -133,7 +133,7 @@ class _Costs:
 class _HandOver:
     """The queue between the thread and the caller: elements that wait, and permits to make more.
 
-    The thread, which is None until it is needed, needs a permit ("room") for each element. The caller returns the
+    The thread, which starts when it is needed, needs a permit ("room") for each element. The caller returns the
     permit when it takes the element. While the thread would win nothing, the caller keeps the permits. When it has
     all of them, the thread has none, and the caller makes the elements itself.
     """

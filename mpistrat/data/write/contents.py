@@ -14,9 +14,15 @@ from mpistrat.data.hdf5.open_file import opened
 class Contents(NamedTuple):
     """The datasets of a file.
 
-    ``rows`` are as long as the largest one, and axis 0 is the axis of the samples. ``single`` hold a single value,
-    or are empty (without a data space): they concern all rows. ``others`` tells in words how the length of others
-    differs.
+    Attributes
+    ----------
+    rows : tuple of str
+        Datasets as long as the largest one of the file. Axis 0 is the axis of the samples.
+    single : dict of str
+        Datasets that hold a single value, or are empty (without a data space), and which of the two. They
+        concern all rows.
+    others : dict of str
+        Datasets of another length, and in words how the length differs.
     """
 
     rows: tuple[str, ...]
