@@ -30,6 +30,8 @@ EXTRAS = {
     "mpistrat.integrations.joblib": "joblib",
     "mpistrat.integrations.lightning": "lightning",
     "mpistrat.integrations.keras": "tensorflow",  # with Keras, whose own choice of a backend it is
+    "mpistrat.integrations.hvd.keras": "tensorflow",
+    "mpistrat.integrations.hvd.tensorflow": "tensorflow",
 }
 
 

@@ -170,7 +170,7 @@ def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(apply)
         def stateless(optimizer: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-            with _reducing() as step:
+            with _reducing(optimizer) as step:
                 if step is not None:
                     grads = step.all_reduce(optimizer, list(grads), trainable_variables)
                 return apply(optimizer, optimizer_variables, grads, trainable_variables)
@@ -179,7 +179,7 @@ def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def stateful(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        with _reducing() as step:
+        with _reducing(optimizer) as step:
             if step is not None:
                 variables = hooks.variables_of_gradients(optimizer, trainable_variables)
                 grads = step.all_reduce(optimizer, list(grads), variables)
@@ -205,10 +205,20 @@ def scaled_over_ranks(scale: Callable[..., Any]) -> Callable[..., Any]:
     return scaled
 
 
+_STEP = "_mpistrat_step"  # the attribute of an optimizer that keeps its step outside of `DistributedTraining`
+
+
+def combine_by(optimizer: Any, step: RankStep) -> None:
+    """Let an optimizer take gradients from ``step`` where no other step is computed or traced."""
+    vars(optimizer)[_STEP] = step
+
+
 @contextmanager
-def _reducing() -> Iterator[RankStep | None]:
+def _reducing(optimizer: Any) -> Iterator[RankStep | None]:
     """Context of an optimizer. It yields the step if no outer optimizer has reduced the gradients."""
     step = current()
+    while step is None and optimizer is not None:
+        step, optimizer = vars(optimizer).get(_STEP), vars(optimizer).get("inner_optimizer")
     if step is None or step.reducing:
         yield None
         return
