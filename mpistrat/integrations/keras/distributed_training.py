@@ -101,6 +101,7 @@ class DistributedTraining:
         """Call the model's `predict`. Return its rows in the order of the input."""
         if gather not in ("all", "chief"):
             raise ValueError(f"gather must be 'all' or 'chief', not {gather!r}")
+        hooks.require_supported(self.model)
         parts = self._parts(values, values.get("steps"), with_info=False)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
         outputs = method(**arguments)

@@ -1,6 +1,6 @@
 """What this package uses of Keras that Keras does not document. Checked at import; no other file names these.
 
-Each is a name of a module, or an attribute of a class or of its instances, as of Keras 3.15.
+Each is a name of a module, or an attribute of a class or of its instances, as of Keras 3.14 and 3.15.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("mpistrat.integrations.keras needs Keras 3: pip install keras") from error
 
-OLDEST = (3, 15)
+OLDEST = (3, 14)
 _NEEDED = {
     "keras.src.losses.loss": ("reduce_weighted_values", "apply_mask", "Loss"),
     "keras.src.trainers.trainer.Trainer": (
@@ -59,7 +59,7 @@ def _require(path: str, missing: list[str]) -> None:
     if missing:
         raise ImportError(
             f"Keras {keras.__version__} has no {', '.join(missing)} in {path}, which mpistrat.integrations.keras "
-            "needs: it was written for Keras 3.15; use that version, or write the training loop with strategy.run"
+            "needs: it was written for 3.14 and 3.15; use one of these, or write the training loop with strategy.run"
         )
 
 
@@ -153,7 +153,8 @@ def require_supported(model: Any) -> None:
     Raises
     ------
     ValueError
-        If a layer has an activity regularizer, or asks for ``synchronized=True``, or torch is to compile the step.
+        If a layer has an activity regularizer, is stateful, or asks for ``synchronized=True``, or torch is to compile
+        the step.
     """
     if BACKEND == "torch" and model.jit_compile:
         raise ValueError(
@@ -164,6 +165,11 @@ def require_supported(model: Any) -> None:
             raise ValueError(
                 f"layer {layer.path} has an activity regularizer, which Keras adds up over the rows of a batch: on "
                 "several ranks, use add_loss with a mean over rows instead"
+            )
+        if getattr(layer, "stateful", False):
+            raise ValueError(
+                f"layer {layer.path} is stateful: its state has a row for each row of the whole batch, of which a rank "
+                "computes a part; train it on one rank, or with stateful=False"
             )
         if getattr(layer, "synchronized", False):
             raise ValueError(
