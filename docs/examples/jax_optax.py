@@ -61,6 +61,7 @@ def main():
         mine = loss_and_gradients(params, x, y)
         return mpistrat.get_replica_context().all_reduce("SUM", mine)
 
+    history = mpistrat.training.History()
     for epoch in range(EPOCHS):
         losses = []
         for batch in train:
@@ -68,8 +69,7 @@ def main():
             gradients = jax.tree.map(lambda g: g / BATCH, gradients)
             params, state = update(params, state, gradients)
             losses.append(value / BATCH)
-        if strategy.is_chief:
-            print(f"epoch {epoch}  loss {np.mean(losses):.4f}")
+        history.log(epoch=epoch, loss=np.mean(losses))
 
     with strategy.scope():
         metric = mpistrat.metrics.Accuracy()

@@ -69,6 +69,7 @@ def main():
         test_loss.update_state(loss_object(labels, predictions))
         test_accuracy.update_state(labels, tf.argmax(predictions, 1))
 
+    history = mpistrat.training.History(monitor="val_accuracy", mode="max")
     for epoch in range(EPOCHS):
         total, batches = 0.0, 0
         for batch in train_dist:
@@ -76,12 +77,13 @@ def main():
             batches += 1
         for batch in test_dist:
             strategy.run(test_step, args=batch)
-        results = [float(metric.result()) for metric in (train_accuracy, test_loss, test_accuracy)]
-        if strategy.is_chief:
-            print(
-                f"epoch {epoch}  loss {total / batches:.4f}  accuracy {results[0]:.4f}  "
-                f"test loss {results[1]:.4f}  test accuracy {results[2]:.4f}"
-            )
+        history.log(
+            epoch=epoch,
+            loss=total / batches,
+            accuracy=train_accuracy.result(),
+            val_loss=test_loss.result(),
+            val_accuracy=test_accuracy.result(),
+        )
         for metric in (test_loss, train_accuracy, test_accuracy):
             metric.reset_state()
 

@@ -157,20 +157,19 @@ def train(options):
         results = (strategy.run(step, (batch,)) for batch in dataset)
         return np.sum([strategy.reduce("SUM", each, axis=None) for each in results], axis=0)
 
-    losses = []
+    history = mpistrat.training.History(csv=options.out / "history.csv")
     with strategy.scope():
-        epochs = mpistrat.training.progress(range(options.epochs), "epochs")
-        for _ in epochs:
+        for epoch in mpistrat.training.progress(range(options.epochs), "epochs"):
             loss, examples = sums(train_step, training)
-            losses.append(float(loss / examples))
-            epochs.set_postfix(loss=f"{losses[-1]:.4f}")
+            history.log(epoch=epoch, loss=loss / examples)
     correct, images = sums(test_step, test)
 
     mpistrat.training.save(variables, options.out / "weights.h5")
     if strategy.is_chief:
         replicas = strategy.num_replicas_in_sync
-        history = {"loss": losses, "accuracy": float(correct / images), "replicas": replicas}
-        (options.out / "history.json").write_text(json.dumps(history, indent=1) + "\n")
+        losses = [row["loss"] for row in history.rows]
+        result = {"loss": losses, "accuracy": float(correct / images), "replicas": replicas}
+        (options.out / "history.json").write_text(json.dumps(result, indent=1) + "\n")
         plot(losses, options.out / "history.png")
         seconds = time.monotonic() - start
         print(f"test accuracy {correct / images:.3f}  {images} images  {replicas} replicas  {seconds:.1f} s")

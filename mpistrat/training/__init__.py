@@ -1,14 +1,16 @@
-"""Optimizers, metrics, checkpoints, preemption and progress of training programs."""
+"""Optimizers, metrics, checkpoints, preemption, progress and history of training programs."""
 
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager, latest_checkpoint
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.training.checkpoint.variables import load, load_arrays, save, save_async
+from mpistrat.training.history import History
 from mpistrat.training.progress import progress
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "History",
     "PendingSave",
     "latest_checkpoint",
     "load",

@@ -159,6 +159,7 @@ CALLS = {
     "Metric.add_total": lambda case: in_scope(case, lambda: case.mean.add_total("more")),
     "Metric.add_weight": lambda case: in_scope(case, lambda: case.mean.add_weight("more")),
     "Metric.result": lambda case: in_scope(case, case.mean.result),
+    "History.log": lambda case: in_scope(case, lambda: training.History().log(loss=1.0)),
     "training.latest_checkpoint": lambda case: in_scope(
         case, lambda: training.latest_checkpoint(case.path.parent)
     ),
@@ -236,6 +237,9 @@ LOCAL = [
     "Metric.update_state",
     "PreemptionCheckpointHandler.run",
     "PreemptionCheckpointHandler.watch_preemption_scope",
+    "History.get_state",
+    "History.plot",
+    "History.set_state",
     "DistributedDataset.restore",
     "DistributedDataset.state",
     "DistributedIterator.restore",
@@ -264,6 +268,7 @@ CLASSES = {
     "DistributedDataset": mpistrat.DistributedDataset,
     "DistributedIterator": mpistrat.DistributedIterator,
     "PendingSave": PendingSave,
+    "History": training.History,
     "PendingAllReduce": PendingAllReduce,
 }
 
