@@ -225,9 +225,6 @@ _SUMS = "mpistrat.metrics.Sum of the moments that it needs, or a subclass of mpi
 OF_METRICS = {
     **dict.fromkeys(
         (
-            "BinaryCrossentropy",
-            "CategoricalCrossentropy",
-            "SparseCategoricalCrossentropy",
             "KLDivergence",
             "Poisson",
         )
@@ -239,7 +236,6 @@ OF_METRICS = {
             "CosineSimilarity",
         )
         + (
-            "MeanAbsolutePercentageError",
             "MeanSquaredLogarithmicError",
             "MeanMetricWrapper",
             "MeanRelativeError",
@@ -258,7 +254,7 @@ OF_METRICS = {
         _VALUES,
     ),
     **dict.fromkeys(
-        ("BinaryIoU", "IoU", "MeanIoU", "OneHotIoU", "OneHotMeanIoU", "F1Score", "FBetaScore")
+        ("OneHotIoU", "OneHotMeanIoU")
         + ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives"),
         _COUNTS,
     ),
@@ -272,7 +268,6 @@ OF_METRICS = {
             "concordance_correlation",
             "PearsonCorrelation",
             "ConcordanceCorrelation",
-            "R2Score",
         ),
         _SUMS,
     ),

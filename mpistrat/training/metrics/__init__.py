@@ -8,11 +8,19 @@ from mpistrat.training.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from mpistrat.training.metrics.confusion_matrix import ConfusionMatrix
+from mpistrat.training.metrics.confusion_matrix import BinaryIoU, ConfusionMatrix, IoU, MeanIoU
+from mpistrat.training.metrics.crossentropy import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    SparseCategoricalCrossentropy,
+)
+from mpistrat.training.metrics.f_score import F1Score, FBetaScore
 from mpistrat.training.metrics.mean_and_sum import (
     Mean,
     MeanAbsoluteError,
+    MeanAbsolutePercentageError,
     MeanSquaredError,
+    R2Score,
     RootMeanSquaredError,
     Sum,
 )
@@ -23,16 +31,26 @@ __all__ = [
     "AUC",
     "Accuracy",
     "BinaryAccuracy",
+    "BinaryCrossentropy",
+    "BinaryIoU",
     "CategoricalAccuracy",
+    "CategoricalCrossentropy",
     "ConfusionMatrix",
+    "F1Score",
+    "FBetaScore",
+    "IoU",
     "Mean",
     "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanIoU",
     "MeanSquaredError",
     "Metric",
     "Precision",
+    "R2Score",
     "Recall",
     "RootMeanSquaredError",
     "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
     "SparseTopKCategoricalAccuracy",
     "Sum",
     "TopKCategoricalAccuracy",

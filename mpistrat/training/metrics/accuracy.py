@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from mpistrat.arrays import arrays
-from mpistrat.training.metrics.mean_and_sum import Mean
+from mpistrat.training.metrics.mean_and_sum import MeanOfExamples
 from mpistrat.training.metrics.metric import require_same_shape
 
 
-class Accuracy(Mean):
+class Accuracy(MeanOfExamples):
     """The fraction of predictions that equal their label.
 
     Parameters
@@ -29,23 +26,7 @@ class Accuracy(Mean):
     def __init__(self, name: str = "accuracy"):
         super().__init__(name)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]  # as in Keras
-        """Count predictions of this replica.
-
-        Parameters
-        ----------
-        y_true, y_pred : array
-            Labels and predictions. The class says which shapes they have.
-        sample_weight : array or number, optional
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together.
-        """
-        super().update_state(self._right(*(arrays.as_numpy(y) for y in (y_true, y_pred))), sample_weight)
-
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
         return y_true == y_pred
 
@@ -72,7 +53,7 @@ class BinaryAccuracy(Accuracy):
         super().__init__(name)
         self._threshold = threshold
 
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
         return y_true == (y_pred > self._threshold)
 
@@ -97,7 +78,7 @@ class CategoricalAccuracy(Accuracy):
     def __init__(self, name: str = "categorical_accuracy"):
         super().__init__(name)
 
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
         return y_true.argmax(-1) == y_pred.argmax(-1)
 
@@ -122,7 +103,7 @@ class SparseCategoricalAccuracy(Accuracy):
     def __init__(self, name: str = "sparse_categorical_accuracy"):
         super().__init__(name)
 
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         return sparse_labels(y_true, y_pred) == y_pred.argmax(-1)
 
 
@@ -173,7 +154,7 @@ class SparseTopKCategoricalAccuracy(Accuracy):
         super().__init__(name)
         self._k = k
 
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         labels = sparse_labels(y_true, y_pred).astype(np.int64)
         known = (labels >= 0) & (labels < y_pred.shape[-1])
         own = np.take_along_axis(y_pred, np.where(known, labels, 0)[..., None], -1)
@@ -199,6 +180,6 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
     def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy"):
         super().__init__(k, name)
 
-    def _right(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
-        return super()._right(y_true.argmax(-1), y_pred)
+        return super()._values(y_true.argmax(-1), y_pred)

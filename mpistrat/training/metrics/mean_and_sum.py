@@ -1,13 +1,14 @@
-"""The metrics of a mean, a sum, and means of errors."""
+"""The metrics of a mean, a sum, means of errors, and the coefficient of determination."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
-from mpistrat.training.metrics.metric import Metric, as_float64, require_same_shape, weighted
+from mpistrat.training.metrics.metric import Metric, as_float64, quotient, require_same_shape, weighted
 from mpistrat.training.metrics.total import results
 
 
@@ -97,30 +98,31 @@ class Sum(Metric):
         return self._total.result()
 
 
-class _MeanOfErrors(Mean):
-    """The mean of what `_error` returns for predictions, over all elements."""
-
-    _error: Any
+class MeanOfExamples(Mean):
+    """The mean of what `_values` returns for labels and predictions."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:  # type: ignore[override]  # as in Keras
         """Count predictions of this replica.
 
         Parameters
         ----------
-        y_true, y_pred : array, of one shape
+        y_true, y_pred : array
+            Labels and predictions. They have one shape, unless the class says otherwise.
         sample_weight : array or number, optional
 
         Raises
         ------
         ValueError
-            If the shapes differ.
+            If the shapes do not fit together.
         """
-        y_true, y_pred = (arrays.as_numpy(y, np.float64) for y in (y_true, y_pred))
-        require_same_shape(y_true, y_pred)
-        super().update_state(self._error(y_pred - y_true), sample_weight)
+        super().update_state(self._values(*(arrays.as_numpy(y) for y in (y_true, y_pred))), sample_weight)
+
+    @abstractmethod
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+        """Return the values whose mean is the result: one for each example, or one for each element."""
 
 
-class MeanAbsoluteError(_MeanOfErrors):
+class MeanAbsoluteError(MeanOfExamples):
     """The mean of ``abs(y_pred - y_true)`` over all elements.
 
     Parameters
@@ -135,13 +137,38 @@ class MeanAbsoluteError(_MeanOfErrors):
     1.0
     """
 
-    _error = staticmethod(np.abs)
-
     def __init__(self, name: str = "mean_absolute_error"):
         super().__init__(name)
 
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+        return np.abs(_errors(y_true, y_pred))
 
-class MeanSquaredError(_MeanOfErrors):
+
+class MeanAbsolutePercentageError(MeanOfExamples):
+    """The mean of ``100 * abs((y_pred - y_true) / y_true)`` over all elements.
+
+    A label nearer to 0 than 1e-7 counts as 1e-7.
+
+    Parameters
+    ----------
+    name : str
+
+    Examples
+    --------
+    >>> metric = MeanAbsolutePercentageError()
+    >>> metric.update_state([2.0, -4.0], [3.0, -4.0])
+    >>> float(metric.result())
+    25.0
+    """
+
+    def __init__(self, name: str = "mean_absolute_percentage_error"):
+        super().__init__(name)
+
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+        return 100 * np.abs(_errors(y_true, y_pred)) / np.maximum(np.abs(y_true), 1e-7)
+
+
+class MeanSquaredError(MeanOfExamples):
     """The mean of ``(y_pred - y_true) ** 2`` over all elements.
 
     Parameters
@@ -156,10 +183,11 @@ class MeanSquaredError(_MeanOfErrors):
     2.0
     """
 
-    _error = staticmethod(np.square)
-
     def __init__(self, name: str = "mean_squared_error"):
         super().__init__(name)
+
+    def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+        return np.square(_errors(y_true, y_pred))
 
 
 class RootMeanSquaredError(MeanSquaredError):
@@ -183,3 +211,87 @@ class RootMeanSquaredError(MeanSquaredError):
     def result(self) -> Any:
         """Return the root of the mean over the predictions of all replicas."""
         return np.sqrt(super().result())
+
+
+class R2Score(Metric):
+    """The coefficient of determination: the part of the variance of the labels that predictions explain.
+
+    Constant labels have no variance: the score is 1 if all predictions are exact, otherwise 0.
+
+    Parameters
+    ----------
+    class_aggregation : {"uniform_average", "variance_weighted_average", None}
+        How the scores of several outputs become one. None returns the score of each.
+    name : str
+    num_outputs : int
+        Values of an example. Keras learns it from the first batch, for which replicas would have to communicate.
+
+    Raises
+    ------
+    ValueError
+        If ``class_aggregation`` is another text, or ``num_outputs`` is below 1.
+
+    Examples
+    --------
+    >>> metric = R2Score()
+    >>> metric.update_state([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
+    >>> float(metric.result())
+    0.5
+    """
+
+    def __init__(
+        self,
+        class_aggregation: str | None = "uniform_average",
+        name: str = "r2_score",
+        num_outputs: int = 1,
+    ):
+        if class_aggregation not in ("uniform_average", "variance_weighted_average", None):
+            raise ValueError(
+                "class_aggregation must be 'uniform_average', 'variance_weighted_average' or None, not "
+                f"{class_aggregation!r}"
+            )
+        if num_outputs < 1:
+            raise ValueError(f"num_outputs must be at least 1, not {num_outputs!r}")
+        super().__init__(name)
+        self._aggregation = class_aggregation
+        # The rows: weights, labels, squares of labels, squares of errors.
+        self._sums = self.add_weight("sums", (4, num_outputs))
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Count predictions of this replica.
+
+        Parameters
+        ----------
+        y_true, y_pred : array
+            The shape is (examples, num_outputs), or (examples,) for one output.
+        sample_weight : array or number, optional
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit together.
+        """
+        labels, predictions = as_float64(y_true), as_float64(y_pred)
+        require_same_shape(labels, predictions)
+        outputs = self._sums.shape[1]
+        if labels.shape[1:] not in ([(), (1,)] if outputs == 1 else [(outputs,)]) or not labels.ndim:
+            raise ValueError(f"y_true has shape {labels.shape}, not (examples, num_outputs={outputs})")
+        labels, weights = weighted(labels, sample_weight)
+        terms = np.stack([np.ones_like(labels), labels, labels**2, (labels - predictions) ** 2])
+        self._sums.assign_add((terms * weights).sum(1).reshape(4, outputs))
+
+    def result(self) -> Any:
+        """Return the score over the examples of all replicas."""
+        weights, labels, squares, errors = self._sums.read_value()
+        variances = squares - labels * quotient(labels, weights)
+        scores = np.where(variances > 0, 1 - quotient(errors, variances), errors == 0)
+        if self._aggregation is None:
+            return scores
+        return np.average(
+            scores, weights=variances if self._aggregation[0] == "v" and variances.any() else None
+        )
+
+
+def _errors(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
+    require_same_shape(y_true, y_pred)
+    return as_float64(y_pred) - as_float64(y_true)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat import context
+from mpistrat import context, representation
 from mpistrat.arrays import arrays
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import call_site
@@ -152,6 +152,13 @@ class Metric(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}>"
 
+    def _repr_html_(self) -> str:
+        """Return an HTML table. Never communicates: the result is in it on one rank only."""
+        facts = {"name": self._name, "variables": [each.name for each in self._variables]}
+        if all(v.distribute_strategy.extended.engine.topology.size == 1 for v in self._variables):
+            facts["result"] = self.result()
+        return representation.table(type(self).__name__, facts)
+
 
 def as_float64(values: Any) -> np.ndarray:
     """Return values as a float64 array."""
@@ -183,3 +190,8 @@ def require_same_shape(y_true: np.ndarray, y_pred: np.ndarray) -> None:
     """Raise ValueError unless the shapes are equal."""
     if y_true.shape != y_pred.shape:
         raise ValueError(f"y_true has shape {y_true.shape}, and y_pred {y_pred.shape}")
+
+
+def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Return the quotient, and 0 where the divisor is not positive."""
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.training.metrics.metric import Metric, as_float64, require_same_shape, weighted
+from mpistrat.training.metrics.metric import Metric, as_float64, quotient, require_same_shape, weighted
 
 _BEYOND = 1e-7  # how far the first and the last threshold of an AUC lie outside of [0, 1]
 
@@ -119,7 +119,7 @@ class _OfPositives(ThresholdMetric):
         return labels[column], predictions[column], weights[column]
 
     def _ratio(self, part: np.ndarray, other: np.ndarray) -> Any:
-        found = _quotient(part, part + other)[self._order]
+        found = quotient(part, part + other)[self._order]
         return found[0] if self._single else found
 
 
@@ -249,8 +249,8 @@ class AUC(ThresholdMetric):
         tp, fp, tn, fn = self._read_counts()
         if self._curve == "PR" and self._method == "interpolation":
             return _interpolated_area(tp, fp, fn)
-        recall = _quotient(tp, tp + fn)
-        x, y = (_quotient(fp, fp + tn), recall) if self._curve == "ROC" else (recall, _quotient(tp, tp + fp))
+        recall = quotient(tp, tp + fn)
+        x, y = (quotient(fp, fp + tn), recall) if self._curve == "ROC" else (recall, quotient(tp, tp + fp))
         return np.sum((x[:-1] - x[1:]) * _HEIGHTS[self._method](y[:-1], y[1:]))
 
 
@@ -265,13 +265,8 @@ def _interpolated_area(tp: np.ndarray, fp: np.ndarray, fn: np.ndarray) -> Any:
     """Return the area under the precision-recall curve, where true positives grow linearly with all positives."""
     positives = tp + fp
     gained = tp[:-1] - tp[1:]
-    slope = _quotient(gained, positives[:-1] - positives[1:])
+    slope = quotient(gained, positives[:-1] - positives[1:])
     intercept = tp[1:] - slope * positives[1:]
     both = (positives[:-1] > 0) & (positives[1:] > 0)
-    ratio = np.where(both, _quotient(positives[:-1], positives[1:]), 1.0)
-    return np.sum(_quotient(slope * (gained + intercept * np.log(ratio)), tp[1:] + fn[1:]))
-
-
-def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return the quotient, and 0 where the divisor is not positive."""
-    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    ratio = np.where(both, quotient(positives[:-1], positives[1:]), 1.0)
+    return np.sum(quotient(slope * (gained + intercept * np.log(ratio)), tp[1:] + fn[1:]))
