@@ -48,9 +48,6 @@ def progress(
     >>> progress(mpistrat.MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)).total
     3
     """
-    steps = getattr(iterable, "cardinality", None)  # a distributed dataset has no len()
-    if total is None and isinstance(steps, int) and steps >= 0:
-        total = steps
     strategy = get_strategy()
     shown = rc.progress is not False and strategy.is_chief
     if "ipykernel" in sys.modules:

@@ -10,6 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from mpistrat import representation
 from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.distribute.autoshard import Division, divide, pipelines_of
@@ -112,7 +113,7 @@ class DistributedDataset:
         unknown = ranks if ready.streamed else None
         replicas = replicas or ReplicaGroup(ranks)
         division = divide(policy, ready.source, ready.transforms, replicas, distribute.balance, unknown)
-        self._begin(division, ranks, definition.options.prefetch, options, device)
+        self._begin(division, ranks, definition.options.prefetch, options, device, dataset)
 
     def _begin(
         self,
@@ -121,13 +122,33 @@ class DistributedDataset:
         prefetch: int | None,
         options: InputOptions | None,
         device: Device,
+        made_of: object,
     ) -> None:
+        self._made_of = made_of
         self._passes = Passes(division, ranks, prefetch)
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._passes)
+
+    def __len__(self) -> int:
+        if self.cardinality < 0:
+            raise TypeError(f"a distributed dataset of {self._facts()['steps']} length has no len()")
+        return self.cardinality
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _facts(self) -> dict[str, Any]:
+        words = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "unknown"}
+        return {"of": self._made_of, "steps": words.get(self.cardinality, self.cardinality)}
+
+    def __repr__(self) -> str:
+        return representation.text("DistributedDataset", self._facts())
+
+    def _repr_html_(self) -> str:
+        return representation.table("DistributedDataset", self._facts())
 
     def state(self) -> dict[str, Any]:
         """Return the position of the newest iterator; see `DistributedIterator.state`.
@@ -150,7 +171,7 @@ class DistributedDataset:
 
     @property
     def cardinality(self) -> int:
-        """Number of steps of an epoch, equal on all replicas.
+        """Number of steps of an epoch, equal on all replicas; ``len`` returns it, too.
 
         `INFINITE_CARDINALITY` for an endless dataset, `UNKNOWN_CARDINALITY` for a dataset made of an iterable.
         """
@@ -287,7 +308,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             ends = zip(lengths, fed, strict=True)
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
             own = OwnDatasets(datasets, replicas, fed, steps, shared)
-        self._begin(own, ranks, datasets[0].options.prefetch, options, device)
+        self._begin(own, ranks, datasets[0].options.prefetch, options, device, dataset_fn)
 
 
 @dataclass

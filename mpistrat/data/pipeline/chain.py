@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpistrat import representation
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.padding import PaddedBatch
@@ -397,6 +398,11 @@ class Chain:
 
     def __repr__(self) -> str:
         return str(self._definition)
+
+    def _repr_html_(self) -> str:
+        own = self._definition
+        steps = {f"step {i}": str(each) for i, each in enumerate(own.transforms, 1)}
+        return representation.table("Dataset", {"rows": str(own.source), **steps})
 
     def _then(self, transform: Transform) -> Self:
         own = self._definition

@@ -183,7 +183,8 @@ def bad_files():
         if RANK == 0:
             write(files[1], rows=0)
         WORLD.Barrier()
-        assert distributed(strategy, files).cardinality == 2
+        made = distributed(strategy, files)
+        assert made.cardinality == len(made) == 2
     told = WORLD.gather([str(each.message) for each in caught])
     if RANK == 0:
         assert [len(each) for each in told] == [1, 0, 0], told

@@ -319,6 +319,10 @@ def test_endless(replicas):
     def replica(peer):
         distributed = DistributedDataset(Dataset.range(3).repeat().batch(2), peer)
         assert distributed.cardinality == -1
+        assert distributed
+        assert repr(distributed) == (
+            "<DistributedDataset of=<Dataset: range(0, 3), repeat(), batch(2)> steps=endless>"
+        )
         with pytest.raises(TypeError, match="has no len"):
             len(distributed)
         iterator = iter(distributed)
@@ -366,7 +370,9 @@ def test_short_replicas_get_empty_batches(replicas):
         made = DistributedDatasetsFromFunction(
             lambda ctx: Dataset.range(2 * ctx.input_pipeline_id).batch(2), peer
         )
-        assert made.cardinality == 2
+        assert made.cardinality == len(made) == 2
+        assert repr(made) == "<DistributedDataset of=<lambda> steps=2>"
+        assert "&lt;lambda&gt;" in made._repr_html_()
         return lists(made)[0]
 
     assert replicas(3, replica) == [[[], []], [[0, 1], []], [[0, 1], [2, 3]]]

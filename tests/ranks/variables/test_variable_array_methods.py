@@ -115,3 +115,9 @@ def test_tables_in_notebooks(strategy):
     assert f"replicas={replicas} " in repr(strategy)
     assert repr(strategy).startswith("<MultiWorkerMirroredStrategy ")
     assert f">{replicas}</td>" in strategy._repr_html_()
+    with strategy.scope():
+        metric = mpistrat.metrics.Mean("<loss>")
+    strategy.run(lambda: metric.update_state(3.5))
+    if strategy.is_chief:  # alone: a table does not communicate
+        shown = metric._repr_html_()
+    assert not strategy.is_chief or ("&lt;loss&gt;" in shown and ("3.5" in shown) == (replicas == 1))
