@@ -3,15 +3,13 @@
     mpistrat run -n 4 docs/examples/grid_search.py --plot grid.png
 
 Rank 0 sends a fit for each pair of parameters and each fold to the rank that is free next. So fits may take times
-as different as they like. With one rank the fits run in a thread of that rank.
+as different as they like. One rank alone makes the fits itself.
 """
 
 import argparse
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from mpi4py import MPI
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 from sklearn.svm import SVC
@@ -68,8 +66,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare with GridSearchCV")
     options = parser.parse_args()
 
-    comm = MPI.COMM_WORLD
-    with mpistrat.coordinator.Executor(comm) if comm.size > 1 else ThreadPoolExecutor(1) as executor:
+    with mpistrat.coordinator.Executor() as executor:
         if executor is None:  # a worker, whose work is done
             return
         candidates, means = search(executor)

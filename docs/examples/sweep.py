@@ -4,6 +4,7 @@
 
 Rank 0 hands out the settings, and the other ranks work on them. The tasks take unequal time, so a fixed division
 among ranks would leave some of them idle. Here a rank gets its next setting when it has ended the one before.
+Started again, or by slurm/farm.sbatch after a time limit, it goes on with the settings that are left.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def main():
     parser.add_argument("--ridges", type=int, default=10, help="ridge parameters to try (default: 10)")
     parser.add_argument("--out", type=Path, default="sweep-out", help="for results (default: sweep-out)")
     options = parser.parse_args()
-    with Executor(MPI.COMM_WORLD, retries=1, progress=True) as executor:
+    with Executor(retries=1) as executor:
         if executor is None:  # a worker: it has run its tasks inside of the block
             return
         inputs, targets = data()
@@ -72,11 +73,11 @@ def main():
 
         widths = np.unique(np.geomspace(16, 512, options.widths).astype(int)).tolist()
         ridges = np.geomspace(1e-3, 1e2, options.ridges).tolist()
-        results = list(executor.map(task, itertools.product(widths, ridges)))
+        settings = itertools.product(widths, ridges)
+        results = list(executor.map(task, settings, keep=options.out / "results.h5"))
         print(executor.statistics())
     (width, ridge), best, *_ = max(results, key=lambda result: result[1])
     print(f"{len(results)} settings, best: accuracy {best:.3f} with {width} features and ridge {ridge:.2g}")
-    options.out.mkdir(parents=True, exist_ok=True)
     plot(results, options.out / "gantt.png")
 
 

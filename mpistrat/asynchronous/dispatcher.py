@@ -151,10 +151,13 @@ class Dispatcher:
                 WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost)
                 for each in self._all
             )
-            running = len({number for each in self._workers.values() for number in each.tasks})
+            tasks = {
+                task.number: task.calls for each in self._workers.values() for task in each.tasks.values()
+            }
+            running, waiting = sum(tasks.values()), sum(task.calls for task in self._queue)
             ended = sum(each.ended for each in workers)
             seconds = self._clock.seconds(bool(running or self._queue))
-            return Statistics(len(self._queue), running, ended, seconds, workers)
+            return Statistics(waiting, running, ended, seconds, workers)
 
     def add(self, task: Task) -> None:
         """Queue a task."""
@@ -328,7 +331,7 @@ class Dispatcher:
         number, seconds, servers = letter.head
         task = worker.tasks.pop(number)
         worker.quick, worker.since = seconds < _QUICK, time.monotonic()
-        worker.ended += 1
+        worker.ended += task.calls
         worker.busy += seconds
         value: Any = None
         error: BaseException | None = None

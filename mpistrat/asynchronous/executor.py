@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
+from mpistrat.asynchronous.kept_results import KeptResults
+from mpistrat.asynchronous.one_rank import OneRank
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.asynchronous.task import Task
@@ -30,7 +34,7 @@ class Executor(concurrent.futures.Executor):
     ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. Ranks
     that do not enter the block run functions at the end of the program. With a
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
-    its scope.
+    its scope. One rank alone runs the functions itself, in a thread.
 
     A function runs in the main thread of its worker. A thread of rank 0 sends the calls, takes the results and runs
     the callbacks of futures. An exception that leaves the block cancels the calls that have not begun. The block is
@@ -38,19 +42,21 @@ class Executor(concurrent.futures.Executor):
 
     Parameters
     ----------
-    where : mpi4py.MPI.Intracomm or ParameterServerStrategy
+    where : mpi4py.MPI.Intracomm or ParameterServerStrategy, optional
+        By default all ranks.
     retries : int
         How many times a call that raised an exception runs again, on any worker, before its future raises it.
     time_limit : float, optional
         Seconds after which TimeoutError is raised in a call, between two steps of Python. Compiled code is not
-        interrupted.
-    progress : bool
-        Whether rank 0 shows a bar: how many of the calls have ended. ``MPISTRAT_PROGRESS=0`` turns it off.
+        interrupted. One rank alone raises it when the call returns.
+    progress : bool, optional
+        Whether rank 0 shows how many of the calls have ended: a bar on a terminal, a line a minute in a log. By
+        default of `map` only. ``MPISTRAT_PROGRESS=0`` turns it off.
 
     Raises
     ------
     ValueError
-        If the communicator has one rank, ``retries`` is negative, or ``time_limit`` is not above 0.
+        If ``retries`` is negative, or ``time_limit`` is not above 0.
     TypeError
         If ``where`` is something else.
     RuntimeError
@@ -59,16 +65,19 @@ class Executor(concurrent.futures.Executor):
 
     Examples
     --------
-    On two ranks or more:
-
-    >>> with Executor(MPI.COMM_WORLD) as executor:  # doctest: +SKIP
+    >>> with Executor() as executor:
     ...     if executor is not None:
     ...         print(list(executor.map(abs, [-3, 2, -1])))
     [3, 2, 1]
     """
 
     def __init__(
-        self, where: Any, *, retries: int = 0, time_limit: float | None = None, progress: bool = False
+        self,
+        where: Any = None,
+        *,
+        retries: int = 0,
+        time_limit: float | None = None,
+        progress: bool | None = None,
     ):
         if retries < 0:
             raise ValueError(f"retries must be 0 or more, not {retries}")
@@ -80,6 +89,7 @@ class Executor(concurrent.futures.Executor):
                 "an Executor takes results in a thread, and MPI was started without support for several: leave "
                 "mpi4py.rc.thread_level at 'multiple'"
             )
+        where = MPI.COMM_WORLD if where is None else where
         self._strategy: ParameterServerStrategy | None = None
         if isinstance(where, ParameterServerStrategy):
             self._strategy, self._contact = where, where.contact
@@ -90,6 +100,7 @@ class Executor(concurrent.futures.Executor):
             raise TypeError(f"an Executor takes a communicator or a ParameterServerStrategy, not {where!r}")
         self._retries, self._time_limit = retries, time_limit
         self._serves = self._contact.roles.chief != self._contact.post.rank
+        self._kept: list[KeptResults] = []
         self._open: set[concurrent.futures.Future[Any]] = set()
         self._submitted: deque[Task] = deque()  # not yet taken by the thread
         self._outcomes: deque[Callable[[], None]] = deque()  # of calls that another thread saw end
@@ -99,11 +110,14 @@ class Executor(concurrent.futures.Executor):
         self._closed = False
         self._thread: threading.Thread | None = None
         if not self._serves:
-            self._bar = CallsBar(progress)
-            if self._strategy is None:
+            self._bar, self._shows_map = CallsBar(bool(progress)), progress is None
+            self._dispatcher: Dispatcher | OneRank
+            if self._strategy is not None:
+                self._dispatcher = dispatcher_of(self._contact)
+            elif where.size > 1:
                 self._dispatcher = Dispatcher(self._contact)
             else:
-                self._dispatcher = dispatcher_of(self._contact)
+                self._dispatcher = OneRank(where)
             program_end.register(EndStep.EXECUTORS, self._end)
         elif self._strategy is None:
             program_end.register(EndStep.EXECUTORS, self._serve)
@@ -124,7 +138,13 @@ class Executor(concurrent.futures.Executor):
         serve(self._contact)
         self._contact.post.close()
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        missing = error.name if isinstance(error, AttributeError) and error.obj is None else None
+        if self._serves and missing is not None and hasattr(self, missing):
+            raise RuntimeError(
+                f"{self._contact.role} has worked inside of the with block of an Executor, and gets None there: write "
+                "`if executor is not None:` around what rank 0 does"
+            ) from error
         if not self._serves:
             _entered.remove(self)
             self.shutdown(wait=True, cancel_futures=kind is not None)
@@ -194,6 +214,7 @@ class Executor(concurrent.futures.Executor):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         ranks: int | None = None,
+        calls: int = 1,
     ) -> concurrent.futures.Future[Any]:
         arguments, references = pack_arguments(args, kwargs)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -207,12 +228,14 @@ class Executor(concurrent.futures.Executor):
                 if error is not None and left and not isinstance(error, concurrent.futures.CancelledError):
                     self._dispatcher.add(attempt(left - 1))
                 elif threading.current_thread() is self._thread:
-                    self._settle(future, value, error)
+                    self._settle(future, value, error, calls)
                 else:  # a coordinator of the same workers has received it
-                    self._outcomes.append(lambda: self._settle(future, value, error))
+                    self._outcomes.append(lambda: self._settle(future, value, error, calls))
 
             kept = (fn, function.references, references, self._strategy)
-            return Task(function, arguments, number, self, kept, ended, began, ranks, self._time_limit)
+            return Task(
+                function, arguments, number, self, kept, ended, began, ranks, self._time_limit, calls=calls
+            )
 
         task = attempt(self._retries)
         with self._lock:
@@ -222,7 +245,7 @@ class Executor(concurrent.futures.Executor):
             # want a lock that the caller holds; and ^C could come between a message and what follows from it.
             self._submitted.append(task)
             self._open.add(future)
-            self._bar.queued()
+            self._bar.queued(calls)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._drive, name="mpistrat-executor", daemon=True)
                 self._thread.start()
@@ -230,7 +253,7 @@ class Executor(concurrent.futures.Executor):
         return future
 
     def _settle(
-        self, future: concurrent.futures.Future[Any], value: Any, error: BaseException | None
+        self, future: concurrent.futures.Future[Any], value: Any, error: BaseException | None, calls: int
     ) -> None:
         """Give a future its outcome, which runs its callbacks."""
         if error is not None:
@@ -239,7 +262,7 @@ class Executor(concurrent.futures.Executor):
             future.set_result(value)
         with self._lock:
             self._open.discard(future)
-            self._bar.ended()
+            self._bar.ended(calls)
             self._change.notify_all()
 
     def map(
@@ -249,8 +272,11 @@ class Executor(concurrent.futures.Executor):
         timeout: float | None = None,
         chunksize: int = 1,
         buffersize: int | None = None,
+        keep: str | os.PathLike[str] | None = None,
     ) -> Iterator[Any]:
         """Return an iterator over the results of ``fn`` for the elements of the iterables, in their order.
+
+        It shows the progress, unless the executor was made with ``progress=False``.
 
         Parameters
         ----------
@@ -264,13 +290,20 @@ class Executor(concurrent.futures.Executor):
         buffersize : int, optional
             The most calls, or chunks of calls, whose results have not been taken from the iterator. Further arguments
             are read as results are taken. As in Python 3.14.
+        keep : path, optional
+            An HDF5 file for the results. A call whose result is in the file does not run again, so a job that was
+            ended goes on with the rest. Results are numbers, texts, arrays of NumPy, and lists, tuples and dicts of
+            these; the file is never unpickled. All arguments are read at once.
 
         Raises
         ------
         ValueError
-            If ``chunksize`` or ``buffersize`` is less than 1.
+            If ``chunksize`` or ``buffersize`` is less than 1. If the file has results of another function or of other
+            arguments.
         TypeError
-            If ``buffersize`` is neither an int nor None.
+            If ``buffersize`` is neither an int nor None. By the iterator, if a result cannot be kept.
+        OSError
+            By the iterator, if the file cannot be written.
         """
         if chunksize < 1:
             raise ValueError(f"chunksize must be 1 or more, not {chunksize}")
@@ -279,15 +312,24 @@ class Executor(concurrent.futures.Executor):
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize must be None or > 0, not {buffersize}")
         self._require_coordinator()
-        calls = zip(*iterables, strict=False)
-        if chunksize == 1:
-            return self._map(fn, calls, timeout, buffersize)
+        self._bar.shown |= self._shows_map
+        calls: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
+        function, kept = fn, None
+        if keep is not None:
+            listed = [*calls]
+            kept = KeptResults(keep, fn, listed)
+            self._kept.append(kept)
+            calls = [listed[number] for number in kept.missing]
+        if chunksize > 1:
 
-        def call_each(*chunk: tuple[Any, ...]) -> list[Any]:
-            return [fn(*arguments) for arguments in chunk]
+            def function(*chunk: tuple[Any, ...]) -> list[Any]:
+                return [fn(*arguments) for arguments in chunk]
 
-        chunks = _chunks(calls, chunksize)
-        return itertools.chain.from_iterable(self._map(call_each, chunks, timeout, buffersize))
+            calls = _chunks(calls, chunksize)
+        results = self._map(function, calls, timeout, buffersize, chunksize, kept)
+        if chunksize > 1:
+            results = itertools.chain.from_iterable(results)
+        return results if kept is None else kept.in_order(results)
 
     def _map(
         self,
@@ -295,10 +337,22 @@ class Executor(concurrent.futures.Executor):
         calls: Iterable[tuple[Any, ...]],
         timeout: float | None,
         buffersize: int | None,
+        chunksize: int,
+        kept: KeptResults | None,
     ) -> Iterator[Any]:
         function = self._packed(fn)  # once: an object that is not a plain function is packed at each use
         end = None if timeout is None else time.monotonic() + timeout
-        futures = (self._submit(function, fn, call, {}) for call in calls)
+        numbers = iter(() if kept is None else kept.missing)
+
+        def submitted(call: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
+            count = len(call) if chunksize > 1 else 1
+            future = self._submit(function, fn, call, {}, calls=count)
+            if kept is not None:
+                own = [*itertools.islice(numbers, count)]
+                future.add_done_callback(partial(kept.take, own, chunksize > 1))
+            return future
+
+        futures = map(submitted, calls)
         return _results(deque(itertools.islice(futures, buffersize)), futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -323,6 +377,8 @@ class Executor(concurrent.futures.Executor):
             if self._thread is not None:
                 self._thread.join()
             self._bar.close()
+            while self._kept:
+                self._kept.pop().close()
             if self._strategy is None and not self._contact.post.closed:
                 say_goodbye(self._contact)
                 self._contact.post.close()

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from mpistrat.runtime.environment import rc
 
+_EVERY = 60.0  # seconds between lines in a log
+
 
 class WorkerStatistics(NamedTuple):
     """What one worker has done.
@@ -98,12 +100,12 @@ class Clock:
 
 
 class CallsBar:
-    """A bar from the first call until `close`, on a terminal. The next call begins another bar.
+    """A bar from the first call until `close` on a terminal, a line a minute in a log. The next call begins another.
 
     Parameters
     ----------
     shown : bool
-        Whether there is a bar at all. ``mpistrat.rc.progress`` may turn it off.
+        Whether it is shown at all. ``mpistrat.rc.progress`` may turn it off.
 
     Examples
     --------
@@ -113,23 +115,27 @@ class CallsBar:
     """
 
     def __init__(self, shown: bool):
-        self._shown = shown and rc.progress is not False and bool(rc.progress or sys.stderr.isatty())
+        self.shown = shown
         self._bar: Any = None
 
-    def queued(self) -> None:
-        """Count a call that was queued."""
-        if not self._shown:
+    def queued(self, calls: int = 1) -> None:
+        """Count calls that were queued."""
+        if not self.shown or rc.progress is False:
             return
-        if self._bar is None:
+        if self._bar is None and (rc.progress or sys.stderr.isatty() or "ipykernel" in sys.modules):
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=0, desc="calls", unit="call", leave=False)
-        self._bar.total += 1
+        elif self._bar is None:
+            from mpistrat.runtime.progress_log import ProgressLog  # imports tqdm
 
-    def ended(self) -> None:
-        """Count a call that has ended."""
+            self._bar = ProgressLog(None, "", _EVERY, "calls", 0, "call")
+        self._bar.total += calls
+
+    def ended(self, calls: int = 1) -> None:
+        """Count calls that have ended."""
         if self._bar is not None:
-            self._bar.update()
+            self._bar.update(calls)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -21,12 +21,13 @@ class Task:
 
     So many ``ranks`` call the function together, with their communicator as its first argument. The result is that of
     rank 0 of the communicator. After ``seconds`` the worker raises TimeoutError in the function. ``once`` says whether
-    its writes to variables are kept until it has ended, and then applied once.
+    its writes to variables are kept until it has ended, and then applied once. A chunk has several ``calls``.
     """
 
     __slots__ = (
         "arguments",
         "began",
+        "calls",
         "ended",
         "error",
         "failed_at",
@@ -55,10 +56,11 @@ class Task:
         ranks: int | None = None,
         seconds: float | None = None,
         once: bool = False,
+        calls: int = 1,
     ):
         self.function, self.arguments, self.strategy = function, arguments, strategy
         self.owner, self.kept, self.ended, self.began = owner, kept, ended, began
-        self.ranks, self.seconds, self.once = ranks, seconds, once
+        self.ranks, self.seconds, self.once, self.calls = ranks, seconds, once, calls
         self.number = -1
         self.running: list[int] = []  # ranks that have not told how it ended
         self.workers: tuple[int, ...] = ()

@@ -189,11 +189,9 @@ def _not_there(resolver: ClusterResolver, missing: list[int]) -> str:
 def meet_on(comm: Any) -> Contact:
     """Return the contact of a communicator whose rank 0 is the coordinator and whose others are workers. Collective.
 
-    Raise ValueError if there is only one rank.
+    A single rank is both.
     """
-    if comm.size < 2:
-        raise ValueError("a task farm needs a coordinator and a worker: start 2 ranks or more")
-    roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size))}, "a communicator")
+    roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size)) or (0,)}, "a communicator")
     with creation(comm, "the start of an executor"):
         post = Post(comm.Dup(), partial(role_in_words, roles))
     return Contact(post, roles, FunctionSender(post), deque(), (0,))

@@ -130,13 +130,13 @@ def _reason(error: TypeError) -> str:
 
 def _culprit(function: Any) -> str:
     """Return the name that a function captures and that cannot be sent, in words."""
-    for name, value in _captured(function):
+    for name, value in captured(function):
         if _refusal(value):
             return f", because of {name!r}, a {type(value).__name__} that it captures"
     return ""
 
 
-def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+def captured(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function captures: the object of a method, cells, defaults, and globals, with their names."""
     if isinstance(function, MethodType):
         yield "self", function.__self__

@@ -57,7 +57,7 @@ def progress(
 
         # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
         if shown and not (sys.stderr.isatty() or rc.progress):
-            from mpistrat.training.progress_log import ProgressLog  # imports tqdm
+            from mpistrat.runtime.progress_log import ProgressLog  # imports tqdm
 
             return ProgressLog(iterable, _job(strategy), every, desc, total)
     return tqdm(iterable, desc=desc, total=total, disable=not shown, leave=False)

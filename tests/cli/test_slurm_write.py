@@ -14,7 +14,7 @@ from mpistrat.cli import commands
 from mpistrat.cli.run import mpirun
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "gpu", "hetjob", "mpich", "requeue")
+SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "farm", "gpu", "hetjob", "mpich", "requeue")
 
 
 @pytest.fixture(autouse=True)
@@ -253,6 +253,40 @@ def test_mpi_of_this_python(run_alone):
     found.shows("pmix}" if mpirun.find().family == "openmpi" else "pmi2}")
 
 
+@pytest.mark.parametrize("options", ["", "--mpirun"])
+@pytest.mark.parametrize(
+    ("signals", "restarts", "told", "status"), [(2, 0, "requeue 17\n" * 2, 3), (1, 100, "", 3), (0, 0, "", 3)]
+)
+def test_farm(options, signals, restarts, told, status):
+    """The shell puts the job back at each signal, and ends with the status of the ranks when these have ended."""
+    script = write(f"--mpi=pmix --farm --time=10 {options} prog.py")
+    assert "#SBATCH --signal=B:USR2@120" in script
+    folder = Path("bin")
+    folder.mkdir()
+    send = "sleep 0.3; kill -USR2 $PPID; " * signals
+    for name, body in {
+        "srun": f"{send} sleep 0.3; exit {status}",
+        "mpirun": f"{send} sleep 0.3; exit {status}",
+        "scontrol": 'echo "$@" >>told',
+        "python": "",  # beside which mpirun is looked for
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    Path("told").touch()
+    environ = {
+        "PATH": f"{folder.absolute()}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(Path.cwd()),
+        "SLURM_JOB_ID": "17",
+        "SLURM_NTASKS": "2",
+        "PYTHON": str(folder.absolute() / "python"),
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    Path("script").write_text(script)
+    ended = subprocess.run(["bash", "script"], env=environ, timeout=60, check=False)
+    assert ended.returncode == status
+    assert Path("told").read_text() == told
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -276,6 +310,8 @@ def test_mpi_of_this_python(run_alone):
         ("--sbatch nice prog.py", "'nice' is not like --exclusive"),
         ("--requeue --time 3 prog.py", "--time 3 leaves nothing before --signal USR2@120"),
         ("--requeue --signal TERM@60 prog.py", "'TERM@60' is not like USR2@120"),
+        ("--farm --time 3 prog.py", "--time 3 leaves nothing before --signal USR2@120"),
+        ("--farm --requeue prog.py", "--requeue signals the ranks, and --farm the batch shell"),
         ("--requeue --mpirun prog.py", "--mpirun cannot let a signal of SLURM reach the ranks"),
         ("--mpirun : --nodes 2 prog.py", "--mpirun cannot start a container or a heterogeneous job"),
         ("--array 0-1 : --nodes 2 prog.py", "no arrays of heterogeneous jobs"),

@@ -11,7 +11,19 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import EXAMPLES, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
+from jobs import (
+    EXAMPLES,
+    FARM,
+    ROOT,
+    SCRIPTS,
+    SLOW,
+    SLOW_WORDS,
+    Job,
+    run_here,
+    submitted,
+    unstuck,
+    with_digits,
+)
 
 from mpistrat.cli.run.mpirun import library_of
 from mpistrat.launch.launch import srun_plugin
@@ -184,3 +196,19 @@ def signalled(submit_slow: Callable[..., Job]) -> Callable[[], Job]:
         return job
 
     return begun(start)
+
+
+@pytest.fixture(scope="session")
+def farm(submit_to_stop: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A task farm whose time limit is a minute. It comes back three times while the other tests run."""
+    folder = tmp_path_factory.mktemp("farm")
+    (folder / "farm.py").write_text(FARM)
+    wanted = [
+        "--time=1",
+        "--signal=B:USR2@1",
+        "--nodes=1",
+        "--ntasks=3",
+        "--ntasks-per-node=3",
+        "--nodelist=node2",
+    ]
+    return submit_to_stop(folder, *wanted, SCRIPTS / "farm.sbatch", "farm.py")

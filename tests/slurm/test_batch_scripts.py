@@ -34,7 +34,7 @@ os.write(1, f"{{line}}\\n".encode())  # in one piece, unlike print
 
 
 @pytest.fixture(scope="module", autouse=True)
-def while_these_run(limited, signalled):
+def while_these_run(limited, signalled, farm):
     """Jobs of other tests wait in the queue for longer than these tests take."""
 
 

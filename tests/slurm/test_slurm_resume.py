@@ -1,5 +1,6 @@
 """Jobs that save before they must end, come back, and compute what one run would have."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -46,3 +47,17 @@ def test_signal_by_hand(signalled, undisturbed):
 
 def test_time_limit(limited, undisturbed):
     check_resumed(limited, undisturbed)
+
+
+def test_farm_goes_on_after_three_limits(farm):
+    """Each of 1,000 calls has one result; those that were running, or not yet written, ran again."""
+    output = farm.ended(limit=600)
+    assert "1000 results as in one process" in output
+    assert farm.facts()["Restarts"] == "3"
+    runs = [
+        [int(line) for line in (farm.folder / f"ran-{restart}").read_text().split()] for restart in range(4)
+    ]
+    assert {*itertools.chain(*runs)} == {*range(1000)}
+    for run in runs:
+        assert len({*run}) == len(run)
+    assert sum(map(len, runs)) <= 1000 + 3 * 20, [len(run) for run in runs]

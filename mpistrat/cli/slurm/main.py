@@ -130,6 +130,9 @@ def _resources(given: dict[str, Any]) -> Resources:
     "--requeue", is_flag=True, help="Signal the ranks before the limit, and let the job be requeued."
 )
 @click.option(
+    "--farm", is_flag=True, help="Requeue a task farm that keeps its results (Executor.map with keep=)."
+)
+@click.option(
     "--signal",
     type=_Pattern("signal", r"USR[12]@\d{1,5}", "USR2@120"),
     default="USR2@120",
@@ -187,7 +190,9 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
 
 def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any]) -> Script:
     components = [*ctx.meta["components"], _resources(given)]
-    container, by_mpirun, requeue = given["container"], given["mpirun"], given["requeue"]
+    container, by_mpirun, requeue, farm = (given[name] for name in ("container", "mpirun", "requeue", "farm"))
+    if requeue and farm:
+        raise click.UsageError("--requeue signals the ranks, and --farm the batch shell: give one of them")
     program = _program(arguments, container is not None)
     if by_mpirun and (requeue or container is not None or len(components) > 1):
         what = (
@@ -196,7 +201,7 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
     if given["array"] and len(components) > 1:
         raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
-    if requeue and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
+    if (requeue or farm) and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
         raise click.UsageError(
             f"--time {given['time']} leaves nothing before --signal {given['signal']}, which may come a minute "
             "earlier: give more time, or send the signal later"
@@ -218,7 +223,8 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         mpi=given["mpi"] or ("" if by_mpirun else _mpi(python, container)),
         mpirun=by_mpirun,
         array=given["array"],
-        signal=(signal, int(seconds)) if requeue else None,
+        signal=(signal, int(seconds)) if requeue or farm else None,
+        farm=farm,
         container=container,
         options=[
             *([(f"--account={given['account']}", "account that is charged")] if given["account"] else []),

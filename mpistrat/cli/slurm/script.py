@@ -39,7 +39,7 @@ class Script:
 
     ``mpi`` is the value of ``srun --mpi=``; it is not used with ``mpirun``, which starts the ranks with mpirun.
     ``array`` has the indices of a job array. ``signal`` is what the ranks get before the time limit, and how many
-    seconds before. The job can then be requeued. ``container`` is an Apptainer image: a path as for ``python``, or an
+    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``container`` is an Apptainer image: a path as for ``python``, or an
     address such as ``docker://name``. ``options`` are further ones of sbatch for all components, each with a comment.
     """
 
@@ -53,6 +53,7 @@ class Script:
     mpirun: bool = False
     array: str | None = None
     signal: tuple[str, int] | None = None
+    farm: bool = False
     container: str | None = None
     options: Sequence[tuple[str, str]] = ()
 
@@ -102,9 +103,10 @@ def _directives(script: Script) -> Iterator[str]:
     if script.signal is not None:
         signal, seconds = script.signal
         yield line("--requeue", "the job may be requeued")
+        to = "this shell" if script.farm else "the ranks"
         yield line(
-            f"--signal={signal}@{seconds}",
-            "signal to the ranks, seconds before the limit (at most 60 s earlier)",
+            f"--signal={'B:' * script.farm}{signal}@{seconds}",
+            f"signal to {to}, seconds before the limit (at most 60 s earlier)",
         )
         yield line("--open-mode=append", "all runs of the job write to one file")
     for option, comment in script.options:
@@ -194,7 +196,8 @@ def _environment(script: Script) -> Iterator[str]:
 
 def _start(script: Script) -> Iterator[str]:
     if script.mpirun:
-        yield 'exec mpirun -n "$SLURM_NTASKS" --bind-to none "$python" "$@"'
+        by_mpirun = 'mpirun -n "$SLURM_NTASKS" --bind-to none "$python" "$@"'
+        yield from _farm(script, by_mpirun) if script.farm else [f"exec {by_mpirun}"]
         return
     command = '"$python" "$@"'
     if script.container is not None:
@@ -214,9 +217,13 @@ def _start(script: Script) -> Iterator[str]:
         yield f"    command+=({command})"
         yield "done"
         command = '"${command[@]}"'
+    by_srun = f'srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+    if script.farm:
+        yield from _farm(script, by_srun)
+        return
     if script.signal is None:
         yield "# If a task ends with an error, srun ends the others."
-        yield f'exec srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+        yield f"exec {by_srun}"
         return
     yield "# If a task ends, srun ends the others after a minute, so that they can end with their own status."
     yield "status=0"
@@ -227,4 +234,23 @@ def _start(script: Script) -> Iterator[str]:
     yield f'if [ "$status" -eq {RESTART} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID" || :'
     yield "fi"
+    yield 'exit "$status"'
+
+
+def _farm(script: Script, command: str) -> Iterator[str]:
+    """Yield the lines of a task farm, which goes on after the time limit."""
+    assert script.signal is not None
+    yield "# Before the limit the job goes back into the queue. Executor.map(..., keep=FILE) has kept the results, and"
+    yield "# goes on with the rest. At most 100 times: calls longer than the limit would come back for ever."
+    yield "again() {"
+    yield '    [ "${SLURM_RESTART_COUNT:-0}" -ge 100 ] || scontrol requeue "$SLURM_JOB_ID" || :'
+    yield "}"
+    yield f"trap again {script.signal[0]}"
+    yield f"{command} &"
+    yield "status=0"
+    yield "wait $! || status=$?"
+    yield "while kill -0 $! 2>/dev/null; do  # the signal ends a wait"
+    yield "    status=0"
+    yield "    wait $! || status=$?"
+    yield "done"
     yield 'exit "$status"'

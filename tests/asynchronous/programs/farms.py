@@ -41,6 +41,17 @@ def farm():
     with Executor(MPI.COMM_WORLD, time_limit=0.5) as executor:
         if executor is not None:
             time_limits(executor)
+    if MPI.COMM_WORLD.rank:
+        error = raised(without_an_if)
+        assert type(error) is RuntimeError
+        assert "write `if executor is not None:`" in str(error)
+    else:
+        without_an_if()
+
+
+def without_an_if():
+    with Executor() as executor:
+        assert [*executor.map(abs, [-1, -2])] == [1, 2]
 
 
 # --- taken back ----------------------------------------------------------------------------------------
@@ -260,7 +271,9 @@ class Line:
 
 def maps(executor):
     assert list(executor.map(Line(3), range(10))) == [3 * i for i in range(10)]
+    before = executor.statistics().ended
     assert list(executor.map(Line(3), range(10), chunksize=4)) == [3 * i for i in range(10)]
+    assert executor.statistics().ended - before == 10  # calls, not chunks
     assert (
         type(raised(lambda: next(executor.map(time.sleep, [0.5], timeout=0.01)))).__name__ == "TimeoutError"
     )

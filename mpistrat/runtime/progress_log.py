@@ -1,4 +1,4 @@
-"""The progress of a training loop in a log: a line now and then."""
+"""The progress of a loop or of a task farm in a log: a line now and then."""
 
 from __future__ import annotations
 
@@ -19,18 +19,34 @@ class ProgressLog(tqdm):
 
     _written = 0  # steps in the last line
 
-    def __init__(self, iterable: Any, header: str, every: float, desc: str | None, total: int | None):
-        self._header = header
+    def __init__(
+        self,
+        iterable: Any,
+        header: str,
+        every: float,
+        desc: str | None,
+        total: int | None,
+        unit: str = "it",
+    ):
+        self._header = header and f"{header}\n"
         # Through `display` alone: to a file, tqdm writes what moves the cursor of a terminal.
         super().__init__(
-            iterable, desc, total, file=io.StringIO(), ncols=0, delay=every, mininterval=every, miniters=1
+            iterable,
+            desc,
+            total,
+            file=io.StringIO(),
+            ncols=0,
+            delay=every,
+            mininterval=every,
+            miniters=1,
+            unit=unit,
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Print the state if it is due. ``tqdm`` calls this method also for each ``set_postfix``."""
         at_end = self.disable
         if self.n != self._written and (at_end or time() - self.last_print_t >= self.mininterval):
-            header = f"{self._header}\n" if not self._written else ""
+            header = "" if self._written else self._header
             self._written = self.n
             print(f"{header}{str(self).strip()}", file=sys.stderr, flush=True)
         return True

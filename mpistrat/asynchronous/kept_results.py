@@ -1,0 +1,294 @@
+"""Results of a task farm that are kept in a file, so that a job that was ended goes on with the rest.
+
+The file is written anew when results have come, and appears whole or not at all. It is read without pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+
+from mpistrat.messages.functions import captured
+from mpistrat.process.atomic_file import appearing
+from mpistrat.process.local_path import local_path
+
+_PAUSE = 19  # times the seconds of a write, until the next one: writes take 5 % of the time at most
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+class KeptResults:
+    """The results of the calls of a function, in a file.
+
+    Parameters
+    ----------
+    path : path
+        Read if it exists.
+    function : callable
+    calls : sequence of tuple
+        The arguments of each call.
+
+    Attributes
+    ----------
+    found : dict of int to object
+        The results that the file had, by the numbers of their calls.
+
+    Raises
+    ------
+    ValueError
+        If the file has results of another function, of other arguments, or is of another kind.
+    TypeError
+        If an argument cannot be compared with that of the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], function: Any, calls: Sequence[tuple[Any, ...]]):
+        self._path = local_path(path)
+        self._count = len(calls)
+        home = getattr(function, "__module__", None)
+        self._digests = [fingerprint(function, home), *(fingerprint(call, home) for call in calls)]
+        self.found: dict[int, Any] = self._read(calls) if self._path.exists() else {}
+        self._texts = {number: json.dumps(_encoded(value)) for number, value in self.found.items()}
+        self._lock, self._news, self._closing = threading.Lock(), threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._thread = threading.Thread(target=self._write_when_due, name="mpistrat-results", daemon=True)
+        self._thread.start()
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the calls whose results the file did not have."""
+        return [number for number in range(self._count) if number not in self.found]
+
+    def take(self, numbers: list[int], in_chunk: bool, future: concurrent.futures.Future[Any]) -> None:
+        """Keep the results of calls, when their future has ended."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        results = future.result() if in_chunk else [future.result()]
+        for number, result in zip(numbers, results, strict=True):
+            try:
+                text = json.dumps(_encoded(result))
+            except TypeError as error:
+                self._error = self._error or TypeError(f"result of call {number}: {error}")
+                continue
+            with self._lock:
+                self._texts[number] = text
+        self._news.set()
+
+    def in_order(self, results: Iterator[Any]) -> Iterator[Any]:
+        """Yield the results of all calls; the iterator gives those that the file did not have."""
+        try:
+            for number in range(self._count):
+                yield self.found.pop(number) if number in self.found else next(results)
+                self._raise()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Write what has not been written.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        TypeError
+            If a result cannot be kept.
+        """
+        self._closing.set()
+        self._news.set()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write_when_due(self) -> None:
+        saved, closing = len(self._texts), False
+        while not closing:
+            self._news.wait()
+            self._news.clear()
+            closing = self._closing.is_set()
+            with self._lock:
+                texts = dict(self._texts)
+            if len(texts) == saved:
+                continue
+            start = time.monotonic()
+            try:
+                self._write(texts)
+            except OSError as error:
+                self._error = self._error or error
+                return
+            saved = len(texts)
+            self._closing.wait(_PAUSE * (time.monotonic() - start))
+
+    def _write(self, texts: dict[int, str]) -> None:
+        members = ",".join(f'"{number}":{text}' for number, text in sorted(texts.items()))
+        with appearing(self._path, replace=True) as temporary, h5py.File(temporary, "w") as file:
+            for name, text in (("results", f"{{{members}}}"), ("calls", json.dumps(self._digests))):
+                file.create_dataset(
+                    name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True
+                )
+
+    def _read(self, calls: Sequence[tuple[Any, ...]]) -> dict[int, Any]:
+        try:
+            with h5py.File(self._path) as file:
+                digests, results = (json.loads(file[name][()].tobytes()) for name in ("calls", "results"))
+            found = {int(number): _decoded(value) for number, value in results.items()}
+        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{self._path} has no results that Executor.map kept ({error}): give keep= another name"
+            ) from error
+        if digests[:1] != self._digests[:1]:
+            raise ValueError(
+                f"{self._path} has results of another function, or of an earlier text of it: give keep= another name, "
+                "or remove the file to compute all results anew"
+            )
+        if digests != self._digests:
+            pairs = enumerate(zip(digests[1:], self._digests[1:], strict=False))
+            first = next((number for number, (theirs, own) in pairs if theirs != own), None)
+            what = (
+                f"call {first} is of {calls[first]!r} now"
+                if first is not None
+                else f"there are {len(calls)} now"
+            )
+            raise ValueError(
+                f"{self._path} has results of {len(digests) - 1} calls of other arguments: {what}. Give keep= another "
+                "name, or remove the file"
+            )
+        return found
+
+
+# --- results as JSON ---------------------------------------------------------------------------------------
+
+
+def _encoded(value: Any) -> Any:
+    """Return a result as what JSON can hold.
+
+    Raises
+    ------
+    TypeError
+        If it is not of numbers, texts, NumPy's arrays of numbers, and lists, tuples and dicts of these.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    if kind in (list, tuple):
+        return {kind.__name__: [_encoded(each) for each in value]}
+    if kind is dict:
+        return {"dict": [[_encoded(key), _encoded(each)] for key, each in value.items()]}
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
+        data = base64.b64encode(np.asarray(value).tobytes()).decode()
+        return {
+            "array": data,
+            "dtype": value.dtype.str,
+            "shape": None if kind is not np.ndarray else value.shape,
+        }
+    raise TypeError(
+        f"keep= keeps numbers, texts, arrays of NumPy, and lists, tuples and dicts of these, not {kind.__qualname__}"
+    )
+
+
+def _decoded(value: Any) -> Any:
+    """Return the result that `_encoded` got.
+
+    Raises
+    ------
+    ValueError
+        If it is not of this form.
+    """
+    if not isinstance(value, dict):
+        return value
+    match value:
+        case {"complex": [real, imaginary]}:
+            return complex(real, imaginary)
+        case {"list": each}:
+            return [*map(_decoded, each)]
+        case {"tuple": each}:
+            return tuple(map(_decoded, each))
+        case {"dict": pairs}:
+            return {_decoded(key): _decoded(each) for key, each in pairs}
+        case {"array": data, "dtype": dtype, "shape": shape} if np.dtype(dtype).kind in "biufc":
+            array = np.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype)
+            return array[0] if shape is None else array.reshape(shape)
+    raise ValueError("a result has another form")
+
+
+# --- functions and arguments as digests --------------------------------------------------------------------
+
+
+def fingerprint(value: Any, home: str | None = None) -> str:
+    """Return a digest of a function or of arguments that is the same in every process, unlike that of a pickle.
+
+    Functions count by their code and by what they capture; those of other modules than ``home`` by their names.
+
+    Raises
+    ------
+    TypeError
+        If a value has parts that cannot be compared, such as a lock.
+    """
+    digest = xxhash.xxh3_128()
+    _feed(digest, value, home, {})
+    return str(digest.hexdigest())
+
+
+def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) -> None:
+    kind = type(value)
+    digest.update(f"({kind.__module__}.{kind.__qualname__} ".encode())
+    if kind in _PLAIN:
+        digest.update(repr(value).encode())
+    elif kind is np.ndarray and value.dtype.kind != "O":
+        digest.update(f"{value.dtype.str} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    elif kind is FunctionType and id(value) in functions:  # it calls itself
+        digest.update(str(functions[id(value)]).encode())
+    elif kind in (set, frozenset):  # their order differs from process to process
+        digest.update("".join(sorted(fingerprint(each, home) for each in value)).encode())
+    else:
+        if kind is FunctionType:
+            functions[id(value)] = len(functions)
+        for part in _parts(value, home):
+            _feed(digest, part, home, functions)
+    digest.update(b")")
+
+
+def _parts(value: Any, home: str | None) -> Iterator[Any]:
+    """Yield what a value is made of."""
+    if isinstance(value, ModuleType):
+        yield value.__name__
+    elif isinstance(value, (type, BuiltinFunctionType)):
+        yield from (value.__module__, value.__qualname__)
+    elif isinstance(value, (FunctionType, MethodType)):
+        yield value.__qualname__
+        if value.__module__ not in (home, "__main__"):
+            yield value.__module__
+            return
+        yield value.__code__
+        for pair in captured(value):
+            yield from pair
+    elif isinstance(value, CodeType):
+        yield from (value.co_code, value.co_names, *value.co_consts)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, (list, tuple)):
+        yield from value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from pair
+    else:
+        reduced = value.__reduce_ex__(4)
+        for part in [reduced] if isinstance(reduced, str) else reduced:
+            yield [*part] if isinstance(part, Iterator) else part

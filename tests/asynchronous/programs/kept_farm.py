@@ -1,0 +1,50 @@
+"""A farm that ends its job by a signal, when its file has some results: ``python kept_farm.py FOLDER COUNT LAST``."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpistrat.coordinator import Executor
+
+FOLDER = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+
+
+def square(i, part):
+    """A result of numbers and arrays. Each call leaves a line of its number."""
+    if FOLDER is not None:
+        with open(FOLDER / f"ran-{os.getpid()}", "a") as file:
+            file.write(f"{i}\n")
+        time.sleep(0.01)
+    return i**2, {"part": np.arange(3) * part, "name": str(i)}
+
+
+def kept(path):
+    if not path.exists():
+        return 0
+    with h5py.File(path) as file:
+        return len(json.loads(file["results"][()].tobytes()))
+
+
+def main(count, last):
+    with Executor() as executor:
+        if executor is not None:
+            path = FOLDER / "results.h5"
+            results = []
+            for result in executor.map(square, range(count), np.linspace(0, 1, count), keep=path):
+                results.append(result)
+                if len(results) == last:
+                    while kept(path) < last:  # a pause follows each write
+                        time.sleep(0.01)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            assert str(results) == str([square(i, part) for i, part in enumerate(np.linspace(0, 1, count))])
+            print("as in one process")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[2:]))
