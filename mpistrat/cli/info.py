@@ -20,6 +20,13 @@ from mpistrat.runtime import affinity, environment
 from mpistrat.version import __version__
 
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
+_ABSENT = "not installed"
+# Names of distributions; the first is shown.
+_PACKAGES = (
+    *(["numpy"], ["mpi4py"], ["h5py"]),
+    ["cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"],
+    *(["torch"], ["jax"], ["tensorflow", "tensorflow-cpu"], ["keras"]),
+)
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
 
 
@@ -70,14 +77,9 @@ def _options() -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "mpistrat": __version__}
-    for name in ("numpy", "mpi4py", "h5py"):
-        versions[name] = _version(name)
-    cupy = (
-        name
-        for name in ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")
-        if _version(name)[0].isdigit()
-    )
-    versions["cupy"] = _version(next(cupy, "cupy"))
+    for name, *others in _PACKAGES:
+        installed = (each for each in (name, *others) if _version(each) != _ABSENT)
+        versions[name] = _version(next(installed, name))
     return versions
 
 
@@ -85,7 +87,7 @@ def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return _ABSENT
 
 
 def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:

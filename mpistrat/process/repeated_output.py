@@ -1,12 +1,15 @@
-"""What several ranks print alike, or write to one file: told at the end of a program with ``rc.debug``."""
+"""What ranks print alike, write to one file, or draw unlike: told at the end of a program with ``rc.debug``."""
 
 from __future__ import annotations
 
 import builtins
+import functools
 import os
+import random
 import sys
 import sysconfig
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mpistrat.process import failure
@@ -24,15 +27,64 @@ class _Printed(NamedTuple):
 
 _printed: dict[str, _Printed] = {}
 _written: dict[str, str] = {}
-_noting = False
+_drawn: dict[str, int] = {}  # checksum of the numbers, by line
+_noting: set[str] = set()
+_NO_DRAWS = (
+    "seed",
+    "getstate",
+    "setstate",
+    "get_state",
+    "set_state",
+    "get_bit_generator",
+    "set_bit_generator",
+)
 
 
-def note() -> None:
-    """Note from now on what this rank prints, and which files it opens for writing."""
-    global _noting
-    if _noting:
-        return
-    _noting = True
+def note(checks: frozenset[str]) -> None:
+    """Note from now on what this rank prints and opens for writing (``output``), and draws (``random``)."""
+    for check, begin in ("output", _note_output), ("random", _note_draws):
+        if check in checks and check not in _noting:
+            _noting.add(check)
+            begin()
+
+
+def _note_draws() -> None:
+    import numpy as np
+
+    for module in (random, np.random):
+        for name, function in vars(module).copy().items():
+            of = type(getattr(function, "__self__", None))  # the generator that the module shares
+            if of in (random.Random, np.random.RandomState) and name not in _NO_DRAWS:
+                setattr(module, name, _noted(function))
+    without_seed = np.random.default_rng
+
+    @functools.wraps(without_seed)
+    def default_rng(seed: Any = None) -> Any:
+        made = without_seed(seed)
+        if seed is None:
+            _note_draw(made.bit_generator.state)
+        return made
+
+    np.random.default_rng = default_rng
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def draw(*args: Any, **options: Any) -> Any:
+        drawn = function(*args, **options)
+        _note_draw(args if drawn is None else drawn)  # shuffle() changes what it is given
+        return drawn
+
+    return draw
+
+
+def _note_draw(drawn: Any) -> None:
+    if len(_drawn) < _MOST and (place := _place(outermost=True)):
+        bits = drawn.tobytes() if hasattr(drawn, "tobytes") else repr(drawn).encode(errors="replace")
+        _drawn[place] = zlib.crc32(bits, _drawn.get(place, 0))
+
+
+def _note_output() -> None:
     import h5py
 
     own_print, own_init = builtins.print, h5py.File.__init__
@@ -64,38 +116,51 @@ def _note_file(name: Any) -> None:
         _written.setdefault(os.path.realpath(os.fsdecode(name)), place)
 
 
-def _place() -> str:
-    """Return the file and line of the program, or an empty string for a call of this package."""
-    frame = sys._getframe(2)
+def _place(outermost: bool = False) -> str:
+    """Return the file and line of the program, or an empty string for a call of this package.
+
+    With ``outermost`` also for a call in a function that this package calls, as `Strategy.run` does.
+    """
+    frame, place = sys._getframe(2), ""
     while frame is not None:
         name = frame.f_code.co_filename
         if is_own(name):
             if name != __file__:
                 return ""
-        elif not name.startswith((*_LIBRARIES, "<")):
-            return f"{name}:{frame.f_lineno}"
+        elif not place and not name.startswith((*_LIBRARIES, "<")):
+            place = f"{name}:{frame.f_lineno}"
+            if not outermost:
+                break
         frame = frame.f_back  # type: ignore[assignment]  # None at the end
-    return ""
+    return place
 
 
 def report(world: Any) -> None:
     """Print on rank 0 what the ranks have done alike. Collective."""
     files = {path: (place, _identity(path)) for path, place in _written.items()}
-    everyone = world.allgather((dict(_printed), {path: each for path, each in files.items() if each[1]}))
-    _printed.clear()
-    _written.clear()
+    files = {path: each for path, each in files.items() if each[1]}
+    everyone = world.allgather((dict(_printed), files, dict(_drawn)))
+    for each in (_printed, _written, _drawn):
+        each.clear()
     if world.rank:
         return
     lines = []
     for place, printed in everyone[0][0].items():
-        if all(other.get(place) == printed for other, _ in everyone[1:]):
+        if all(other.get(place) == printed for other, *_ in everyone[1:]):
             times = f", {printed.calls} times" if printed.calls > 1 else ""
             lines.append(
                 f"{place} prints {printed.first[:40]!r} on all {world.size} ranks{times}: print on one of them by "
                 "`if strategy.is_chief:`"
             )
+    for place, checksum in everyone[0][2].items():
+        others = [theirs.get(place) for *_, theirs in everyone[1:]]
+        if None not in others and {*others} != {checksum}:
+            lines.append(
+                f"{place} draws other numbers on each rank, outside of strategy.run: for equal numbers give a seed, as "
+                "in np.random.default_rng(0) and np.random.seed(0); for numbers of each rank take strategy.rng(seed)"
+            )
     writers: dict[tuple[str, Any], list[tuple[int, str]]] = {}
-    for rank, (_, theirs) in enumerate(everyone):
+    for rank, (_, theirs, _) in enumerate(everyone):
         for path, (place, identity) in theirs.items():
             writers.setdefault((path, identity), []).append((rank, place))
     for (path, _), found in writers.items():
@@ -108,7 +173,7 @@ def report(world: Any) -> None:
             )
     text = (
         "".join(f"  {each}\n" for each in lines)
-        or "  no line that all ranks print, no file that several write\n"
+        or "  no line that all ranks print, no file that several write, no draw that differs\n"
     )
     failure.write(f"mpistrat, MPISTRAT_DEBUG at the end of {world.size} ranks:\n{text}")
 

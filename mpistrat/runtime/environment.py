@@ -117,7 +117,7 @@ def _some_of(*words: str) -> Callable[[Any], frozenset[str]]:
     return read
 
 
-CHECKS = ("collectives", "data", "gradients", "output", "variables")
+CHECKS = ("collectives", "data", "gradients", "output", "random", "variables")
 
 
 def _checks(value: Any) -> frozenset[str]:
@@ -222,7 +222,8 @@ class RuntimeOptions:
         Checks that cost time; True for all of them. ``"collectives"`` compares the lines that call collectives,
         ``"variables"`` which variable is written, and its copies afterwards, ``"data"`` the arrays of datasets, and
         warns of batches that are not distributed. ``"gradients"`` looks for NaN, ``"output"`` for what all ranks print
-        or write alike. Read once for each communicator, by its first strategy.
+        or write alike, ``"random"`` for draws that differ between ranks outside of `Strategy.run`. Read once for each
+        communicator, by its first strategy.
     device : str
         The device of each rank where a strategy does not get one.
     gpu_direct : str

@@ -203,8 +203,7 @@ class Topology(ObjectCollectives):
                 failure.revoke_at_end(comm)
         elif self.size > 1:
             program_end.register(EndStep.GOODBYES, self._say_goodbye)
-            if "output" in self.checks:
-                repeated_output.note()
+            repeated_output.note(self.checks)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
         between_nodes = len(self.nodes) > 1
@@ -269,7 +268,7 @@ class Topology(ObjectCollectives):
             try:
                 self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
                 self.lock.compare(_END)
-                if "output" in self.checks and self.size == mpi.start().COMM_WORLD.size:
+                if self.checks & {"output", "random"} and self.size == mpi.start().COMM_WORLD.size:
                     repeated_output.report(self.world)
                 self._close_slots()
                 if self.traced:

@@ -116,8 +116,18 @@ ONLY_BY_DEBUG = {
         r"x\.h5 was opened for writing by 2 ranks \(rank 0 at .*py:11, rank 1 at .*py:11\)",
         0,
     ),
+    "draws_without_a_seed": (
+        "import random\norder = np.random.default_rng()\nfor _ in range(2): np.random.rand(3)\n"
+        "rows = [*range(9)]; random.shuffle(rows)",
+        r"(?s)ranks:\n  \S+py:9 draws other numbers on each rank, outside of strategy\.run: for equal numbers "
+        r"give a seed[^\n]*\n  \S+py:10 draws[^\n]*\n  \S+py:11 draws[^\n]*\n$",
+        0,
+    ),
     "nothing_wrong": (
-        "if strategy.is_chief: print('one'); open('x', 'w').close()\nstrategy.barrier()",
+        "if strategy.is_chief: print('one'); open('x', 'w').close()\nstrategy.barrier()\n"
+        "np.random.seed(1); np.random.rand(3); np.random.default_rng(1).random()\n"
+        "strategy.run(lambda: (np.random.default_rng(), np.random.seed(rank), np.random.rand(3)))\n"
+        "strategy.rng(1).random()",
         r"one\nmpistrat, MPISTRAT_DEBUG at the end of 2 ranks:\n  no line that all ranks print",
         0,
     ),

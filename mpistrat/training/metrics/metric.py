@@ -153,9 +153,9 @@ class Metric(ABC):
         return f"<{type(self).__name__} {self._name!r}>"
 
     def _repr_html_(self) -> str:
-        """Return an HTML table. Never communicates: the result is in it on one rank only."""
+        """Return an HTML table. Never communicates: the result is in that of one replica only."""
         facts = {"name": self._name, "variables": [each.name for each in self._variables]}
-        if all(v.distribute_strategy.extended.engine.topology.size == 1 for v in self._variables):
+        if all(each.distribute_strategy.num_replicas_in_sync == 1 for each in self._variables):
             facts["result"] = self.result()
         return representation.table(type(self).__name__, facts)
 
