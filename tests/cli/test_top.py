@@ -1,12 +1,17 @@
 """``mpistrat top``: jobs that run, and jobs that have ended."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -116,6 +121,39 @@ def test_a_rank_alone_goes_on_waiting():
         assert "in pause()\n    no stack: " in output
         assert process_state(started) == "S"
         assert not select.select([started.stdout], [], [], 0.5)[0]
+
+
+@pytest.mark.full
+def test_several_jobs_to_choose_from(process):
+    """On a terminal: a list, the table of the job that was chosen, and q."""
+    with job("threading.Event().wait()"):
+        output, status = top("--once")
+        assert status == 1
+        assert "several jobs of this user run on this node: name one by a process of it" in output
+        terminal, theirs = pty.openpty()
+        environ = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+        command = [sys.executable, "-m", "mpistrat", "top"]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as started:
+            os.close(theirs)
+            shown = ""
+
+            def read_until(text):
+                nonlocal shown
+                deadline = time.monotonic() + 60
+                while not re.search(text, shown):
+                    assert time.monotonic() < deadline, shown
+                    if select.select([terminal], [], [], 0.1)[0]:
+                        shown += os.read(terminal, 1 << 16).decode()
+                return re.search(text, shown)
+
+            number = read_until(rf"(\d+) +1 rank  process {process.pid} +-c(?s:.*)job.*: ")[1]
+            os.write(terminal, f"{number}\n".encode())
+            read_until(rf"waits(?s:.*){process.pid}(?s:.*)wait\(\): 1 rank")
+            os.write(terminal, b"q")
+            started.wait(60)
+        os.close(terminal)
+    assert started.returncode == 0
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ from mpistrat.launch.proc import parent
 from mpistrat.monitor import process, waits
 from mpistrat.monitor.last import Ended
 from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.stragglers import Measured, compare
 from mpistrat.monitor.view import JobView
 from mpistrat.process import children
 from mpistrat.record import read
@@ -33,7 +34,11 @@ _HERE = children.running("mpistrat", "top", "--here")
 
 
 class NoJobError(Exception):
-    """The job does not exist, or several could be meant."""
+    """The job does not exist, or several could be meant: then ``choices`` has their records."""
+
+    def __init__(self, text: str, choices: Sequence[Sequence[Record]] = ()):
+        super().__init__(text)
+        self.choices = choices
 
 
 def find(what: str | None) -> list[Record]:
@@ -53,7 +58,7 @@ def find(what: str | None) -> list[Record]:
     if len(jobs) > 1:
         choices = "; ".join(f"{job[0].pid} ({counted(len(job), 'rank')}: {job[0].program})" for job in jobs)
         raise NoJobError(
-            f"several jobs of this user run on this node: name one by a process of it: {choices}"
+            f"several jobs of this user run on this node: name one by a process of it: {choices}", jobs
         )
     return jobs[0]
 
@@ -77,12 +82,22 @@ def _parents(pid: int) -> list[int]:
 
 
 def rows(records: Sequence[Record], wait: float = _SAMPLE) -> list[dict[str, Any]]:
-    """Return what each rank does, as values that JSON can hold. Looks twice, for the rate of bytes."""
+    """Return what each rank does, in the order of ranks, as values that JSON can hold. Looks twice, for rates."""
+    records = sorted(records, key=lambda each: (each.rank, each.pid))
+    slow = {
+        each.rank
+        for each in compare([Measured(each.rank, each.host, each.steps) for each in records])
+        if each.slow
+    }
     began = time.monotonic()
     before = {each.pid: each.bytes for each in records}
     time.sleep(wait)
     return [
-        _row(read.read(each.path) or each, before[each.pid], time.monotonic() - began) for each in records
+        {
+            **_row(read.read(each.path) or each, before[each.pid], time.monotonic() - began),
+            "slow": each.rank in slow,
+        }
+        for each in records
     ]
 
 
@@ -92,13 +107,16 @@ def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
     inside = record.waits[0].last if record.waits else None
     left = record.entries[-1].left if record.entries else 0.0
     steps = sorted(each[0] for each in record.steps[-_STEPS:])
+    waiting = sum(each[1] for each in record.steps[-_STEPS:])
     return {
+        "program": record.program,
         "rank": record.rank,
         "host": record.host,
         "pid": record.pid,
         "job": record.job,
         "step": record.step,
         "step_seconds": steps[len(steps) // 2] if steps else None,
+        "waiting_share": waiting / sum(steps) if sum(steps) else None,
         "phase": "collective" if inside is not None else record.phase.name.lower().replace("_", " "),
         "collective": "" if inside is None else f"{inside.operation} at {inside.place}",
         "number": None if inside is None else inside.number,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mpistrat.cli import table
-from mpistrat.cli.table import amount, echo, three_digits
+from mpistrat.cli.table import amount, counted, echo, three_digits
 from mpistrat.cli.top import jobs
 from mpistrat.launch.proc import batch_job
 from mpistrat.monitor import last as last_record
@@ -36,7 +41,8 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
     """Show what each rank of a running job does.
 
     JOB is the number of a Slurm job or of a process: a rank, or what started it. Without it, the only job
-    of this user on this node is shown. All nodes of a Slurm job are asked through srun, and each HOST through ssh.
+    of this user on this node is shown; a terminal lists several to choose from. q ends the table. All nodes of a
+    Slurm job are asked through srun, and each HOST through ssh.
     --last shows the job that ended last; inside a batch job, that of this batch job.
 
     \b
@@ -57,7 +63,13 @@ def command(once: bool, as_json: bool, stacks: bool, last: bool, here: bool, job
 
 
 def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None:
-    rows = _rows(job, here)
+    try:
+        rows = _rows(job, here)
+    except jobs.NoJobError as error:
+        if not error.choices or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise
+        job = (_chosen(error.choices),)
+        rows = _rows(job, here)
     if as_json:
         # srun mixes parts of lines longer than 1,024 bytes: with --here, each rank has a line of its own.
         for each in ([row] for row in rows) if here else [rows]:
@@ -69,16 +81,45 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
         return
     from rich.live import Live
 
-    with Live(_table(rows), console=console, auto_refresh=False) as live:
+    with _single_keys(), Live(_table(rows, cut=True), console=console, auto_refresh=False) as live:
         try:
-            while True:
-                time.sleep(_EVERY)
-                live.update(_table(_rows(job, here)), refresh=True)
+            while not _is_quit(_EVERY):
+                live.update(_table(_rows(job, here), cut=True), refresh=True)
+            return
         except jobs.NoJobError as error:
             ended = str(error)
         except KeyboardInterrupt:
             return
     echo(f"the job has ended: {ended}", err=True)
+
+
+def _chosen(choices: Sequence[Sequence[Record]]) -> str:
+    """Ask for one of several jobs. Return the number of a process of it."""
+    for number, each in enumerate(choices, 1):
+        echo(f"{number:3}  {counted(len(each), 'rank'):>9}  process {each[0].pid:<8}  {each[0].program}")
+    return str(choices[click.prompt("job", type=click.IntRange(1, len(choices))) - 1][0].pid)
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let a key count without the end of its line, and without being shown."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+def _is_quit(seconds: float) -> bool:
+    """Wait. Return whether q was typed meanwhile."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    return bool(select.select([0], [], [], seconds)[0]) and os.read(0, 64).lower().startswith(b"q")
 
 
 def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
@@ -109,25 +150,33 @@ def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record],
     return records, None
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: list[dict[str, Any]], cut: bool = False) -> Table:
+    """Return the table. With ``cut`` each rank has one line, so that rows stay where they are."""
     from rich.table import Table
 
-    shown = Table(
-        "rank", "host", "pid", "step", "step time", "phase", "for", "collective", "bytes/s", "memory"
-    )
+    programs = ", ".join(dict.fromkeys(row.get("program", "") for row in rows))
+    shown = Table(caption=f"{programs}: {counted(len(rows), 'rank')}", caption_justify="left")
+    for name in ("rank", "host", "pid", "step", "step time", "waits", "phase", "for"):
+        shown.add_column(name, no_wrap=cut)
+    shown.add_column("collective", no_wrap=cut, overflow="ellipsis" if cut else "fold")
+    for name in ("bytes/s", "memory"):
+        shown.add_column(name, no_wrap=cut)
     for row in rows:
-        seconds = row["step_seconds"]
+        seconds, waiting = row["step_seconds"], row.get("waiting_share")
+        slow = row.get("slow", False)
         shown.add_row(
             str(row["rank"]),
             row["host"],
             str(row["pid"]),
             str(row["step"]),
-            "" if seconds is None else f"{three_digits(seconds)} s",
+            "" if seconds is None else f"{three_digits(seconds)} s{', slow' * slow}",
+            "" if waiting is None else f"{waiting:.0%}",
             row["phase"],
             f"{three_digits(row['for_seconds'])} s",
             row["collective"],
             amount(row["bytes_per_second"]),
             amount(row["resident_bytes"]),
+            style="bold red" if slow else None,
         )
     return shown
 
