@@ -33,7 +33,7 @@ class History:
     csv : path, optional
         A file with a line for each `log` and a column for each name. The chief writes it.
     tensorboard : path, optional
-        A directory for TensorBoard. Needs ``pip install 'mpistrat[tensorboard]'``. The chief writes it.
+        A directory for TensorBoard. Needs ``pip install tensorboardX``. The chief writes it.
     monitor : str
         The name of the value that says which row is the best. `log` raises if it differs between ranks.
     mode : {"min", "max"}
@@ -90,7 +90,7 @@ class History:
         if (keep_best is None) != (state is None):
             raise ValueError("give keep_best, the file, and state, what is saved in it, together")
         if tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:
-            raise ImportError("tensorboard needs tensorboardX: pip install 'mpistrat[tensorboard]'")
+            raise ImportError("tensorboard needs tensorboardX: pip install tensorboardX")
         self._csv, self._tensorboard, self._keep_best = (
             None if path is None else local_path(path) for path in (csv, tensorboard, keep_best)
         )
@@ -109,6 +109,8 @@ class History:
 
     def log(self, **values: Any) -> bool:
         """Print and keep the values of an epoch, and return whether to stop. Collective, outside of `Strategy.run`.
+
+        The ranks are those of the current strategy; outside of every scope, all of the job.
 
         The monitored value must be equal on all ranks. Of the other values those of the chief are kept: seconds may
         differ. Means over the replicas come from metrics and from `Strategy.reduce`.
@@ -215,7 +217,7 @@ class History:
     def plot(self) -> Any:
         """Return a figure of matplotlib with a panel for each value; ``val_loss`` is in that of ``loss``. Local.
 
-        Needs ``pip install 'mpistrat[plot]'``. A notebook shows the figure, ``figure.savefig(path)`` saves it.
+        Needs matplotlib. A notebook shows the figure, ``figure.savefig(path)`` saves it.
         """
         from matplotlib import pyplot as plt
 
