@@ -39,8 +39,9 @@ class Script:
 
     ``mpi`` is the value of ``srun --mpi=``; it is not used with ``mpirun``, which starts the ranks with mpirun.
     ``array`` has the indices of a job array. ``signal`` is what the ranks get before the time limit, and how many
-    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``container`` is an Apptainer image: a path as for ``python``, or an
-    address such as ``docker://name``. ``options`` are further ones of sbatch for all components, each with a comment.
+    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``container`` is an Apptainer
+    image: a path as for ``python``, or an address such as ``docker://name``. ``options`` are further ones of sbatch for
+    all components, each with a comment.
     """
 
     written_by: str
