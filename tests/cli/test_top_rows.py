@@ -34,7 +34,7 @@ def test_user_code_lasts_since_the_last_collective(record):
 
 def test_slow_ranks_and_shares_of_waiting(record):
     """In the order of ranks, whatever the order of the records."""
-    seen = dataclasses.replace(read.read(record.path), path="/nowhere")
+    seen = dataclasses.replace(read.read(record.path), path="/nowhere", program="train.py [x]")
     waits = {2: 0.08, 0: 0.08, 1: 0.01, 3: 0.079}  # seconds of a step of 0.1 s
     found = [
         dataclasses.replace(seen, rank=rank, steps=((0.1, each, 0.0, 0.0),) * 30)
@@ -50,7 +50,7 @@ def test_slow_ranks_and_shares_of_waiting(record):
     lines = capture.get().splitlines()
     assert sum("0.1 s, slow │ 10%" in line for line in lines) == 1
     assert len(lines) == 3 + 4 + 2  # a row for each rank
-    assert lines[-1].strip() == f"{seen.program}: 4 ranks"
+    assert lines[-1].strip() == "train.py [x]: 4 ranks"
 
 
 def test_a_process_that_ends_while_it_is_looked_at(record):

@@ -153,9 +153,11 @@ def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record],
 def _table(rows: list[dict[str, Any]], cut: bool = False) -> Table:
     """Return the table. With ``cut`` each rank has one line, so that rows stay where they are."""
     from rich.table import Table
+    from rich.text import Text
 
     programs = ", ".join(dict.fromkeys(row.get("program", "") for row in rows))
-    shown = Table(caption=f"{programs}: {counted(len(rows), 'rank')}", caption_justify="left")
+    caption = Text(f"{programs}: {counted(len(rows), 'rank')}")  # brackets in a name are no markup
+    shown = Table(caption=caption, caption_justify="left")
     for name in ("rank", "host", "pid", "step", "step time", "waits", "phase", "for"):
         shown.add_column(name, no_wrap=cut)
     shown.add_column("collective", no_wrap=cut, overflow="ellipsis" if cut else "fold")
