@@ -170,9 +170,14 @@ def copied(value: Any) -> Any:
 
 
 def can_be_filled(value: Any) -> bool:
-    """Return whether `fill` can change the elements of an array. It cannot those of JAX, and of read-only arrays."""
+    """Return whether `fill` can change the elements of an array. It cannot those of JAX, and of read-only arrays.
+
+    It can those of variables of other libraries, such as Keras, which have ``assign``.
+    """
     if isinstance(value, np.ndarray):
         return value.flags.writeable and not _is_masked(type(value))
+    if hasattr(value, "assign") and hasattr(value, "__array__"):
+        return True
     library = library_of(value)
     if library is not None:
         return library.shares_buffers
@@ -181,8 +186,9 @@ def can_be_filled(value: Any) -> bool:
 
 def fill(target: Any, value: np.ndarray) -> None:
     """Set the elements of an array that `can_be_filled` to those of an array of its shape and dtype."""
-    library = library_of(target)
-    if library is not None:
+    if hasattr(target, "assign"):
+        target.assign(value)
+    elif (library := library_of(target)) is not None:
         target.detach().copy_(library.from_host(value, target))
     else:
         target[...] = from_host(value, target)
