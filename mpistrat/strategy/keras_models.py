@@ -18,6 +18,8 @@ from mpistrat import context
 
 _TRAINING = ("fit", "train_on_batch")
 _LOOKING = ("evaluate", "predict", "test_on_batch")  # without `train_by`, each rank does these alone
+SAVING = ("save", "save_weights", "export")
+"""The methods of a model that write files."""
 _MADE_HERE = "_mpistrat_strategy"  # an attribute of models: the strategy of the scope
 _REMEDY = (
     "Keras' training would fit another model on each of {size} ranks, each to its own rows, and say nothing. Add the "
@@ -79,7 +81,10 @@ def _watch_models(keras: Any) -> None:
     if model is None or hasattr(model, _MADE_HERE):
         return
     setattr(model, _MADE_HERE, None)
-    for names, wrapper in ((("__init__", "compile"), _noting), ((*_TRAINING, *_LOOKING), _handing_over)):
+    for names, wrapper in (
+        (("__init__", "compile"), _noting),
+        ((*_TRAINING, *_LOOKING, *SAVING), _handing_over),
+    ):
         for name in names:
             # Where it is defined: Keras asks whether a model's `compile` is that of its trainer.
             owner = next(kind for kind in model.__mro__ if name in vars(kind))

@@ -27,5 +27,7 @@ __all__ = ["SyncBatchNormalization"]
 hooks.wrap_loss_reduction(step.reduced_over_ranks)
 hooks.wrap_apply(step.applied_over_ranks)
 hooks.wrap_scale_loss(step.scaled_over_ranks)
+hooks.note_assignments()
+hooks.keep_backups_whole()
 keras_models.train_by(train)
 skip_in_call_sites(os.path.dirname(hooks.keras.__file__))

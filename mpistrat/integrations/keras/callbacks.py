@@ -38,6 +38,11 @@ class LastCallback(keras.callbacks.Callback):
         self._ranks = ranks
         self._send = send
 
+    def set_model(self, model: Any) -> None:
+        """Take the model. On JAX, reading ``self.model`` after each batch would copy its weights to the variables."""
+        super().set_model(model)
+        self._trained = model
+
     def on_train_begin(self, logs: Any = None) -> None:
         """Send the weights and the epoch that a callback of the chief may have restored."""
         self._ranks.wants_stop = self._ranks.stop = False
@@ -49,8 +54,8 @@ class LastCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop if a rank has asked for it in this step, and remember that this one asks."""
         host_calls.wait()
-        self._ranks.wants_stop |= self.model.stop_training
-        self.model.stop_training = self._ranks.stop
+        self._ranks.wants_stop |= self._trained.stop_training
+        self._trained.stop_training = self._ranks.stop
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop if a rank asks for it."""

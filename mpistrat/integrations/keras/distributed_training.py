@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -10,12 +11,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from mpistrat.data.rows.split import piece
 from mpistrat.integrations.keras import hooks, host_calls
 from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
+from mpistrat.integrations.keras.datasets import BatchesOfRank, is_dataset
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.parts import PartsOfRank
-from mpistrat.integrations.keras.ranks import TrainingRanks
+from mpistrat.integrations.keras.ranks import OTHER_BATCHES, TrainingRanks
 from mpistrat.integrations.keras.step import RankStep, computing
 from mpistrat.runtime.agreement.whole_call import whole
 
@@ -29,18 +30,18 @@ class DistributedTraining:
     Attributes
     ----------
     model, ranks : Model, TrainingRanks
+    alone : int
+        How many methods of callbacks are running that only the chief calls.
     compiled : object
         What the model's last `compile` has made. The compiled steps that are kept here belong to it.
-    alike : bool
-        Whether the ranks have had the same weights once.
     """
 
-    def __init__(self, model: Any, engine: Any, compiled: Any, alike: bool):
-        self.model, self.compiled, self.alike = model, compiled, alike
+    def __init__(self, model: Any, engine: Any, compiled: Any):
+        self.model, self.compiled = model, compiled
         self.ranks = TrainingRanks(engine)
         self.topology = engine.topology
         self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
-        self._depth = 0
+        self.alone = self._depth = 0
         self._fitting = False
 
     @whole(attrgetter("topology"), "training by Keras")
@@ -60,7 +61,10 @@ class DistributedTraining:
     def fit(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `fit`."""
         values = split(values)
-        parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True))
+        first = functools.partial(hooks.first_epoch, self.model, values)
+        parts = self._parts(
+            values, values.get("steps_per_epoch"), values.get("shuffle", True), first_epoch=first
+        )
         more: dict[str, Any] = {}
         if (held := values.get("validation_data")) is not None:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(held)
@@ -70,7 +74,7 @@ class DistributedTraining:
         mine, chief_has_more = self._callbacks(values)
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
         arguments = {**given(values, parts), **more, **self._quiet(values), "callbacks": [*mine, agreement]}
-        with self._over_ranks(parts.first, fitting=True):
+        with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
             return method(**arguments)
 
     def evaluate(self, method: Any, values: dict[str, Any]) -> Any:
@@ -90,7 +94,9 @@ class DistributedTraining:
 
     def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
         rows = len(keras.tree.flatten(values["x"])[0])
-        parts = self._with_parts(source_of({**values, "batch_size": rows}, None), marked=True)
+        parts = self._with_parts(
+            source_of({**values, "batch_size": rows}, None, self.ranks.engine), marked=True
+        )
         ((part, info),) = parts.batches()
         with self._over_ranks(parts.first, fitting):
             logs = self._logs(method(x=part, y=info, return_dict=True))
@@ -105,13 +111,15 @@ class DistributedTraining:
         parts = self._parts(values, values.get("steps"), with_info=False)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
         outputs = method(**arguments)
-        batches = list(zip(parts.read, np.cumsum([0, *parts.read]), strict=False))
-        ranks = range(self.topology.size)
-        rows = [[np.arange(*piece(n, len(ranks), rank)) + start for n, start in batches] for rank in ranks]
-        real = np.concatenate(
-            [np.full(max(len(mine), 1), len(mine) > 0) for mine in rows[self.topology.rank]]
+        read = self.topology.all_gather_object(parts.read)
+        if any([mark for _, mark in each] != [mark for _, mark in read[0]] for each in read):
+            raise ValueError(OTHER_BATCHES)
+        rows = np.array([[own for own, _ in each] for each in read]).T  # of each batch and rank
+        starts = np.cumsum(rows).reshape(rows.shape) - rows
+        real = np.concatenate([np.full(max(own, 1), own > 0) for own in rows[:, self.topology.rank]])
+        order = np.concatenate(
+            [np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)]
         )
-        order = np.concatenate([part for of_rank in rows for part in of_rank])
 
         def in_order(own: Any) -> Any:
             if not isinstance(own, np.ndarray) or own.shape[:1] != real.shape:
@@ -134,17 +142,17 @@ class DistributedTraining:
         return PartsOfRank(source, self.topology.rank, self.topology.size, **more)
 
     def _parts(
-        self, values: dict[str, Any], steps: int | None, shuffle: Any = False, with_info: bool = True
+        self, values: dict[str, Any], steps: int | None, shuffle: Any = False, **more: Any
     ) -> PartsOfRank:
         """Return this rank's parts of the input of a call. All ranks must be given the same arrays."""
         seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
-        parts = self._with_parts(source_of(values, steps, shuffle), with_info=with_info, seed=seed)
+        source = source_of(values, steps, self.ranks.engine, shuffle)
+        parts = self._with_parts(source, seed=seed, **more)
         arrays = [np.asarray(each) for each in parts.arrays]
         arrays = [each for each in arrays if not each.dtype.hasobject]
-        found = self.ranks.different([f"array {number}" for number in range(len(arrays))], arrays)
-        if found is not None:
+        for number, rank in self.ranks.different([f"array {n}" for n in range(len(arrays))], arrays).items():
             raise ValueError(
-                f"the input of rank {found[1]} is not that of rank 0: {found[0]} differs; each rank takes its rows of "
+                f"the input of rank {rank} is not that of rank 0: array {number} differs; each rank takes its rows of "
                 "the whole arrays, so give the same to all ranks"
             )
         return parts
@@ -159,6 +167,36 @@ class DistributedTraining:
         callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         mine = [each for each in callbacks if self.topology.rank == 0 or not is_chief_only(each)]
         return mine, any(map(is_chief_only, callbacks))
+
+    @contextmanager
+    def _noting_alone(self, callbacks: list[Any]) -> Iterator[None]:
+        """Context in which `alone` counts the methods that run of callbacks that only the chief calls."""
+
+        def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.alone += 1
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    self.alone -= 1
+
+            return call
+
+        chiefs = [each for each in callbacks if is_chief_only(each)]
+        before = [dict(vars(each)) for each in chiefs]
+        names = [[name for name in dir(each) if name.startswith("on_")] for each in chiefs]
+        for each, of_each in zip(chiefs, names, strict=True):
+            for name in of_each:
+                setattr(each, name, noting(getattr(each, name)))
+        try:
+            yield
+        finally:
+            for each, of_each, own in zip(chiefs, names, before, strict=True):
+                for name in of_each:
+                    vars(each).pop(name)
+                    if name in own:
+                        setattr(each, name, own[name])
 
     def _quiet(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the argument that lets only the chief report."""
@@ -180,24 +218,30 @@ class DistributedTraining:
         self._move_seeds(1)
 
     def _agree_on_weights(self) -> None:
-        """Send the chief's weights to all ranks, the first time. Later the ranks must have the same.
+        """Let all ranks start from the same weights: initial values are those of the chief.
 
         Raises
         ------
         ValueError
-            On all ranks, if a weight of a rank differs.
+            On all ranks, if a weight differs that was set, loaded or trained on a rank.
         """
         seeds = hooks.seed_states(self.model)
         variables = [each for each in self._variables() if not any(each is seed for seed in seeds)]
-        names = [f"{each.path} of shape {tuple(each.shape)}, {each.dtype}" for each in variables]
-        found = self.ranks.different(names, _values(variables) if self.alike else [np.empty(0)] * len(names))
-        if found is not None:
-            raise ValueError(
-                f"{self.model.name} differs between ranks: {found[0]} of rank {found[1]} is not that of rank 0; make "
-                "the model, and load or set its weights, on all ranks alike"
-            )
-        self._send(seeds if self.alike else [*variables, *seeds])
-        self.alike = True
+        found = self.ranks.different([each.path for each in variables], _values(variables))
+        if found:
+            optimizer = getattr(self.model, "optimizer", None)
+            trained = optimizer is not None and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
+            mine = [trained or hooks.assigned(each) for each in variables]
+            anywhere = [any(each) for each in zip(*self.topology.all_gather_object(mine), strict=True)]
+            for number, rank in found.items():
+                if anywhere[number]:
+                    raise ValueError(
+                        f"{self.model.name} differs between ranks: {variables[number].path} of rank {rank} is not that "
+                        "of rank 0; make the model, and load or set its weights, on all ranks alike"
+                    )
+            self._send(variables)
+        self._send(seeds)
+        hooks.note_assigned(variables)
 
     def _move_seeds(self, sign: int) -> None:
         """Give each rank random numbers of its own, for dropout, or take them back."""
@@ -312,8 +356,10 @@ def split(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, **more}
 
 
-def source_of(values: dict[str, Any], steps: int | None, shuffle: Any = False) -> Any:
-    """Return Keras' adapter for the input of a call."""
+def source_of(values: dict[str, Any], steps: int | None, engine: Any, shuffle: Any = False) -> Any:
+    """Return Keras' adapter for the input of a call, or the batches of this rank of a dataset."""
+    if is_dataset(values.get("x")):
+        return BatchesOfRank(values, steps, engine)
     return hooks.get_data_adapter(
         x=values.get("x"),
         y=values.get("y"),

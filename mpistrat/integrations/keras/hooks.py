@@ -5,11 +5,17 @@ Each is a name of a module, or an attribute of a class or of its instances, as o
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from mpistrat.process.atomic_file import to_disk
 
 try:
     import keras
@@ -39,6 +45,8 @@ _NEEDED = {
     ),
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
     "keras.src.layers.normalization.batch_normalization.BatchNormalization": ("_moments",),
+    "keras.src.callbacks.backup_and_restore.BackupAndRestore": ("_save_model", "_load_model"),
+    "keras.src.backend.Variable": ("assign",),
 }
 
 
@@ -121,6 +129,11 @@ def initial_epoch(model: Any) -> int | None:
     return model._initial_epoch
 
 
+def first_epoch(model: Any, values: dict[str, Any]) -> int:
+    """Return the number of the first epoch of `fit`, given its arguments."""
+    return model._initial_epoch or values.get("initial_epoch") or 0
+
+
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Set the epoch with which `fit` begins, as a callback does."""
     model._initial_epoch = epoch
@@ -176,6 +189,30 @@ def require_supported(model: Any) -> None:
                 f"layer {layer.path} has synchronized=True, which Keras ignores over processes: use "
                 "mpistrat.integrations.keras.SyncBatchNormalization"
             )
+
+
+def note_assignments() -> None:
+    """Let variables remember that a value was assigned to them: it is then not the initial one."""
+    owner = next(kind for kind in keras.Variable.__mro__ if "assign" in vars(kind))
+    assign = owner.assign
+
+    @functools.wraps(assign)
+    def noted(variable: Any, value: Any) -> Any:
+        variable._mpistrat_assigned = True
+        return assign(variable, value)
+
+    owner.assign = noted
+
+
+def note_assigned(variables: list[Any]) -> None:
+    """Let variables remember that their values are not the initial ones."""
+    for each in variables:
+        each._mpistrat_assigned = True
+
+
+def assigned(variable: Any) -> bool:
+    """Return whether a variable may have another value than its initial one."""
+    return getattr(variable, "_mpistrat_assigned", False)
 
 
 def drawn_seed() -> int:
@@ -261,3 +298,65 @@ def seed_states(model: Any) -> list[Any]:
         for generator in getattr(layer, "_seed_generators", ())
         if hasattr(generator, "state")
     ]
+
+
+# --- backups ---------------------------------------------------------------------------------
+
+
+def keep_backups_whole() -> None:
+    """Let `BackupAndRestore` leave a whole backup wherever the process ends.
+
+    Keras writes the weights and the number of the epoch over those of the last backup, one after the other.
+    """
+    kind = keras.callbacks.BackupAndRestore
+    save, load, end = kind._save_model, kind._load_model, kind.on_train_end
+
+    def files(callback: Any) -> tuple[list[str], list[str]]:
+        kept = [callback._weights_path, callback._training_metadata_path]
+        return kept, [os.path.join(callback.backup_dir, f"next.{os.path.basename(each)}") for each in kept]
+
+    def put(callback: Any, paths: list[str], double: bool) -> None:
+        (callback._weights_path, callback._training_metadata_path), callback.double_checkpoint = paths, double
+
+    @functools.wraps(save)
+    def save_whole(callback: Any) -> None:
+        kept, new = files(callback)
+        double = callback.double_checkpoint
+        if double:
+            for each in filter(os.path.exists, kept):
+                shutil.copyfile(each, f"{each}.bkp")
+        put(callback, new, False)
+        try:
+            save(callback)
+        finally:
+            put(callback, kept, double)
+        for each in new:
+            to_disk(Path(each))
+        for each, path in zip(new, kept, strict=True):  # the first of them makes the new backup valid
+            os.replace(each, path)
+
+    @functools.wraps(load)
+    def load_whole(callback: Any) -> None:
+        (_, metadata), (new_weights, new_metadata) = files(callback)
+        if os.path.exists(new_metadata) and not os.path.exists(new_weights):  # ended between the two
+            os.replace(new_metadata, metadata)
+        load(callback)
+
+    @functools.wraps(end)
+    def end_whole(callback: Any, logs: Any = None) -> None:
+        if callback.delete_checkpoint and os.path.isdir(callback.backup_dir):
+            done = f"{os.path.normpath(callback.backup_dir)}.done"  # without weights, its epoch would mislead
+            shutil.rmtree(done, ignore_errors=True)
+            os.rename(callback.backup_dir, done)
+            shutil.rmtree(done)
+        end(callback, logs)
+
+    def local(whole: Callable[..., Any], of_keras: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(whole)
+        def call(callback: Any, *args: Any, **kwargs: Any) -> Any:  # Keras also writes to addresses
+            return (of_keras if "://" in str(callback.backup_dir) else whole)(callback, *args, **kwargs)
+
+        return call
+
+    kind._save_model, kind._load_model = local(save_whole, save), local(load_whole, load)
+    kind.on_train_end = local(end_whole, end)

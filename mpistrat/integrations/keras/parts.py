@@ -10,8 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from mpistrat.arrays import arrays
 from mpistrat.data.rows.split import piece
 from mpistrat.integrations.keras import hooks
+from mpistrat.integrations.keras.datasets import BatchesOfRank
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.ranks import digest
 
@@ -24,8 +26,8 @@ class PartsOfRank(hooks.DataAdapter):
 
     Parameters
     ----------
-    source : DataAdapter
-        Of Keras, for the whole input.
+    source : DataAdapter or BatchesOfRank
+        Of Keras, for the whole input; or of a dataset, for the rows of this rank.
     rank, size : int
     with_info : bool
         Whether each batch comes as ``(batch, info)``: see `RankStep.info`.
@@ -33,20 +35,30 @@ class PartsOfRank(hooks.DataAdapter):
         Arrays are shuffled by it and the number of the epoch alone.
     marked : bool
         Whether ``info`` has a digest of arrays, too. That of other sources always has one.
+    first_epoch : callable
+        Returns the number of the first epoch, when its batches are read.
 
     Attributes
     ----------
-    read : list of int
-        The rows of the batches of this epoch so far.
+    read : list of (int, int)
+        The rows of this rank in the batches of this epoch so far, and the digests of these batches.
     """
 
     def __init__(
-        self, source: Any, rank: int, size: int, with_info: bool = True, seed: int = 0, marked: bool = False
+        self,
+        source: Any,
+        rank: int,
+        size: int,
+        with_info: bool = True,
+        seed: int = 0,
+        marked: bool = False,
+        first_epoch: Callable[[], int] = int,
     ):
         self.source, self.rank, self.size = source, rank, size
         self.with_info, self.seed, self.marked = with_info, seed, marked
-        self.read: list[int] = []
-        self._epoch = itertools.count()
+        self.read: list[tuple[int, int]] = []
+        self._first_epoch = first_epoch
+        self._epoch: Iterator[int] | None = None
         self._seen: list[Any] = []
         self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
 
@@ -80,7 +92,7 @@ class PartsOfRank(hooks.DataAdapter):
         if not self._seen:
             self._iterator = iter(self.source.get_numpy_iterator())
             self._seen.append(next(self._iterator))
-        return self._seen[0]
+        return _with_a_row(self._seen[0]) if isinstance(self.source, BatchesOfRank) else self._seen[0]
 
     def get_numpy_iterator(self) -> _Batches:
         """Return the batches of an epoch, whatever the backend: arrays of NumPy, or tensors of PyTorch."""
@@ -91,18 +103,42 @@ class PartsOfRank(hooks.DataAdapter):
     def batches(self) -> Iterator[Any]:
         """Yield the parts of an epoch."""
         self.read.clear()
+        if self._epoch is None:
+            first = self._first_epoch()
+            self._epoch = itertools.count(first)
+            if first and isinstance(self.source, BatchesOfRank):  # a callback has restored the model
+                self._seen = []
+                self.source.begin_at(first)
+        if isinstance(self.source, BatchesOfRank):
+            yield from self._own_batches()
+            return
         for rows, mark, cut in self._cut_arrays() if self._sliced else self._cut_batches():
-            self.read.append(rows)
             first, last = piece(rows, self.size, self.rank)
             own = last - first
+            self.read.append((own, mark))
             if not own:  # a row of another rank stands in, which weighs nothing
                 first, last = 0, 1
             part = cut(first, last)
             yield (part, np.array([own, rows, mark], np.float32)) if self.with_info else part
 
+    def _own_batches(self) -> Iterator[Any]:
+        """Yield batches that are this rank's alone. Their ``info`` has a shape of its own, as `RankStep` reads it."""
+        for batch in self._of_source():
+            own = len(_flatten(batch)[0])
+            self.read.append((own, 0))
+            part = _cut(_with_a_row(batch), 0, max(own, 1))
+            yield (part, {"own": np.array([own], np.float32)}) if self.with_info else part
+
+    def _of_source(self) -> Iterator[Any]:
+        """Yield the batches of an epoch of the source, with arrays on the host."""
+        batches = self._iterator if self._seen else iter(self.source.get_numpy_iterator())
+        first, self._seen = self._seen, []
+        return itertools.chain(first, batches)
+
     def _cut_arrays(self) -> Iterator[tuple[int, int, Callable[[int, int], Any]]]:
         assert self._sliced is not None
         arrays, size = self._sliced, self.source.batch_size
+        assert self._epoch is not None
         random = np.random.default_rng((self.seed, next(self._epoch)))
         order = random.permutation(arrays.rows) if arrays.shuffle else None
         if arrays.shuffle == "batch":
@@ -119,17 +155,24 @@ class PartsOfRank(hooks.DataAdapter):
             yield min(size, arrays.rows - start), mark, functools.partial(cut_from, start)
 
     def _cut_batches(self) -> Iterator[tuple[int, int, Callable[[int, int], Any]]]:
-        batches = iter(self.source.get_numpy_iterator()) if not self._seen else self._iterator
-        for batch in itertools.chain(self._seen, batches):
-            self._seen = []
+        for batch in self._of_source():
             leaves = [each for each in _flatten(batch) if each is not None]
             for each in leaves:
                 if not isinstance(each, np.ndarray):
                     raise TypeError(
                         f"a batch holds a {type(each).__name__}, of which ranks cannot take rows: give dense arrays"
                     )
-
             yield len(leaves[0]), sum(map(digest, leaves)) % _DIGESTS, functools.partial(_cut, batch)
+
+
+def _with_a_row(batch: Any) -> Any:
+    """Return a batch as arrays on the host. If it has no rows, a row of zeros stands in, which weighs nothing."""
+
+    def one(each: Any) -> Any:
+        array = arrays.to_host(each)
+        return array if len(array) else np.zeros((1, *array.shape[1:]), array.dtype)
+
+    return keras.tree.map_structure(lambda each: None if each is None else one(each), batch)
 
 
 def _cut(batch: Any, first: int, last: int) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,10 @@ from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.engine import Engine
 from mpistrat.values import ReduceOp
 
+OTHER_BATCHES = (
+    "the ranks have read other batches: a dataset that Keras cannot divide is read whole by every rank, and must give "
+    "the same batches on all of them; call keras.utils.set_random_seed, or give it the same seed"
+)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -99,17 +104,14 @@ class TrainingRanks:
         return [gather.all_gather(self.topology, each, 0) for each in (values, indices)]
 
     def _numbers(self, info: Any) -> np.ndarray:
-        self.rows, seen = int(info[0]), float(info[2])
+        self.rows, seen = int(info[0]), float(info[-1]) if len(info) > 1 else 0.0
         return np.array([self.wants_stop, seen, seen * seen])
 
     def _learn(self, numbers: np.ndarray) -> None:
         """Take note of a stop. Raise, on all ranks, if the sums of digests and of squares show that one differs."""
         self.stop = bool(numbers[0])
         if numbers[1] ** 2 != self.topology.size * numbers[2]:
-            raise ValueError(
-                "the ranks have read other batches: a dataset that Keras cannot divide is read whole by every rank, "
-                "and must give the same batches on all of them; give it the same seed"
-            )
+            raise ValueError(OTHER_BATCHES)
 
     # --- between steps -------------------------------------------------------------------
 
@@ -121,17 +123,30 @@ class TrainingRanks:
         """Return the arrays of the chief."""
         return broadcast(self.topology, values)
 
-    def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> tuple[str, int] | None:
-        """Return the first name whose value is another on some rank, and the rank; else None."""
-        own = [(name, digest(value)) for name, value in zip(names, values, strict=True)]
+    def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> dict[int, int]:
+        """Return the numbers of the values that differ between ranks, each with a rank that has not rank 0's.
+
+        Raises
+        ------
+        ValueError
+            On all ranks, if a rank has values of other shapes or dtypes. Names may differ, as Keras numbers layers.
+        """
+        own = [
+            (name, f" of shape {value.shape}, {value.dtype}", digest(value))
+            for name, value in zip(names, values, strict=True)
+        ]
+        found: dict[int, int] = {}
         first, *others = self.topology.all_gather_object(own)
-        for rank, other in enumerate(others, 1):
-            if len(other) != len(first):
-                return f"{len(other)} variables, not {len(first)}", rank
-            for mine, its in zip(first, other, strict=True):
-                if mine != its:
-                    return mine[0], rank
-        return None
+        for rank, its in enumerate(others, 1):
+            for number, (one, other) in enumerate(zip_longest(first, its, fillvalue=("nothing", "", 0))):
+                if one[1] != other[1]:
+                    raise ValueError(
+                        f"rank {rank} has {other[0]}{other[1]} where rank 0 has {one[0]}{one[1]}: they must be alike "
+                        "on all ranks"
+                    )
+                if one[2] != other[2]:
+                    found.setdefault(number, rank)
+        return found
 
     def gathered(self, value: np.ndarray, chief_only: bool) -> np.ndarray | None:
         """Return the rows of all ranks, in the order of ranks; None on other ranks than the chief, if only it asks."""

@@ -29,19 +29,21 @@ class RankStep:
     Attributes
     ----------
     ranks : TrainingRanks
-    info : array
-        The rows of this rank, the rows of the whole batch, and a digest of the batch.
+    info : array or dict
+        The rows of this rank, the rows of the whole batch, and a digest of the batch; or a dict of the first alone, and
+        the ranks add them up. Compiled steps tell a dict from an array, but not arrays of two shapes.
     own, rows : array or float
-        The first two of ``info``.
+        The rows of this rank, and of the whole batch.
     """
 
     def __init__(self, ranks: TrainingRanks, info: Any):
         self.ranks = ranks
-        self.info = info
-        self.own: Any = info[0]
-        self.rows: Any = info[1]
+        self.info = info["own"] if isinstance(info, dict) else info
+        self.own: Any = float(self.info[0]) if BACKEND == "torch" else self.info[0]
+        # Not when it is needed: that may be within the derivative of a layer, whose numbers stay there.
+        self.rows: Any = self.total(ops.convert_to_tensor(self.own)) if self.info is not info else info[1]
         if BACKEND == "torch":
-            self.own, self.rows = float(self.own), float(self.rows)
+            self.rows = float(self.rows)
         self.reducing = False
         self.scaled: list[Any] = []  # the optimizers whose loss has its weight already
 

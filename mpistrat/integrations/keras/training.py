@@ -11,9 +11,12 @@ import numpy as np
 
 import mpistrat
 from mpistrat import context
-from mpistrat.integrations.keras import hooks
+from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.integrations.keras.datasets import is_dataset
 from mpistrat.integrations.keras.distributed_training import DistributedTraining, given, source_of, split
 from mpistrat.integrations.keras.parts import PartsOfRank
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.strategy import keras_models
 
 _KEPT = "_mpistrat_training"  # the attribute of a model that keeps its `DistributedTraining`
 _STRATEGIES = (mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy, mpistrat.OneDeviceStrategy)
@@ -29,6 +32,8 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
     RuntimeError
         In a replica function.
     """
+    if method.__name__ in keras_models.SAVING:
+        return _save(strategy, model, method, args, kwargs)
     name = f"{type(model).__name__}.{method.__name__}"
     kwargs = dict(kwargs)
     gather = kwargs.pop("gather", "all") if method.__name__ == "predict" else "all"
@@ -53,25 +58,64 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
             "on each rank: make the strategy without virtual_replicas"
         )
     if engine.topology.size == 1:
-        return method(model, **(_in_order_of_seed(model, values) if method.__name__ == "fit" else values))
+        return method(model, **_on_one_rank(model, method.__name__, values, engine))
+    if _is_alone(model):
+        raise RuntimeError(
+            f"{name} was called by a callback of the chief alone, but it is for all ranks: let the callback have no "
+            "chief_only = True"
+        )
     kept = vars(model).get(_KEPT)
     compiled = hooks.mark_of_compile(model)
     if kept is None or kept.ranks.engine is not engine or kept.compiled is not compiled:
-        kept = DistributedTraining(model, engine, compiled, kept is not None and kept.alike)
+        kept = DistributedTraining(model, engine, compiled)
         object.__setattr__(model, _KEPT, kept)
     return kept.call(functools.partial(method, model), method.__name__, values, gather)
 
 
-def _in_order_of_seed(model: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `fit` on one rank, with rows in the order that several ranks would read."""
-    values = split(values)
+def _is_alone(model: Any) -> bool:
+    """Return whether a callback of the chief alone is called, while a model trains."""
+    kept = vars(model).get(_KEPT)
+    return kept is not None and kept.alone > 0
+
+
+def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a method that writes a file, on the chief alone, while the other ranks wait. All raise if it fails."""
+
+    def write() -> None:
+        host_calls.wait()
+        method(model, *args, **kwargs)
+
+    on_ranks = isinstance(strategy, _STRATEGIES) and not _is_alone(model)
+    if on_ranks and (context.is_default() or context.current().replica_context is None):
+        strategy.extended.engine.topology.on_first(write, operation(f"Keras' Model.{method.__name__}"))
+    else:
+        write()
+
+
+def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> dict[str, Any]:
+    """Return the arguments of a call on one rank: datasets of `mpistrat.data` as parts, and the rows of `fit` in the
+    order that several ranks would read.
+    """
+    fits = name == "fit"
+    values = split(values) if fits else values
+    held = values.get("validation_data")
+    if is_dataset(held):
+        source = source_of({"x": held}, values.get("validation_steps"), engine)
+        values = {**values, "validation_data": PartsOfRank(source, 0, 1, with_info=False)}
     leaves = keras.tree.flatten((values.get("x"), values.get("y"), values.get("sample_weight")))
-    if values.get("shuffle", True) and all(each is None or type(each) is np.ndarray for each in leaves):
-        source = source_of(values, values.get("steps_per_epoch"), values.get("shuffle", True))
-        parts = PartsOfRank(source, 0, 1, with_info=False, seed=hooks.drawn_seed())
+    shuffled = (
+        fits
+        and values.get("shuffle", True)
+        and all(each is None or type(each) is np.ndarray for each in leaves)
+    )
+    if shuffled or is_dataset(values.get("x")):
+        steps = values.get("steps_per_epoch" if fits else "steps")
+        source = source_of(values, steps, engine, values.get("shuffle", True))
+        seed = hooks.drawn_seed() if shuffled else 0
+        first = functools.partial(hooks.first_epoch, model, values) if fits else int
+        parts = PartsOfRank(source, 0, 1, with_info=False, seed=seed, first_epoch=first)
         values = given(values, parts)
-        if (
-            hooks.BACKEND != "tensorflow" and model.compiled
-        ):  # else Keras looks at the first epoch to build the model
+        # Keras would look at the first epoch to build the model.
+        if fits and hooks.BACKEND != "tensorflow" and model.compiled:
             hooks.build(model, parts.first())
     return values

@@ -1,79 +1,34 @@
 """Callbacks, errors and files of Keras' training on several ranks. Prints the name of each check that has passed."""
 
 import contextlib
-import pathlib
 import sys
 from functools import partial
 
+import checking
 import keras
 import numpy as np
+from checking import (
+    BACKEND,
+    FIT,
+    RANK,
+    RANKS,
+    STEPS,
+    Chiefs,
+    Counts,
+    X,
+    Y,
+    alike,
+    everywhere,
+    folder,
+    made,
+    refused,
+)
+from checks_of_files import FILES, backup, backup_that_ends_anywhere, preemption
 from keras import layers, ops
 
 import mpistrat
 import mpistrat.integrations.keras as distributed
-
-BACKEND = keras.backend.backend()
-strategy = mpistrat.MultiWorkerMirroredStrategy()
-RANKS, RANK = strategy.num_replicas_in_sync, strategy.comm.rank
-folder = pathlib.Path(strategy.comm.bcast(sys.argv[1]))
-random = np.random.default_rng(0)
-X = random.normal(size=(40, 4)).astype("f")
-Y = X.sum(1, keepdims=True)
-STEPS = 5
-FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
-
-
-def made(*more, seed=1, optimizer=None, metrics=None, **compiled):
-    """A compiled model, of equal weights on all ranks."""
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(6, activation="tanh", name="first"), *more, layers.Dense(1)]
-    )
-    model.compile(optimizer or keras.optimizers.SGD(0.05), "mse", metrics=metrics, **compiled)
-    return model
-
-
-def everywhere(value):
-    return strategy.comm.allgather(value)
-
-
-def alike(model):
-    """Whether all ranks have the same weights."""
-    mine = model.get_weights()
-    theirs = strategy.comm.bcast(mine)
-    return all(everywhere(all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))))
-
-
-def refused(kind, text, function):
-    """Fail unless a function raises such an error on every rank."""
-    try:
-        function()
-    except Exception as error:
-        found = type(error) is kind and text in str(error), repr(error)
-    else:
-        found = False, "no error"
-    assert all(right for right, _ in everywhere(found)), everywhere(found)
-
-
-class Counts(keras.callbacks.Callback):
-    """Counts batches, and calls a function after each and after each epoch."""
-
-    def __init__(self, after_batch=None, after_epoch=None):
-        super().__init__()
-        self.batches, self.after_batch, self.after_epoch = 0, after_batch, after_epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.batches += 1
-        if self.after_batch:
-            self.after_batch(self)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.after_epoch:
-            self.after_epoch(self)
-
-
-class Chiefs(Counts):
-    chief_only = True
+from mpistrat.data import Dataset
 
 
 def callbacks_of_the_chief():
@@ -84,17 +39,18 @@ def callbacks_of_the_chief():
     assert chiefs.batches == (3 * STEPS if RANK == 0 else 0)
     assert every.batches == 3 * STEPS
     assert len(log.read_text().splitlines()) == 4
-    strategy.barrier()
+    checking.strategy.barrier()
     for mine, kept in zip(model.get_weights(), keras.saving.load_model(file).get_weights(), strict=True):
         assert np.array_equal(mine, kept)
     assert alike(model)
 
 
 def stop_by_one_rank():
-    for at in (2, STEPS, STEPS + 1):  # in an epoch, at its end, in the next one
+    # In an epoch, with its last batch, and in the next one.
+    for at, by in ((2, 0), (STEPS, 0), (STEPS, RANKS - 1), (STEPS + 1, RANKS - 1)):
 
-        def stop(counts, at=at):
-            if RANK == RANKS - 1 and counts.batches == at:
+        def stop(counts, at=at, by=by):
+            if by == RANK and counts.batches == at:
                 counts.model.stop_training = True
 
         model, counts = made(), Counts(stop)
@@ -113,33 +69,59 @@ def stop_after_an_epoch():
 
 
 def nan_on_one_rank():
-    x = X.copy()
-    x[15] = np.nan  # of the last rank, in the second batch
-    model, counts = made(), Counts()
-    model.fit(x, Y, epochs=2, callbacks=[counts, keras.callbacks.TerminateOnNaN()], **FIT)
-    assert everywhere(counts.batches) == [3] * RANKS, everywhere(counts.batches)
+    for row in (8, 15):  # of the first rank and of the last, in the second batch
+        x = X.copy()
+        x[row] = np.nan
+        model, counts = made(), Counts()
+        model.fit(x, Y, epochs=2, callbacks=[counts, keras.callbacks.TerminateOnNaN()], **FIT)
+        assert everywhere(counts.batches) == [3] * RANKS, everywhere(counts.batches)
 
 
 def weights_of_one_rank():
-    model = made()
-    model.fit(X, Y, epochs=1, **FIT)
-    before = model.layers[0].get_weights()
-    if RANK == RANKS - 1:
-        model.layers[0].set_weights([each + 1 for each in before])
-    refused(
-        ValueError,
-        f"first/kernel of shape (4, 6), float32 of rank {RANKS - 1}",
-        lambda: model.fit(X, Y, **FIT),
-    )
+    for before_fit in (True, False):
+        model = made()
+        if not before_fit:
+            model.fit(X, Y, epochs=1, **FIT)
+        before = model.layers[0].get_weights()
+        if RANK == RANKS - 1:
+            model.layers[0].set_weights([each + 1 for each in before])
+        refused(
+            ValueError,
+            f"first/kernel of rank {RANKS - 1} is not",
+            lambda model=model: model.fit(X, Y, **FIT),
+        )
     model.layers[0].set_weights(before)
     model.fit(X, Y, epochs=1, **FIT)
     assert alike(model)
 
 
 def first_weights():
+    """Drawn by each rank from its own seed: the chief's are those of all."""
     model = made(seed=RANK)
+    model.layers[1].set_weights([np.ones((6, 1)), np.zeros(1)])
+    firsts = checking.strategy.comm.bcast(model.get_weights())
+    model.evaluate(X, Y, verbose=0)
+    assert all(np.array_equal(*pair) for pair in zip(firsts, model.get_weights(), strict=True))
+    assert RANK == 0 or not np.array_equal(firsts[0], made(seed=RANK).get_weights()[0])
     model.fit(X, Y, epochs=1, **FIT)
     assert alike(model)
+
+
+def weights_that_ranks_have_trained():
+    with mpistrat.OneDeviceStrategy("cpu").scope():
+        model = made()
+        model.fit(X + RANK, Y, epochs=1, **FIT)
+    with checking.strategy.scope():
+        refused(ValueError, "first/kernel", lambda: model.fit(X, Y, **FIT))
+
+
+def other_models():
+    size = 2 + RANK
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(size, name="wide"), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    refused(
+        ValueError, "wide/kernel of shape (4, 3), float32 where rank 0 has", lambda: model.fit(X, Y, **FIT)
+    )
 
 
 def other_input():
@@ -158,7 +140,7 @@ def order_of_rows():
     """Of a seed, whatever the number of ranks."""
     for shuffle in (True, "batch"):
         fit = {**FIT, "shuffle": shuffle, "epochs": 2}
-        with strategy.scope():
+        with checking.strategy.scope():
             model = made()
         model.fit(X, Y, **fit)
         with mpistrat.OneDeviceStrategy("cpu").scope():
@@ -175,6 +157,51 @@ def predictions_for_the_chief():
     assert whole.shape == (9, 1)
     assert np.array_equal(mine, whole) if RANK == 0 else mine is None
     refused(ValueError, "gather must be 'all' or 'chief'", lambda: model.predict(X, gather="some"))
+
+
+def datasets():
+    rows = Dataset.from_arrays((X[:33], Y[:33], np.arange(33, dtype="f")))
+    model, batches = made(metrics=["mae"]), rows.batch(8)
+    arrays = model.evaluate(X[:33], Y[:33], sample_weight=np.arange(33, dtype="f"), batch_size=8, verbose=0)
+    outputs = model.predict(X[:33], batch_size=8, verbose=0)
+    for data in (
+        batches,
+        checking.strategy.experimental_distribute_dataset(batches),
+        rows.filter(lambda *row: True).batch(8),
+    ):
+        np.testing.assert_allclose(model.evaluate(data, verbose=0), arrays, rtol=1e-5)
+        np.testing.assert_allclose(model.predict(data, verbose=0), outputs, rtol=1e-5, atol=1e-6)
+    few = model.predict(data, steps=2, verbose=0, gather="chief")
+    assert np.allclose(few, outputs[:16], atol=1e-6) if RANK == 0 else few is None
+    refused(ValueError, "y was given beside a dataset", lambda: model.fit(batches, Y))
+    refused(ValueError, "give the number of steps", lambda: model.fit(rows.repeat().batch(8), verbose=0))
+    refused(ValueError, "not both", lambda: model.fit(batches, class_weight={0: 1.0}, verbose=0))
+    refused(ValueError, "call .batch(global_batch_size) first", lambda: model.fit(rows, verbose=0))
+
+
+def epochs_of_a_dataset():
+    """Each has its own order, which goes on in the next call, and depends on no number of ranks."""
+    rows = Dataset.from_arrays((X, Y)).shuffle(seed=1).batch(8)
+
+    def trained():
+        model = made()
+        model.fit(rows, epochs=2, verbose=0)
+        model.fit(rows, epochs=3, initial_epoch=2, verbose=0)
+        model.fit(rows, epochs=2, initial_epoch=1, verbose=0)
+        return model.get_weights()
+
+    with checking.strategy.scope():
+        mine = trained()
+    with mpistrat.OneDeviceStrategy("cpu").scope():
+        alone = trained()
+    by_hand = made()
+    epochs = [list(rows) for _ in range(3)]
+    for epoch in (0, 1, 2, 1):
+        for x, y in epochs[epoch]:
+            by_hand.train_on_batch(x, y)
+    for one, other, plain in zip(mine, alone, by_hand.get_weights(), strict=True):
+        np.testing.assert_allclose(one, plain, atol=1e-6)
+        np.testing.assert_allclose(other, plain, atol=1e-6)
 
 
 def virtual_replicas():
@@ -216,9 +243,7 @@ def metric_without_sums():
 def files_of_batch_norm():
     model = made(distributed.SyncBatchNormalization(name="norm"))
     model.fit(X, Y, epochs=1, **FIT)
-    if RANK == 0:
-        model.save(folder / "norm.keras")
-    strategy.barrier()
+    model.save(folder / "norm.keras")
     loaded = keras.saving.load_model(folder / "norm.keras")
     assert type(loaded.get_layer("norm")) is keras.layers.BatchNormalization
     for mine, kept in zip(model.get_weights(), loaded.get_weights(), strict=True):
@@ -257,7 +282,7 @@ def random_numbers():
     states = []
     drawn = Counts(lambda counts: states.append(int(ops.convert_to_numpy(generator.state.value)[0])))
     (generator,) = [each.seed_generator for each in model.layers if hasattr(each, "seed_generator")]
-    before = strategy.comm.bcast(int(ops.convert_to_numpy(generator.state.value)[0]))
+    before = checking.strategy.comm.bcast(int(ops.convert_to_numpy(generator.state.value)[0]))
     model.fit(X, Y, epochs=1, callbacks=[] if BACKEND == "jax" else [drawn], **FIT)
     assert int(ops.convert_to_numpy(generator.state.value)[0]) == before
     if BACKEND != "jax":  # whose variables hold nothing while it trains
@@ -271,28 +296,6 @@ def evaluation_in_a_callback():
     model = made()
     logs = model.fit(X, Y, epochs=2, validation_data=(X, Y), callbacks=[look], **FIT).history
     np.testing.assert_allclose(found, logs["val_loss"], rtol=1e-5)
-
-
-def backup():
-    class Broken(Counts):
-        def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-    def train(*callbacks):
-        model = made(optimizer=keras.optimizers.Adam(0.01))
-        try:
-            model.fit(X, Y, epochs=4, callbacks=[*callbacks], **FIT)
-        except KeyboardInterrupt:
-            return None
-        return model
-
-    keep = lambda: keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)  # noqa: E731
-    whole = train()
-    assert train(Broken(), keep()) is None
-    resumed = train(keep())
-    for one, other in zip(whole.get_weights(), resumed.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def overflow_on_one_rank():
@@ -353,8 +356,12 @@ CHECKS = [
     nan_on_one_rank,
     weights_of_one_rank,
     first_weights,
+    weights_that_ranks_have_trained,
+    other_models,
     other_input,
     order_of_rows,
+    datasets,
+    epochs_of_a_dataset,
     predictions_for_the_chief,
     virtual_replicas,
     what_cannot_be_trained,
@@ -366,17 +373,27 @@ CHECKS = [
     evaluation_in_a_callback,
     overflow_on_one_rank,
     no_gradient_on_one_rank,
-    backup,
+    *FILES,
 ]
+# These enter scopes of their own.
+ALONE = (
+    order_of_rows,
+    virtual_replicas,
+    epochs_of_a_dataset,
+    backup,
+    backup_that_ends_anywhere,
+    preemption,
+    weights_that_ranks_have_trained,
+)
 if __name__ == "__main__":
     for check in CHECKS:
         if len(sys.argv) > 2 and check.__name__ not in sys.argv[2:]:
             continue
         # A strategy of its own: an error leaves the collectives of another out of step.
-        strategy = mpistrat.MultiWorkerMirroredStrategy()
-        with contextlib.nullcontext() if check in (order_of_rows, virtual_replicas) else strategy.scope():
+        checking.strategy = mpistrat.MultiWorkerMirroredStrategy()
+        with contextlib.nullcontext() if check in ALONE else checking.strategy.scope():
             check()
-        strategy.barrier()
+        checking.strategy.barrier()
         if RANK == 0:
             print(f"passed {check.__name__}", flush=True)
     print("all checks passed")

@@ -1,6 +1,14 @@
-"""Training of which one rank fails: ``faults.py KIND``. It must end with the error of that rank, or raise on all."""
+"""Training of which one rank fails: ``faults.py KIND RANK [FOLDER]``.
 
+It must end with the error of that rank, or raise on all. After ``killed``, ``resumed`` goes on from the backup.
+"""
+
+import os
+import pathlib
+import signal
 import sys
+import threading
+import time
 
 import keras
 import numpy as np
@@ -12,12 +20,12 @@ from mpistrat.runtime.agreement.operation import MismatchError
 
 KIND = sys.argv[1]
 strategy = mpistrat.MultiWorkerMirroredStrategy()
-LAST = strategy.comm.rank == strategy.num_replicas_in_sync - 1
+FAILS = strategy.comm.rank == int(sys.argv[2])
 X, Y = np.ones((40, 4), "f"), np.ones((40, 1), "f")
 
 
 def fail(where):
-    if LAST and where == KIND:
+    if FAILS and where == KIND:
         raise RuntimeError(f"a failure in {where}")
 
 
@@ -30,6 +38,30 @@ class Callback(keras.callbacks.Callback):
         fail("epoch")
 
 
+class OfTheChief(keras.callbacks.Callback):
+    chief_only = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if KIND == "alone":
+            self.model.evaluate(X, Y, verbose=0)
+
+
+class Backup(keras.callbacks.BackupAndRestore):
+    """After a few backups, the chief lets the rank that fails know, which is killed within 4 ms."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 3 and KIND == "killed":
+            start.touch()
+        super().on_epoch_end(epoch, logs)
+
+
+def be_killed():
+    while not start.exists():
+        time.sleep(0.001)
+    time.sleep(int.from_bytes(os.urandom(2), "big") / 2**16 * 0.004)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Metric(keras.metrics.Mean):
     def update_state(self, y_true, y_pred, sample_weight=None):
         fail("metric")
@@ -40,17 +72,45 @@ def batches():
     for step in range(10):
         if step == 7:
             fail("data")
-            if LAST and KIND == "fewer":
+            if FAILS and KIND == "fewer":
                 return
         yield X[:8], Y[:8]
 
 
+if KIND in ("killed", "resumed"):
+    folder = pathlib.Path(sys.argv[3])
+    start = folder / "start"
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(1, kernel_initializer="zeros", name="dense")]
+        )
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    if KIND == "killed" and FAILS:
+        threading.Thread(target=be_killed, daemon=True).start()
+    epochs = []
+
+    def note(epoch, logs):
+        epochs.append(epoch)
+        print("epoch", epoch, flush=True)
+        model.stop_training = KIND == "resumed" and len(epochs) == 5
+
+    note = keras.callbacks.LambdaCallback(on_epoch_end=note)
+    model.fit(X, Y, batch_size=40, epochs=4000, verbose=0, callbacks=[Backup(folder / "backup"), note])
+    steps = int(model.optimizer.iterations.numpy())
+    assert steps == epochs[-1] + 1 == epochs[0] + 5 >= 8
+    expected, weights = np.zeros(5), np.concatenate([each.ravel() for each in model.get_weights()])
+    for _ in range(steps):  # all rows are ones
+        expected -= 0.01 * 2 * (expected.sum() - 1)
+    np.testing.assert_allclose(weights, expected, atol=1e-6)
+    print("resumed")
+    sys.exit()
 with strategy.scope():
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Metric(name="own")])
     try:
-        model.fit(batches(), epochs=1, verbose=0, callbacks=[Callback()])
+        model.fit(batches(), epochs=1, verbose=0, callbacks=[Callback(), OfTheChief()])
     except MismatchError as error:
         print("raised on this rank:", type(error).__name__, flush=True)
         raise

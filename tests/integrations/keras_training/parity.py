@@ -14,6 +14,7 @@ from keras import layers, ops
 
 import mpistrat
 import mpistrat.integrations.keras as distributed
+from mpistrat.data import Dataset
 
 BACKEND = keras.backend.backend()
 strategy = mpistrat.MultiWorkerMirroredStrategy()
@@ -252,6 +253,38 @@ def loader():
     return torch.utils.data.DataLoader(arrays, batch_size=16)
 
 
+def read(make):
+    """A dataset of mpistrat in a scope; outside, its batches for plain Keras."""
+
+    def data():
+        dataset = make()
+        return dataset if mpistrat.has_strategy() else (batch for _ in range(9) for batch in dataset)
+
+    return data
+
+
+def once(steps):
+    """The number of steps for plain Keras, which does not know it."""
+    return {"steps_per_epoch": lambda: None if mpistrat.has_strategy() else steps}
+
+
+def by_function(known):
+    """Batches of a function for each rank, of which the last ones are empty on some ranks."""
+
+    def make():
+        rows, size = Dataset.from_arrays((X[:49] if known else IMAGES[:49], Y[:49])), 16 // RANKS
+
+        def of_pipeline(context):
+            own = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+            return (own if known else own.filter(lambda x, y: True)).batch(size)
+
+        if not mpistrat.has_strategy():
+            return rows.batch(size * RANKS)
+        return strategy.distribute_datasets_from_function(of_pipeline)
+
+    return make
+
+
 def tf_data():
     import tensorflow as tf
 
@@ -375,6 +408,62 @@ row("PyDataset", dense, data=Batches, looks=False, predicts=False, quick=True)
 row("generator", dense, data=generated, looks=False, predicts=False, fit={"steps_per_epoch": 5})
 row("DataLoader", dense, data=loader, looks=False, predicts=False)
 row("tf.data", dense, data=tf_data, looks=False, predicts=False)
+given = {"looks": False, "predicts": False}
+rows = lambda *arrays: Dataset.from_arrays(arrays)  # noqa: E731
+of_class = [np.choose(CLASS, [1, 3, 0.5]).astype("f")]
+row(
+    "Dataset",
+    dense,
+    data=read(lambda: rows(X, Y, WEIGHTS).shuffle(seed=5).batch(16)),
+    fit={**once(5), "validation_data": lambda: rows(X, Y).batch(32) if mpistrat.has_strategy() else (X, Y)},
+    metrics=lambda: ["mae"],
+    quick=True,
+    **given,
+)
+row(
+    "Dataset of classes",
+    classes,
+    loss=lambda: crossentropy(True),
+    data=read(
+        lambda: rows(X, CLASS, *of_class[mpistrat.has_strategy() :]).shuffle(seed=5).repeat().batch(16)
+    ),
+    fit={"class_weight": lambda: {1: 3.0, 2: 0.5} if mpistrat.has_strategy() else None, "steps_per_epoch": 3},
+    **given,
+)
+row(
+    "Dataset of few rows",
+    dense,
+    data=read(lambda: rows(X, Y).batch(2)),
+    fit={**once(39), "epochs": 1},
+    **given,
+)
+distribute = strategy.experimental_distribute_dataset
+row(
+    "DistributedDataset",
+    tokens,
+    loss=lambda: crossentropy(True),
+    data=read(lambda: (distribute if mpistrat.has_strategy() else list)(rows(TOKENS, NEXT).batch(16))),
+    fit=once(5),
+    **given,
+)
+row(
+    "iterable",
+    typed("mixed_float16"),
+    scaled,
+    data=read(lambda: Dataset.from_iterable(list(zip(X, Y, strict=True))).batch(16)),
+    fit=once(5),
+    tolerance=1e-3,
+    **given,
+)
+row("by function", dense, data=read(by_function(True)), fit=once(49 // RANKS // (16 // RANKS) + 1), **given)
+row(
+    "by function, filtered",
+    lambda: images(distributed.SyncBatchNormalization),
+    data=read(by_function(False)),
+    fit=once(49 // RANKS // (16 // RANKS) + 1),
+    quick=True,
+    **given,
+)
 stopping = keras.callbacks.EarlyStopping
 row(
     "early stopping",

@@ -44,14 +44,36 @@ def test_callbacks_and_errors(run_ranks, tmp_path, backend):
     ended.shows("all checks passed")
 
 
+# By the first rank and by the last.
+KINDS = ["callback", "epoch", "data", "metric", "fewer"]
+QUICK = [("callback", 0), ("epoch", 1), ("data", 0), ("metric", 1), ("fewer", 0), ("alone", 0)]
+
+
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", ["callback", "epoch", "data", "metric", "fewer"])
+@pytest.mark.parametrize(
+    ("kind", "rank"), [*((kind, rank) for kind in KINDS for rank in (0, 1)), ("alone", 0)] if ALL else QUICK
+)
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if ALL else ["torch"])
-def test_a_fault_of_one_rank(run_ranks, backend, kind):
+def test_a_fault_of_one_rank(run_ranks, backend, kind, rank):
     if find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(2, FAULTS, kind, limit=150, **environ)
+    ended = run_ranks(2, FAULTS, kind, rank, limit=150, **environ)
     assert ended.status not in (0, None), str(ended)
-    ended.shows("MismatchError" if kind == "fewer" else f"a failure in {kind}")
+    told = {"fewer": "MismatchError", "alone": "was called by a callback of the chief alone"}
+    ended.shows(told.get(kind, f"a failure in {kind}"))
     assert "trained\n" not in ended.output
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("rank", [0, 1] if ALL else [0])
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if ALL else ["torch"])
+def test_killed_in_a_backup(run_ranks, tmp_path, backend, rank):
+    """A rank is killed while the chief writes; another number of ranks goes on."""
+    if find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    ended = run_ranks(2, FAULTS, "killed", rank, tmp_path, limit=150, **environ)
+    assert ended.status not in (0, None), str(ended)
+    ended.shows("epoch 2")
+    run_ranks(1, FAULTS, "resumed", rank, tmp_path, limit=150, **environ).check().shows("resumed")
