@@ -11,6 +11,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,15 @@ def _current() -> Any:
     return None if context.is_default() else context.current().strategy
 
 
+made: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The models that were made or compiled since Keras is watched."""
+
+
 def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def note(self: Any, *args: Any, **kwargs: Any) -> Any:  # Keras reads the first name of __init__
         result = method(self, *args, **kwargs)
+        made.add(self)
         if (strategy := _current()) is not None:
             object.__setattr__(self, _MADE_HERE, strategy)
         return result

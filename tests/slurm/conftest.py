@@ -200,7 +200,7 @@ def signalled(submit_slow: Callable[..., Job]) -> Callable[[], Job]:
 
 @pytest.fixture(scope="session")
 def farm(submit_to_stop: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A task farm whose time limit is a minute. It comes back three times while the other tests run."""
+    """A task farm whose time limit is a minute. It comes back while the other tests run."""
     folder = tmp_path_factory.mktemp("farm")
     (folder / "farm.py").write_text(FARM)
     wanted = [

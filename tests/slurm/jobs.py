@@ -41,14 +41,16 @@ resume_digits.train(resume_digits.parse())
 SLOW_WORDS = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
 SLOW_STEPS = 20 * 12
 
-# A farm of 1,000 calls whose first three runs do 720 of them at most: with two workers, in a minute each.
-FARM = """
+# How often the time limit, a minute, ends a farm of 1,000 calls. Each time takes Slurm two minutes.
+FARM_LIMITS = int(os.environ.get("MPISTRAT_TEST_FARM_LIMITS", "1"))
+# Its first runs do 240 calls a minute at most, with two workers.
+FARM = f"""
 import os, time
 from mpistrat.coordinator import Executor
 def square(i):
-    with open(f"ran-{os.environ.get('SLURM_RESTART_COUNT', 0)}", "a") as file:
-        file.write(f"{i}\\n")
-    time.sleep(0.5 if int(os.environ.get("SLURM_RESTART_COUNT", 0)) < 3 else 0)
+    with open(f"ran-{{os.environ.get('SLURM_RESTART_COUNT', 0)}}", "a") as file:
+        file.write(f"{{i}}\\n")
+    time.sleep(0.5 if int(os.environ.get("SLURM_RESTART_COUNT", 0)) < {FARM_LIMITS} else 0)
     return i * i, 1 / (i + 1)
 with Executor() as executor:
     if executor is not None:

@@ -12,6 +12,7 @@ from keras import ops
 
 from mpistrat.integrations.hvd import all_reduce, job, moves
 from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.strategy import keras_models
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
@@ -48,10 +49,8 @@ def broadcast_global_variables(root_rank: int) -> None:
     >>> hvd.broadcast_global_variables(0)  # doctest: +SKIP
     """
     gc.collect()  # a model that nothing uses would be broadcast on the ranks that have not freed it
-    models = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
-    _broadcast(
-        [each for model in sorted(models, key=lambda each: each.name) for each in _of(model)], root_rank
-    )
+    models = sorted(keras_models.made, key=lambda each: each.name)
+    _broadcast([each for model in models for each in _of(model)], root_rank)
 
 
 def _of(model: Any) -> list[Any]:

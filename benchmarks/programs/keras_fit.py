@@ -1,7 +1,7 @@
 """Time steps of Keras' `Model.fit` under a strategy: 670,000 parameters, batches of 256 rows.
 
-    KERAS_BACKEND=jax python benchmarks/keras_fit.py           one rank, against plain Keras
-    KERAS_BACKEND=torch mpistrat run -n 2 benchmarks/keras_fit.py      against DDP with Gloo, in the same processes
+    KERAS_BACKEND=jax python benchmarks/programs/keras_fit.py  one rank, against plain Keras
+    KERAS_BACKEND=torch mpistrat run -n 2 benchmarks/programs/keras_fit.py  against DDP with Gloo, in the same processes
 
 The two programs take turns. Each line has the median of a step in milliseconds, and the ratio of the medians. Set
 OMP_NUM_THREADS=1, so that ranks do not share cores.
