@@ -190,7 +190,7 @@ def test_abort(write, status):
 def test_debug_is_all_checks(write):
     program = write("import mpistrat; print(*sorted(mpistrat.rc.debug))")
     status, out, err = run("--debug", "-n", 1, program)
-    assert (status, out) == (0, "collectives data gradients output variables\n"), err
+    assert (status, out) == (0, "collectives data gradients output random variables\n"), err
 
 
 @pytest.mark.fault
