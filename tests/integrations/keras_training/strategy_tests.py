@@ -56,8 +56,16 @@ def variable_creation():
     assert isinstance(dense.kernel, keras.Variable)
     model = keras.Sequential([keras.Input((2,)), dense])
     model.compile("sgd", "mse")
+    rows = np.zeros((2, 2)), np.ones((2, 2))
     dense.set_weights([np.full((2, 2), RANK + 1.0), np.full(2, RANK + 1.0)])
-    model.fit(np.zeros((2, 2)), np.ones((2, 2)), verbose=0)  # the chief's weights, of which no gradient comes
+    try:
+        model.fit(*rows, verbose=0)
+    except ValueError as error:
+        assert f"{dense.name}/kernel of rank 1 is not that of rank 0" in str(error), error
+    else:
+        raise AssertionError("the ranks have set other weights")
+    dense.set_weights([np.ones((2, 2)), np.ones(2)])
+    model.fit(*rows, verbose=0)  # of these rows no gradient comes
     close(dense.kernel, np.ones((2, 2)))
     close(dense.bias, np.ones(2))
 
