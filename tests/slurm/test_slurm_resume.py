@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import EXAMPLES, FARM_LIMITS, SLOW_STEPS, SLOW_WORDS, Job, run_here, unstuck, with_digits
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.mpich]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,12 @@ def check_resumed(start, loss):
     assert result(job.folder) == pytest.approx(loss, rel=1e-9)
 
 
+@pytest.mark.mpich
 def test_signal_by_hand(signalled, undisturbed):
     check_resumed(signalled, undisturbed)
 
 
+@pytest.mark.mpich
 def test_time_limit(limited, undisturbed):
     check_resumed(limited, undisturbed)
 
