@@ -278,6 +278,43 @@ class TPUClusterResolver(ClusterResolver):
         """Raise NotImplementedError."""
         _refuse()
 
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def get_master(self) -> str:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def get_job_name(self) -> str | None:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def get_coordination_service_leader(self) -> str | None:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def get_tpu_system_metadata(self) -> Any:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def set_tpu_topology(self, serialized_tpu_topology: Any) -> None:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    @property
+    def tpu_hardware_feature(self) -> Any:
+        """Raise NotImplementedError."""
+        _refuse()
+
+    def __enter__(self) -> NoReturn:
+        _refuse()
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        return None
+
 
 def _refuse() -> NoReturn:
     raise NotImplementedError(
