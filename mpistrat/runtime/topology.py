@@ -20,7 +20,7 @@ import numpy as np
 
 from mpistrat.memory.node import NodeMemory
 from mpistrat.memory.shared import NoSharedMemoryError
-from mpistrat.process import failure, mpi, program_end, repeated_output
+from mpistrat.process import debug_notes, failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.record import clock, flight_record
 from mpistrat.record import ring as trace
@@ -203,7 +203,7 @@ class Topology(ObjectCollectives):
                 failure.revoke_at_end(comm)
         elif self.size > 1:
             program_end.register(EndStep.GOODBYES, self._say_goodbye)
-            repeated_output.note(self.checks)
+            debug_notes.note(self.checks)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
         between_nodes = len(self.nodes) > 1
@@ -269,7 +269,7 @@ class Topology(ObjectCollectives):
                 self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
                 self.lock.compare(_END)
                 if self.checks & {"output", "random"} and self.size == mpi.start().COMM_WORLD.size:
-                    repeated_output.report(self.world)
+                    debug_notes.report(self.world)
                 self._close_slots()
                 if self.traced:
                     self.compare_clocks()

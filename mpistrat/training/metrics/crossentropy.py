@@ -11,7 +11,15 @@ from mpistrat.training.metrics.metric import as_float64, require_same_shape
 _NEAREST = 1e-7  # to 0 and to 1, of probabilities: as in Keras
 
 
-class BinaryCrossentropy(MeanOfExamples):
+class _OfSmoothedLabels(MeanOfExamples):
+    def __init__(self, name: str, from_logits: bool, label_smoothing: float):
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be in [0, 1], not {label_smoothing!r}")
+        super().__init__(name)
+        self._from_logits, self._smoothing = from_logits, label_smoothing
+
+
+class BinaryCrossentropy(_OfSmoothedLabels):
     """The mean cross entropy of labels of 0 and 1, over all elements.
 
     Parameters
@@ -38,10 +46,7 @@ class BinaryCrossentropy(MeanOfExamples):
     def __init__(
         self, name: str = "binary_crossentropy", from_logits: bool = False, label_smoothing: float = 0
     ):
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be in [0, 1], not {label_smoothing!r}")
-        super().__init__(name)
-        self._from_logits, self._smoothing = from_logits, label_smoothing
+        super().__init__(name, from_logits, label_smoothing)
 
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
@@ -53,7 +58,7 @@ class BinaryCrossentropy(MeanOfExamples):
         return np.logaddexp(0, odds) - labels * odds
 
 
-class CategoricalCrossentropy(BinaryCrossentropy):
+class CategoricalCrossentropy(_OfSmoothedLabels):
     """The mean cross entropy of one-hot labels, over the examples.
 
     Labels and predictions have the shape (..., classes).
