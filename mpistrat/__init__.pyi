@@ -5,6 +5,7 @@ from . import data as data
 from . import experimental as experimental
 from . import metrics as metrics
 from . import optimizers as optimizers
+from . import summary as summary
 from . import training as training
 from .asynchronous.server import Server as Server
 from .cluster_resolver import ClusterSpec as ClusterSpec

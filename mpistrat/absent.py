@@ -119,7 +119,6 @@ OF_DISTRIBUTE |= {
     "hvd": "mpistrat.integrations.hvd, which has Horovod's names",
     "torch": "mpistrat.integrations.torch, which registers the backend 'mpistrat'",
     "distribute": "mpistrat itself: it has the names of tf.distribute",
-    "summary": "mpistrat.experimental.trace() for times; a log of your own on rank 0 for losses",
     "is_initialized": "nothing: a strategy starts MPI when it is made",
     "local_size": "len() of the ranks of one node in strategy.extended.engine.topology.nodes",
     "device": 'device="cuda" of a strategy',

@@ -1,5 +1,6 @@
-"""Optimizers, metrics, checkpoints, preemption, progress and history of training programs."""
+"""Optimizers, metrics, batch normalization, checkpoints, preemption, progress and history of training programs."""
 
+from mpistrat.training.batch_normalization import BatchNormalization, global_moments
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager, latest_checkpoint
 from mpistrat.training.checkpoint.pending_save import PendingSave
@@ -8,10 +9,12 @@ from mpistrat.training.history import History
 from mpistrat.training.progress import progress
 
 __all__ = [
+    "BatchNormalization",
     "Checkpoint",
     "CheckpointManager",
     "History",
     "PendingSave",
+    "global_moments",
     "latest_checkpoint",
     "load",
     "load_arrays",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import html
-import importlib.util
 import math
 import os
 import sys
@@ -19,6 +18,7 @@ from mpistrat.process.local_path import local_path
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.names import as_structure, named
 from mpistrat.training.checkpoint.variables import ranks_of, save
+from mpistrat.training.summary import file_writer, require_tensorboard
 from mpistrat.values import DistributedValues
 
 _STEPS = ("step", "epoch")  # what counts the rows, the first of these that there is
@@ -89,8 +89,8 @@ class History:
             raise ValueError(f"patience must be at least 1, not {patience!r}")
         if (keep_best is None) != (state is None):
             raise ValueError("give keep_best, the file, and state, what is saved in it, together")
-        if tensorboard is not None and importlib.util.find_spec("tensorboardX") is None:
-            raise ImportError("tensorboard needs tensorboardX: pip install tensorboardX")
+        if tensorboard is not None:
+            require_tensorboard("tensorboard=")
         self._csv, self._tensorboard, self._keep_best = (
             None if path is None else local_path(path) for path in (csv, tensorboard, keep_best)
         )
@@ -181,16 +181,9 @@ class History:
         if self._tensorboard is not None:
             step = int(_step(row, len(self.rows)))
             if self._writer is None:
-                from tensorboardX import SummaryWriter
-
                 # After a restart TensorBoard forgets what the run before logged after its last checkpoint.
                 rows = len(self.rows)  # in the file's name, which else has seconds only
-                self._writer = SummaryWriter(
-                    str(self._tensorboard),
-                    purge_step=step if rows else None,
-                    flush_secs=1,
-                    filename_suffix=f".{rows}",
-                )
+                self._writer = file_writer(self._tensorboard, f".{rows}", step if rows else None)
             for name in row.keys() - set(_STEPS):
                 self._writer.add_scalar(name, row[name], step)
         from tqdm import tqdm

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance.checkpoints import CHECKPOINTS
+from conformance.layers import LAYERS
 from conformance.optimizers import OPTIMIZERS
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
 from conformance.storage import CENTRAL
+from conformance.tensorboard_files import read
 from mpi4py import MPI
 
 import mpistrat
@@ -16,6 +18,7 @@ import mpistrat
 RECORDS = Path(__file__).parents[1] / "conformance"
 EXPECTED = json.loads((RECORDS / "expected.json").read_text())
 EXPECTED_CHECKPOINTS = json.loads((RECORDS / "expected_checkpoints.json").read_text())
+EXPECTED_LAYERS = json.loads((RECORDS / "expected_layers.json").read_text())
 EXPECTED_OPTIMIZERS = json.loads((RECORDS / "expected_optimizers.json").read_text())
 EXPECTED_STORAGE = json.loads((RECORDS / "expected_storage.json").read_text())
 
@@ -86,6 +89,40 @@ class WithFolders(World):
         return self.sync.distribute_datasets_from_function(lambda context: dataset)
 
 
+class WithLayers(WithFolders):
+    """What a scenario of layers and summaries is given."""
+
+    def rows(self, x, width):
+        return np.array(x, "float32").reshape(-1, width)
+
+    def batch_norm(self, strategy, width, **options):
+        with strategy.scope():
+            layer = mpistrat.training.BatchNormalization(**options)
+            layer.build((None, width))
+        return layer
+
+    def norm_and_gradients(self, layer, x, gradient):
+        y = layer(x, training=True)
+        dx, gradients = layer.backward(gradient)
+        return (y, dx, *gradients)
+
+    def norm_inference(self, layer, x):
+        return layer(x)
+
+    def norm_state(self, strategy, layer):
+        return [self.py(layer.moving_mean), self.py(layer.moving_variance)]
+
+    def summaries(self, strategy, fn, x):
+        folder = self.folder()
+        writer = mpistrat.summary.create_file_writer(folder)
+        with writer.as_default():
+            written = strategy.run(lambda value: fn(mpistrat.summary.scalar, value), args=(x,))
+        writer.close()
+        strategy.barrier()
+        points = [[name, value, at] for at, name, value in read(Path(folder))]
+        return [self.each(strategy, written), points]
+
+
 def test_every_answer_has_a_scenario():
     assert {*SCENARIOS, *RESOLVER_SCENARIOS} == set(EXPECTED)
     assert set(OPTIMIZERS) == set(EXPECTED_OPTIMIZERS)
@@ -113,6 +150,13 @@ def test_answer_of_a_checkpoint(name, tmp_path):
         pytest.skip("the answer is that of two workers")
     answer = json.loads(json.dumps(CHECKPOINTS[name](WithFolders(tmp_path))))
     assert answer == EXPECTED_CHECKPOINTS[name]
+
+
+@pytest.mark.ranks(max=2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_answer_of_a_layer(name, tmp_path):
+    answer = json.loads(json.dumps(LAYERS[name](WithLayers(tmp_path))))
+    np.testing.assert_equal(answer, _close(answer, EXPECTED_LAYERS[name]))
 
 
 @pytest.mark.ranks(max=2)

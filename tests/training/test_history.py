@@ -2,12 +2,12 @@
 
 import io
 import re
-import struct
 import sys
 import time
 
 import numpy as np
 import pytest
+from conformance.tensorboard_files import read
 
 import mpistrat
 from mpistrat.training import Checkpoint, History, progress
@@ -76,20 +76,6 @@ def scalars(folder, count):
     while len(found := sorted(read(folder))) < count and time.monotonic() < end:
         time.sleep(0.05)  # a thread of tensorboardX writes
     return found
-
-
-def read(folder):
-    """Yield what is in files of TensorBoard, by the description of the format."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + length])
-            data = data[12 + length + 4 :]
-            for value in event.summary.value:
-                yield event.step, value.tag, value.simple_value
 
 
 def test_tensorboard(tmp_path):
