@@ -6,6 +6,7 @@ from . import experimental as experimental
 from . import metrics as metrics
 from . import optimizers as optimizers
 from . import summary as summary
+from . import tpu as tpu
 from . import training as training
 from .asynchronous.server import Server as Server
 from .cluster_resolver import ClusterSpec as ClusterSpec
@@ -23,6 +24,7 @@ from .strategies import MirroredStrategy as MirroredStrategy
 from .strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from .strategies import OneDeviceStrategy as OneDeviceStrategy
 from .strategies import ParameterServerStrategy as ParameterServerStrategy
+from .strategies import TPUStrategy as TPUStrategy
 from .strategy import ReplicaContext as ReplicaContext
 from .strategy import RunOptions as RunOptions
 from .strategy import Strategy as Strategy

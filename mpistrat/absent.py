@@ -31,7 +31,6 @@ OF_DISTRIBUTE = {
     "AdamW": "mpistrat.optimizers.AdamW",
     "SlurmClusterResolver": "mpistrat.cluster_resolver.SlurmClusterResolver",
     "TFConfigClusterResolver": "mpistrat.cluster_resolver.TFConfigClusterResolver",
-    "TPUStrategy": "mpistrat.MultiWorkerMirroredStrategy, on CPUs and GPUs",
     "init": _START,
     "init_process_group": _START,
     "shutdown": _END,
@@ -93,10 +92,7 @@ OF_DATA = {
     "DistributedSampler": "strategy.experimental_distribute_dataset()",
 }
 # A name of tf.distribute.experimental -> what to use.
-OF_EXPERIMENTAL = {
-    "TPUStrategy": OF_DISTRIBUTE["TPUStrategy"],
-    "rpc": "mpistrat.coordinator.Executor, or mpistrat.Server and a coordinator",
-}
+OF_EXPERIMENTAL: dict[str, str] = {}
 
 _LOOP = "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, args=(batch,))"
 _GRADIENTS = "gradients of torch, JAX or TensorFlow, and optimizer.apply_gradients() in strategy.run()"

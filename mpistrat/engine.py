@@ -30,6 +30,9 @@ class Engine:
     By default its ranks are this process alone, its device is the host, its ops choose the fastest algorithm for each
     message, and each rank plays one replica. The options are those of all collectives.
 
+    ``topology`` has the ranks that combine values. ``all_ranks`` has those that run the program together, and save and
+    end at one step. Where a replica is several ranks, values are combined with those of the same place in others only.
+
     The attribute ``ops`` is bound to the ranks. ``of_replicas`` is the same if it knows of several replicas in a rank,
     and None where each rank plays the replica of its own number. ``arenas`` is the memory of buffers that are reduced
     where they are. ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor
@@ -44,12 +47,14 @@ class Engine:
         ops: CrossDeviceOps | None = None,
         options: CommunicationOptions | None = None,
         replicas: ReplicaGroup | None = None,
+        all_ranks: Topology | None = None,
     ):
         self.options = options or CommunicationOptions()
         is_default = self.options.algorithm is None and self.options.implementation != "auto"
         if replicas is not None and replicas.is_virtual and is_default:
             self.options = CommunicationOptions(implementation="tree").merge(self.options)
         self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        self.all_ranks = all_ranks or self.topology
         self.replicas = replicas or ReplicaGroup(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices: tuple[str, ...] = (str(self.device),)

@@ -125,7 +125,12 @@ FORWARDING = {
     f"mpistrat.{module}.PreemptionCheckpointHandler.{method}"
     for module in ("experimental", "training")
     for method in ("run", "save_checkpoint_if_preempted")
-} | {"mpistrat.coordinator.Executor.submit", "mpistrat.training.Checkpoint", "mpistrat.training.History.log"}
+} | {
+    "mpistrat.coordinator.Executor.submit",
+    "mpistrat.experimental.Mesh",
+    "mpistrat.training.Checkpoint",
+    "mpistrat.training.History.log",
+}
 
 
 def test_public_signatures_are_explicit(public):

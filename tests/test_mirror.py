@@ -21,7 +21,7 @@ def test_folders_are_named_after_rooms(place):
 
 
 def test_every_room_has_a_folder():
-    addresses = {"experimental", "optimizers"}  # of names that are tested where they are made
+    addresses = {"experimental", "optimizers", "tpu"}  # of names that are tested where they are made
     assert folders(PACKAGE) - addresses <= folders(TESTS) | folders(TESTS / "ranks")
 
 

@@ -319,5 +319,6 @@ class TPUClusterResolver(ClusterResolver):
 def _refuse() -> NoReturn:
     raise NotImplementedError(
         "there are no TPUs here: mpistrat runs one MPI rank per CPU or GPU device. Use "
-        "MultiWorkerMirroredStrategy(), and `mpistrat.cluster_resolver.resolve()` to see the ranks and nodes"
+        "MultiWorkerMirroredStrategy(), or TPUStrategy() without a resolver, whose devices are ranks, and "
+        "`mpistrat.cluster_resolver.resolve()` to see the ranks and nodes"
     )

@@ -2,11 +2,13 @@
 
 from mpistrat import absent
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
-from mpistrat.experimental import coordinator, partitioners
+from mpistrat.experimental import coordinator, partitioners, rpc
+from mpistrat.mesh import Halo, Mesh, MeshAxis, ShardedArray
 from mpistrat.monitor.stragglers import RankStatistics, step
 from mpistrat.monitor.tracing import trace
 from mpistrat.strategies import CentralStorageStrategy, ParameterServerStrategy
 from mpistrat.strategies.multi_worker_mirrored import FormerMultiWorkerMirroredStrategy
+from mpistrat.strategies.tpu import FormerTPUStrategy
 from mpistrat.training.preemption.config import TerminationConfig
 from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
 from mpistrat.training.preemption.watcher import PreemptionWatcher
@@ -14,6 +16,7 @@ from mpistrat.values import ValueContext
 
 CollectiveCommunication = CommunicationImplementation
 MultiWorkerMirroredStrategy = FormerMultiWorkerMirroredStrategy
+TPUStrategy = FormerTPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
@@ -21,15 +24,21 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "Halo",
+    "Mesh",
+    "MeshAxis",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "RankStatistics",
+    "ShardedArray",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
     "coordinator",
     "partitioners",
+    "rpc",
     "step",
     "trace",
 ]

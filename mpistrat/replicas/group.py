@@ -18,7 +18,8 @@ class ReplicaGroup:
     ``blocks`` are the replicas of each rank, in the order of ranks. Ranks with equal blocks play one replica together.
     By default each rank plays the replica of its own number: then ``by_rank`` is True. ``generation`` is how often
     replicas have been dealt to ranks before: 0 for a job that has not lost a rank. ``is_virtual`` says whether the
-    number of replicas was chosen apart from that of ranks: results must not depend on the latter.
+    number of replicas was chosen apart from that of ranks: results must not depend on the latter. Where a replica is
+    several ranks, ``topology`` has those of one place in it, and ``is_first`` says whether it is the first place.
 
     ``size`` is the number of replicas: the divisor of a mean, and ``num_replicas_in_sync``. ``local`` are the ``count``
     replicas from ``first`` on that this rank plays. ``is_chief`` says whether this rank writes files and reports: it is
@@ -50,6 +51,7 @@ class ReplicaGroup:
         blocks: Sequence[range] | None = None,
         generation: int = 0,
         is_virtual: bool = False,
+        is_first: bool = True,
     ):
         if blocks is None:
             blocks = [range(rank, rank + 1) for rank in range(topology.size)]
@@ -70,7 +72,7 @@ class ReplicaGroup:
         self.first, self.count = local.start, len(local)
         self.by_rank = all(block == range(rank, rank + 1) for rank, block in enumerate(blocks))
         self.generation, self.is_virtual = generation, is_virtual
-        self.is_chief = topology.rank == self.rank_of(0)
+        self.is_chief = is_first and topology.rank == self.rank_of(0)
 
     @classmethod
     def dealt(cls, topology: Topology, size: int, *, is_virtual: bool = True) -> ReplicaGroup:

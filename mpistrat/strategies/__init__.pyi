@@ -3,3 +3,4 @@ from .mirrored import MirroredStrategy as MirroredStrategy
 from .multi_worker_mirrored import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from .one_device import OneDeviceStrategy as OneDeviceStrategy
 from .parameter_server import ParameterServerStrategy as ParameterServerStrategy
+from .tpu import TPUStrategy as TPUStrategy

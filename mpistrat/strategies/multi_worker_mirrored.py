@@ -10,11 +10,15 @@ from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.mesh import Mesh
 from mpistrat.process import mpi
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended
+
+_REPLICA = "replica"  # the axis of a mesh along which values are combined
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -38,14 +42,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         The number of replicas; by default one for each rank. They are dealt to the ranks in blocks, so that a rank
         plays several. With the same number, training gives the same weights bit by bit on any number of ranks. See
         "Reproducibility" in the documentation.
+    mesh : Mesh, optional
+        Ranks with an axis ``replica``: a replica is the ranks of one place on it. All of them get its rows. Values are
+        combined between the ranks of the same place in their replicas. In place of ``comm`` and ``virtual_replicas``.
 
     Raises
     ------
     ValueError
         If ``communication_options`` is not a ``CommunicationOptions``. On every rank, if ``virtual_replicas`` is below
-        the number of ranks or differs between them, or replicas of one rank are to share a GPU.
+        the number of ranks or differs between them, or replicas of one rank are to share a GPU. If ``mesh`` has no axis
+        ``replica``, or is given beside ``comm`` or ``virtual_replicas``.
     TypeError
-        If ``cluster_resolver`` is not a ``ClusterResolver``, or ``virtual_replicas`` is not an int.
+        If ``cluster_resolver`` is not a ``ClusterResolver``, ``virtual_replicas`` is not an int, or ``mesh`` is not a
+        ``Mesh``.
     RuntimeError
         If this process is alone although its launcher started several tasks. On every rank, if the resolver and MPI
         contradict each other on a rank, or a rank lacks its device.
@@ -67,6 +76,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         comm: Any = None,
         device: str | None = None,
         virtual_replicas: int | None = None,
+        mesh: Mesh | None = None,
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
@@ -76,21 +86,37 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
         options = communication_options or CommunicationOptions()
-        topology = Topology.of(world if comm is None else comm).limited(options.timeout_seconds)
+        if mesh is not None:
+            _check_mesh(mesh, comm, virtual_replicas)
+            comm, parent = mesh.comm(_REPLICA), mesh.parent
+        else:
+            parent = world if comm is None else comm
+        topology = Topology.of(parent if mesh is None else comm).limited(options.timeout_seconds)
+        all_ranks = Topology.of(parent).limited(options.timeout_seconds)
         Choice.of(topology).heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:
-            _cross_check(cluster_resolver, topology, world)
-        if comm is None:
-            affinity.warn_if_few_cores(topology)
-        replicas = replicas_of(topology, virtual_replicas)
+            _cross_check(cluster_resolver, all_ranks, world)
+        if parent is world:
+            affinity.warn_if_few_cores(all_ranks)
+        if mesh is None:
+            replicas = replicas_of(topology, virtual_replicas)
+        else:
+            replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(_REPLICA))
         own = own_device(topology, device)
         require_hosts(replicas, [own])
         super().__init__(
-            StrategyExtended(self, topology, own, communication_options=options, replicas=replicas)
+            StrategyExtended(
+                self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks
+            )
         )
-        self._resolver = cluster_resolver
+        self._resolver, self._mesh = cluster_resolver, mesh
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that the strategy was given."""
+        return self._mesh
 
     @property
     def cluster_resolver(self) -> resolvers.ClusterResolver:
@@ -105,11 +131,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._resolver is None:
             from mpistrat.cluster_resolver.ranks.cross_check import resolver_of
 
-            self._resolver = resolver_of(self.extended.engine.topology)
+            self._resolver = resolver_of(self.extended.engine.all_ranks)
         return self._resolver
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ValueError("MultiWorkerMirroredStrategy cannot be copied: create another on the same ranks")
+
+
+def _check_mesh(mesh: Any, comm: Any, virtual_replicas: int | None) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a Mesh object, not {mesh!r}")
+    if comm is not None or virtual_replicas is not None:
+        raise ValueError("a mesh has its own ranks and replicas: leave out comm and virtual_replicas")
+    mesh.axis(_REPLICA)
 
 
 def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world: Any) -> None:

@@ -83,10 +83,16 @@ class StrategyExtended:
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
         replicas: ReplicaGroup | None = None,
+        all_ranks: Topology | None = None,
     ):
         self._strategy = container_strategy
         self.engine: Engine = Engine(
-            topology, device, cross_device_ops or self._usual_ops(), communication_options, replicas
+            topology,
+            device,
+            cross_device_ops or self._usual_ops(),
+            communication_options,
+            replicas,
+            all_ranks,
         )
         engine = self.engine
         self.meeting = None if engine.replicas.by_rank else ReplicaMeeting(engine.topology, engine.replicas)

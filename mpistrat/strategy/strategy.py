@@ -131,7 +131,7 @@ class Strategy(Collectives, FormerNames):
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
-        self._extended.engine.topology.barrier()
+        self._extended.engine.all_ranks.barrier()
 
     def agree(self, ok: bool) -> bool:
         """Return whether ``ok`` is true on every replica. Collective.
@@ -149,7 +149,7 @@ class Strategy(Collectives, FormerNames):
         >>> strategy.agree(ok)
         True
         """
-        return self._extended.engine.topology.all_true(ok)
+        return self._extended.engine.all_ranks.all_true(ok)
 
     def chief_first(self) -> AbstractContextManager[bool]:
         """Return a context whose block replica 0 runs first, then all other replicas.
@@ -438,7 +438,7 @@ class _ChiefFirst:
     """
 
     def __init__(self, engine: Engine):
-        self._topology, self._replicas = engine.topology, engine.replicas
+        self._topology, self._replicas = engine.all_ranks, engine.replicas
         self._mismatches = 0
 
     def __enter__(self) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,17 +197,21 @@ def record_if(condition: bool | Callable[[], Any]) -> Iterator[None]:
         _condition.reset(before)
 
 
-def get_step() -> Any:
-    """Return the default step, or None."""
-    return _step.get()
+class StepNames:
+    """The default step of summaries."""
+
+    @staticmethod
+    def get_step() -> Any:
+        """Return the default step, or None."""
+        return _step.get()
+
+    @staticmethod
+    def set_step(step: Any) -> None:
+        """Set the default step: an int, or a variable that is read at each summary."""
+        _step.set(step)
 
 
-def set_step(step: Any) -> None:
-    """Set the default step: an int, or a variable that is read at each summary."""
-    _step.set(step)
-
-
-experimental = SimpleNamespace(get_step=get_step, set_step=set_step)
+experimental = StepNames()
 
 
 def flush(writer: SummaryWriter | None = None) -> None:

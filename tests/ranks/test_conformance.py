@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance.checkpoints import CHECKPOINTS
-from conformance.layers import LAYERS
+from conformance.layers import LAYERS, LOGICAL
 from conformance.optimizers import OPTIMIZERS
 from conformance.scenarios import RESOLVER_SCENARIOS, SCENARIOS
 from conformance.storage import CENTRAL
@@ -14,6 +14,7 @@ from conformance.tensorboard_files import read
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.strategies.tpu import LogicalDevices
 
 RECORDS = Path(__file__).parents[1] / "conformance"
 EXPECTED = json.loads((RECORDS / "expected.json").read_text())
@@ -127,6 +128,7 @@ def test_every_answer_has_a_scenario():
     assert {*SCENARIOS, *RESOLVER_SCENARIOS} == set(EXPECTED)
     assert set(OPTIMIZERS) == set(EXPECTED_OPTIMIZERS)
     assert set(CHECKPOINTS) == set(EXPECTED_CHECKPOINTS)
+    assert {*LAYERS, *LOGICAL} == set(EXPECTED_LAYERS)
 
 
 @pytest.mark.ranks(max=2)
@@ -157,6 +159,14 @@ def test_answer_of_a_checkpoint(name, tmp_path):
 def test_answer_of_a_layer(name, tmp_path):
     answer = json.loads(json.dumps(LAYERS[name](WithLayers(tmp_path))))
     np.testing.assert_equal(answer, _close(answer, EXPECTED_LAYERS[name]))
+
+
+@pytest.mark.ranks(max=1)
+@pytest.mark.parametrize("name", LOGICAL)
+def test_answer_of_logical_devices(name):
+    world = World()
+    world.logical = LogicalDevices
+    assert json.loads(json.dumps(LOGICAL[name](world))) == EXPECTED_LAYERS[name]
 
 
 @pytest.mark.ranks(max=2)

@@ -1,8 +1,9 @@
-"""Training with virtual replicas has the same bits on eight ranks, and on six, as on one."""
+"""Programs of eight ranks: the same bits as on one by virtual replicas, and replicas of two devices."""
 
 
 def test_eight_ranks(run_ranks):
-    chosen = "tests/ranks/replicas/test_same_bits.py", "-k", "on_eight_ranks"
+    files = "tests/ranks/replicas/test_same_bits.py", "tests/ranks/mesh/test_tpu.py"
+    chosen = *files, "-k", "on_eight_ranks"
     ended = run_ranks(8, "-m", "pytest", *chosen, "-p", "no:cacheprovider", "-m", "")
     ended.check()
-    assert "4 passed" in ended.output
+    assert "5 passed" in ended.output

@@ -330,7 +330,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
     if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine
-        return engine.topology, engine.replicas
+        return engine.all_ranks, engine.replicas
     topology = Topology.of(mpi.start().COMM_WORLD)  # arrays outside of any scope: all ranks of the job
     return topology, ReplicaGroup(topology)
 
@@ -352,13 +352,17 @@ def _values(
 ) -> dict[str, np.ndarray]:
     """Return the values to save on the chief, as views where possible, and an empty dict on other ranks."""
     found, own = {}, {}
-    compares = differing == "error" and replicas.size > 1
+    compares = differing == "error" and topology.size > 1
+    of_several_ranks = (
+        replicas.by_rank and topology.size > replicas.size
+    )  # whose variables no strategy keeps equal
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
         value = arrays.numpy_or_cupy(leaf) if is_variable else leaf  # of some, collective
-        if replicas.is_chief or (compares and not is_variable):
+        is_compared = compares and (of_several_ranks or not is_variable)
+        if replicas.is_chief or is_compared:
             found[name] = np.asarray(arrays.to_host(value), order="C")
-            if not is_variable:
+            if is_compared:
                 own[name] = found[name]
     if replicas.is_virtual and replicas.is_chief:
         found[BLAS] = _own_blas()
@@ -368,7 +372,7 @@ def _values(
         parts = leaf.distribute_strategy.gather(copies, 0, dst=0)
         if replicas.is_chief:
             found[PARTS + name] = parts
-    if compares and not all(isinstance(leaf, Variable) for leaf in named.values()):
+    if own:
         _refuse_differing(own, topology)
     return found if replicas.is_chief else {}
 
@@ -428,7 +432,7 @@ def loaded_arrays(
     values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
     there = of_file(topology, lambda: read(values, path))
     values = {name: value for name, value in values.items() if name in there}
-    if replicas.size > 1:
+    if topology.size > 1:
         sent = broadcast(topology, [*values.values()], "of a checkpoint", *values)
         return dict(zip(values, sent, strict=True))
     return values

@@ -137,7 +137,7 @@ class PreemptionCheckpointHandler:
             self._replicas = ReplicaGroup(self._topology)
         else:
             engine: Engine = self._strategy.extended.engine
-            self._topology, self._replicas = engine.topology, engine.replicas
+            self._topology, self._replicas = engine.all_ranks, engine.replicas
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
         self._notices: dict[int, Notice] | None = None  # of an end that is agreed on, during the grace period

@@ -97,3 +97,32 @@ def test_a_lock_that_one_replica_holds_and_another_wants(run_ranks, tmp_path):
     ended.shows("rank 0 of 2 has waited for rank 1 since", "cause: lock. Its other thread is shown below")
     both = r"  rank 1: .*\n(?:    .*\n)*    .*:11 in holds\n(?:    .*\n)*    another of its .*\n    .*:15 in wants\n"
     assert re.search(both, ended.output), str(ended)
+
+
+HALO = """
+import time
+import numpy as np
+from mpi4py import MPI
+from mpistrat.experimental import Mesh, ShardedArray
+
+u = ShardedArray.from_array(np.arange(8.0), mesh=Mesh(x=-1), axes=["x"])
+halo = u.halo(1)
+halo.exchange()
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(60)
+halo.exchange()
+"""
+
+
+def test_a_rank_that_does_not_come_to_an_exchange_of_halos(run_ranks, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HALO)
+    ended = run_ranks(
+        3,
+        program,
+        MPISTRAT_HANG_SECONDS="1",
+        MPISTRAT_HANG_ABORT_SECONDS="4",
+        MPISTRAT_RECORD_DIR=str(tmp_path),
+    )
+    assert ended.status == 42, str(ended)
+    ended.shows("waited for rank 1 since", "ShardedArray.halo", "cause: sleep")

@@ -1,0 +1,245 @@
+"""The borders of a part of a cut array: elements of the neighbors, by messages that are prepared once."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpistrat.collectives import structures
+from mpistrat.mesh.layout import Layout
+from mpistrat.mesh.mesh import Mesh
+from mpistrat.process import mpi
+from mpistrat.runtime.agreement.operation import operation
+
+_BOUNDARIES = "periodic", "constant", "reflect"
+_FIRST_TAG = 64  # of the communicator along an axis; two for each dimension of an array
+Key = tuple[slice, ...]
+
+
+class Halo:
+    """A part of a `ShardedArray` with borders. Get one by `ShardedArray.halo`.
+
+    `exchange` fills the borders: elements of the neighbors, and at the ends of the whole array what the boundary says.
+    Corners are filled, too: dimension by dimension, each with the borders of those before it.
+
+    Attributes
+    ----------
+    block : numpy.ndarray
+        The part with its borders. The same memory for the life of the halo.
+    inner : numpy.ndarray
+        The part: a view of ``block``. Change it in place between exchanges.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> import numpy as np
+    >>> mesh = mpistrat.experimental.Mesh(x=1)
+    >>> u = mpistrat.experimental.ShardedArray.from_array(np.array([1.0, 2.0, 4.0]), mesh=mesh, axes=["x"])
+    >>> halo = u.halo(1, boundary="constant")
+    >>> block = halo.exchange()
+    >>> halo.inner[...] = (block[:-2] + block[2:]) / 2
+    >>> u.local
+    array([1. , 2.5, 1. ])
+
+    Notes
+    -----
+    Messages are persistent requests (MPI 4.1, section 3.9) of a subarray type, so that an exchange neither packs nor
+    allocates. Only neighbors wait for each other: ranks compare nothing in an exchange, other than in a collective.
+    """
+
+    def __init__(
+        self,
+        local: np.ndarray,
+        mesh: Mesh,
+        layout: Layout,
+        width: int | Sequence[int],
+        boundary: str | Sequence[str] = "periodic",
+        constant: float = 0.0,
+    ):
+        count = local.ndim
+        with structures.refusals("ShardedArray.halo", mesh.topology):
+            widths = _for_each(width, count, "width")
+            boundaries = _for_each(boundary, count, "boundary")
+            for dimension in range(count):
+                _check(layout, dimension, widths[dimension], boundaries[dimension])
+        structures.agree(mesh.topology, "ShardedArray.halo", *layout, widths, boundaries, local.dtype)
+        self.block = np.full(
+            [n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype
+        )
+        self.inner = self.block[tuple(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True))]
+        self.inner[...] = local
+        self._exchanges: list[_Exchange] = []
+        for dimension in range(count):
+            if widths[dimension]:
+                self._exchanges.append(
+                    _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension])
+                )
+        self._topology, self._sent = mesh.topology, operation("ShardedArray.halo", (local.dtype, local.shape))
+        requests = [each for exchange in self._exchanges for way in exchange[:2] for each in way]
+        weakref.finalize(self, _free, requests, threading.get_ident())
+
+    def exchange(self) -> np.ndarray:
+        """Fill the borders from the neighbors, and return `block`. All ranks of the mesh call it."""
+        self._each(self._exchanges, _Exchange.fill)
+        return self.block
+
+    def adjoint(self) -> np.ndarray:
+        """Add the borders to the elements that `exchange` copies there, set them to 0, and return `inner`.
+
+        This is the transpose of `exchange`: what a gradient by `block` is as a gradient by the parts. Collective.
+        """
+        self._each(self._exchanges[::-1], _Exchange.fold)
+        return self.inner
+
+    def _each(self, exchanges: Sequence[_Exchange], fn: Callable[[_Exchange, np.ndarray], None]) -> None:
+        lock = self._topology.lock
+        # The flight record has the exchange, for reports of hangs. Under the debug check all ranks compare.
+        compares = "collectives" in self._topology.checks
+        if compares:
+            lock.turn(self._sent)
+        else:
+            lock.begin(self._sent)
+        try:
+            for each in exchanges:
+                fn(each, self.block)
+        except BaseException as error:
+            lock.failed(error)
+            raise
+        lock.end()
+
+
+class _Exchange(NamedTuple):
+    """The messages and copies for one dimension.
+
+    ``fills`` are requests that send the elements next to the border and receive borders, ``folds`` the reverse, into
+    ``spare``. ``copies`` are (border, source) where a boundary of this rank takes its own elements.
+    """
+
+    fills: list[Any]
+    folds: list[Any]
+    spare: list[tuple[np.ndarray, Key]]
+    borders: list[Key]
+    copies: list[tuple[Key, Key]]
+    constants: list[Key]
+
+    @classmethod
+    def of(
+        cls,
+        block: np.ndarray,
+        mesh: Mesh,
+        layout: Layout,
+        dimension: int,
+        widths: Sequence[int],
+        boundary: str,
+    ) -> _Exchange:
+        """Prepare the messages. Collective along the axis."""
+        width, name = widths[dimension], layout.axes[dimension]
+
+        def key(start: int, stop: int, step: int = 1) -> Key:
+            """Return rows of this dimension, with the borders of those before it and without those after it."""
+            whole = [
+                slice(None) if i < dimension else slice(w, block.shape[i] - w) for i, w in enumerate(widths)
+            ]
+            whole[dimension] = slice(start, stop if stop >= 0 else None, step)
+            return tuple(whole)
+
+        n = block.shape[dimension] - 2 * width
+        low, high = key(0, width), key(width + n, 2 * width + n)
+        first, last = key(width, 2 * width), key(n, width + n)  # the elements that neighbors need
+        exchange = cls([], [], [], [], [], [])
+        before = after = None
+        if name is not None and mesh.axis(name).size > 1:
+            before, after = mesh.axis(name).neighbors(boundary == "periodic")
+            world, tag = mesh.topology_along(name).world, _FIRST_TAG + 2 * dimension
+            if before is not None:
+                exchange._pair(world, block, before, first, low, (tag, tag + 1))
+            if after is not None:
+                exchange._pair(world, block, after, last, high, (tag + 1, tag))
+        for border, own, mirrored, other in (
+            (low, last, key(2 * width, width, -1), before),
+            (high, first, key(width + n - 2, n - 2, -1), after),
+        ):
+            if other is None:
+                if boundary == "constant":
+                    exchange.constants.append(border)
+                else:
+                    exchange.copies.append((border, own if boundary == "periodic" else mirrored))
+        return exchange
+
+    def _pair(
+        self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]
+    ) -> None:
+        """Prepare what is sent to a neighbor and received from it."""
+        self.fills.append(world.Send_init(_buffer(block, inside), other, tags[0]))
+        self.fills.append(world.Recv_init(_buffer(block, border), other, tags[1]))
+        spare = np.empty(block[inside].shape, block.dtype)
+        self.folds.append(world.Send_init(_buffer(block, border), other, tags[0]))
+        self.folds.append(world.Recv_init(_buffer(spare, (slice(None),) * spare.ndim), other, tags[1]))
+        self.spare.append((spare, inside))
+        self.borders.append(border)
+
+    def fill(self, block: np.ndarray) -> None:
+        if self.fills:
+            _start_and_wait(self.fills)
+        for border, source in self.copies:
+            block[border] = block[source]
+
+    def fold(self, block: np.ndarray) -> None:
+        if self.folds:
+            _start_and_wait(self.folds)
+        for spare, inside in self.spare:
+            block[inside] += spare
+        for border, source in self.copies:
+            block[source] += block[border]
+            block[border] = 0
+        for border in (*self.borders, *self.constants):
+            block[border] = 0
+
+
+def _start_and_wait(requests: list[Any]) -> None:
+    Prequest = mpi.start().Prequest
+    Prequest.Startall(requests)
+    Prequest.Waitall(requests)
+
+
+def _buffer(array: np.ndarray, key: Key) -> list[Any]:
+    """Return what mpi4py sends for a part of a contiguous array: the array, and a type that has the part."""
+    MPI = mpi.start()
+    ranges = [each.indices(n)[:2] for each, n in zip(key, array.shape, strict=True)]
+    element = MPI.BYTE.Create_contiguous(array.itemsize)
+    kind = element.Create_subarray(array.shape, [b - a for a, b in ranges], [a for a, _ in ranges]).Commit()
+    element.Free()
+    return [array.reshape(-1).view(np.uint8), 1, kind]
+
+
+def _free(requests: list[Any], thread: int) -> None:
+    """Free persistent requests, unless another thread collects the garbage: no other one calls MPI."""
+    if threading.get_ident() == thread and not mpi.start().Is_finalized():
+        for each in requests:
+            each.Free()
+
+
+def _for_each(given: Any, count: int, what: str) -> tuple[Any, ...]:
+    """Return one value for each dimension."""
+    values = (given,) * count if isinstance(given, (int, str, np.integer)) else tuple(given)
+    if len(values) != count:
+        raise ValueError(f"{what} {given!r} must have one value for each of {count} dimensions")
+    return values
+
+
+def _check(layout: Layout, dimension: int, width: Any, boundary: str) -> None:
+    if boundary not in _BOUNDARIES:
+        raise ValueError(f"boundary must be one of {', '.join(_BOUNDARIES)}, not {boundary!r}")
+    if not isinstance(width, (int, np.integer)) or width < 0:
+        raise ValueError(f"the width of a halo must be an int of at least 0, not {width!r}")
+    lengths = layout.lengths(dimension)
+    least = width + (boundary == "reflect") * (width > 0)
+    if width and min(lengths) < least:
+        raise ValueError(
+            f"a halo of width {width} with boundary {boundary!r} needs at least {least} rows on each rank, and the "
+            f"parts along dimension {dimension} have {lengths}"
+        )

@@ -1,0 +1,211 @@
+"""Arrays that are cut over ranks are what NumPy has of the whole array."""
+
+import functools
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpistrat.experimental import Mesh, ShardedArray
+
+SIZE = MPI.COMM_WORLD.size
+
+
+def uneven(size, count):
+    """Lengths of parts in about the ratio 7 to 3 to 7 to 3 ..., the last one may have no rows."""
+    weights = np.resize([7, 3], count).cumsum()
+    return np.diff([0, *(size * weights // weights[-1])]).tolist()
+
+
+@functools.cache
+def meshes():
+    return [Mesh(x=SIZE), Mesh(x=1, y=-1), *([Mesh(x=2, y=2)] if SIZE == 4 else [])]
+
+
+def arrays(dtype=np.float64, shape=(7, 10, 3)):
+    whole = np.random.default_rng(5).normal(scale=9, size=shape).astype(dtype)
+    for mesh in meshes():
+        y = "y" if "y" in mesh.axes else None
+        for axes in (("x", y, None), (y, "x", None), (None, None, "x")):
+            yield whole, ShardedArray.from_array(whole, mesh=mesh, axes=axes)
+        parts = {"x": uneven(shape[1], mesh.axes["x"])}
+        yield whole, ShardedArray.from_array(whole, mesh=mesh, axes=(None, "x", None), parts=parts)
+
+
+def test_gather_and_parts():
+    for whole, u in arrays():
+        assert u.local.tobytes() == whole[u.box].tobytes()
+        assert u.gather().tobytes() == whole.tobytes()
+        again = ShardedArray.from_local(u.local, mesh=u.mesh, axes=u.axes)
+        assert again.layout == u.layout
+
+
+def test_elements():
+    for whole, u in arrays():
+        v = np.exp(u / 9) * 2 - whole[0] + u.astype(np.float32)
+        expected = np.exp(whole / 9) * 2 - whole[0] + whole.astype(np.float32)
+        assert v.gather().tobytes() == expected.tobytes()
+        assert (u > 0).gather().tolist() == (whole > 0).tolist()
+        fraction, exponent = np.frexp(u)
+        np.testing.assert_array_equal(np.ldexp(fraction, exponent).gather(), whole)
+        w = u.copy()
+        w += 1
+        np.multiply(w, 2, out=w)
+        assert w.gather().tobytes() == ((whole + 1) * 2).tobytes()
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "mean"])
+@pytest.mark.parametrize("dtype", [np.float64, np.int16])
+def test_reductions(name, dtype):
+    for whole, u in arrays(dtype):
+        for axis in (None, 0, -1, (0, 2)):
+            for keepdims in (False, True):
+                got = getattr(u, name)(axis, keepdims)
+                got = got.gather() if isinstance(got, ShardedArray) else got
+                expected = getattr(whole, name)(axis, keepdims=keepdims)
+                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+                np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_redistribute():
+    for whole, u in arrays():
+        for axes in ((None, "x", None), ("x", None, None), (None, None, None)):
+            v = u.redistribute(axes)
+            assert v.local.tobytes() == whole[v.box].tobytes()
+        parts = {"x": uneven(7, u.mesh.axes["x"])}
+        v = u.redistribute(("x", None, None), parts)
+        assert v.gather().tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (("x", None), (None, None)),
+        ((None, "x"), ("x", None)),
+        ((None, None), (None, "x")),
+        ((None, "x"), (None, None)),
+    ],
+)
+def test_matmul(left, right):
+    a, b = (np.random.default_rng(2).normal(size=shape) for shape in ((5, 7), (7, 6)))
+    for mesh in meshes():
+        u, v = (ShardedArray.from_array(m, mesh=mesh, axes=axes) for m, axes in ((a, left), (b, right)))
+        for product in (u @ v, u @ b, a @ v):
+            np.testing.assert_allclose(product.gather(), a @ b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "constant", "reflect"])
+@pytest.mark.parametrize("width", [1, (1, 2, 1), (0, 1, 0)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int8])
+def test_halo(boundary, width, dtype):
+    mode = {"periodic": "wrap", "constant": "constant", "reflect": "reflect"}[boundary]
+    widths = np.broadcast_to(width, 3)
+    for whole, u in arrays(dtype, (12, 17, 8)):
+        padded = np.pad(whole, [(w, w) for w in widths], mode=mode)
+        halo = u.halo(width, boundary)
+        wanted = tuple(slice(s.start, s.stop + 2 * w) for s, w in zip(u.box, widths, strict=True))
+        for _ in range(2):
+            assert halo.exchange().tobytes() == padded[wanted].tobytes()
+        halo.inner[...] += 1
+        np.testing.assert_array_equal(u.gather(), whole + np.asarray(1, dtype))
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "constant", ("reflect", "constant", "periodic")])
+def test_adjoint(boundary):
+    """The scalar product of w with the exchange of u is that of the adjoint of w with u."""
+    for whole, u in arrays(np.float64, (12, 17, 8)):
+        halo = u.halo(2, boundary)
+        rng = np.random.default_rng(MPI.COMM_WORLD.rank + 7)
+        w = rng.normal(size=halo.block.shape)
+        before = u.mesh.parent.allreduce((halo.exchange() * w).sum())
+        halo.block[...] = w
+        folded = halo.adjoint().copy()
+        after = u.mesh.parent.allreduce((folded * whole[u.box]).sum())
+        np.testing.assert_allclose(after, before, rtol=1e-10)
+
+
+def steps_of(u, kind, steps):
+    """Heat and wave equations of a part with its halo."""
+    halo, before = u.halo(1, ("periodic", "constant")), u.local.copy()
+    for _ in range(steps):
+        block = halo.exchange()
+        laplace = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:] - 4 * halo.inner
+        if kind == "heat":
+            halo.inner[...] += 0.2 * laplace
+        else:
+            before, now = halo.inner.copy(), before
+            halo.inner[...] = 2 * before - now + 0.3 * laplace
+    return u.gather()
+
+
+@pytest.mark.parametrize("kind", ["heat", "wave"])
+def test_equations_have_the_bits_of_one_rank(kind):
+    start = np.random.default_rng(3).normal(size=(37, 41))
+    alone = ShardedArray.from_array(start, mesh=Mesh(comm=MPI.COMM_SELF, x=1), axes=("x", None))
+    expected = steps_of(alone, kind, 30)
+    for mesh in meshes():
+        y = "y" if "y" in mesh.axes else None
+        for parts in ({}, {"x": uneven(37, mesh.axes["x"])}):
+            u = ShardedArray.from_array(start, mesh=mesh, axes=("x", y), parts=parts)
+            assert steps_of(u, kind, 30).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda u: u[0], "an index does not work on an array that is cut"),
+        (lambda u: np.asarray(u), r"asarray does not work .* use gather\(\)"),
+        (lambda u: np.concatenate([u, u]), "numpy.concatenate does not work"),
+        (lambda u: np.add.reduce(u), "numpy.add.reduce does not work"),
+    ],
+)
+def test_what_it_cannot_do(call, message):
+    u = ShardedArray.from_array(np.ones((8, 2)), mesh=meshes()[0], axes=("x", None))
+    with pytest.raises(TypeError, match=message):
+        call(u)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda mesh, u: u.redistribute(("z", None)), "the mesh has no axis 'z': it has 'x'"),
+        (lambda mesh, u: u.redistribute(("x", "x")), "names one twice"),
+        (lambda mesh, u: u.redistribute(("x",)), "must have an axis or None for each dimension"),
+        (lambda mesh, u: u.redistribute(("x", None), {"x": [1]}), "lengths that make up the 8 rows"),
+        (lambda mesh, u: u.redistribute((None, None), {"x": [8]}), "which cut no dimension"),
+        (lambda mesh, u: u.halo(9, "periodic"), "needs at least 9 rows on each rank"),
+        (lambda mesh, u: u.halo(1, "mirror"), "must be one of periodic, constant, reflect"),
+        (lambda mesh, u: u.halo((1, 2, 3)), "one value for each of 2 dimensions"),
+        (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
+        (lambda mesh, u: u + np.ones((3, 2)), "does not fit to a cut array"),
+        (lambda mesh, u: u @ np.ones((3, 2)), "matrices that fit"),
+        (lambda mesh, u: u + u.redistribute((None, "x")), "are cut differently"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    mesh = meshes()[0]
+    u = ShardedArray.from_array(np.ones((8, 2)), mesh=mesh, axes=("x", None))
+    with pytest.raises(ValueError, match=message):
+        call(mesh, u)
+    assert u.sum() == 16  # the ranks are in step
+
+
+def test_parts_that_do_not_fit():
+    mesh, rank = meshes()[0], MPI.COMM_WORLD.rank
+    axes, message = (("x", None), "not lie side by side in dimension 1") if SIZE > 1 else (("x",), "axes")
+    part = np.ones((2, 3 + (rank == SIZE - 1)))
+    with pytest.raises(ValueError, match=message):
+        ShardedArray.from_local(part, mesh=mesh, axes=axes)
+    length = 12 if rank == 0 else 4
+    with pytest.raises(ValueError if rank == 0 else RuntimeError):
+        ShardedArray.from_callback((4,), lambda box: np.ones(length), mesh=mesh, axes=(None,))
+    assert ShardedArray.from_local(np.ones(2), mesh=mesh, axes=["x"]).shape == (2 * SIZE,)
+
+
+def test_other_calls_on_one_rank():
+    if SIZE == 1:
+        pytest.skip("for several ranks")
+    u = ShardedArray.from_array(np.ones(8), mesh=meshes()[0], axes=["x"])
+    with pytest.raises(RuntimeError):
+        u.sum() if MPI.COMM_WORLD.rank == 0 else u.max()
+    assert u.sum() == 8
