@@ -127,10 +127,16 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def _view(self) -> Any:
         """Return the array as a read-only view; a copy on a GPU, where arrays cannot be read-only."""
         array = self._read()
-        return self.__array__() if type(array) is np.ndarray else array.copy()
+        if type(array) is not np.ndarray:
+            return array.copy()
+        view = array.view()
+        view.flags.writeable = False
+        return view
 
-    def __getitem__(self, key: Any) -> Any:
+    def _item(self, key: Any) -> Any:
         return self._view()[key]
+
+    __getitem__ = _item
 
     def __len__(self) -> int:
         shape = self.shape

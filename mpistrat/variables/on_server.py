@@ -137,7 +137,7 @@ class ServerVariable(Variable):
             rows[each.places] = reply
         return rows.reshape(*where.shape, *shape[1:])
 
-    def __getitem__(self, key: Any) -> Any:
+    def _item(self, key: Any) -> Any:
         if not self.shape:
             return self._read()[key]
         selection = self._sharding.select(key)

@@ -69,7 +69,7 @@ class SyncOnReadVariable(DistributedVariable):
 
 # These read the variable and then do more: an interrupt after the read leaves the rank a call behind.
 _CALLS = (
-    *("read_value", "numpy", "sparse_read", "gather_nd", "__getitem__", "__setitem__", "__iter__"),
+    *("read_value", "numpy", "sparse_read", "gather_nd", "_item", "__setitem__", "__iter__"),
     *("__array__", "__array_ufunc__", "__float__", "__int__", "__complex__", "__bool__", "__index__"),
     *READING,
 )

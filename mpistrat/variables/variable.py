@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,13 +15,13 @@ from mpistrat.engine import Engine
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.values.array_methods import ArrayMethods, NotProvided
 from mpistrat.variables import shown
+from mpistrat.variables.parts import ScatterNd, Slice, assign_follows
 from mpistrat.variables.reference import Reference
-from mpistrat.variables.scatter_nd import ScatterNd
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_SYNCHRONIZATION, _AGGREGATION = VariableSynchronization, VariableAggregation
+_frame_of = sys._getframe
 
 
 class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
@@ -382,6 +383,12 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
 
     def _write_result(self, result: Any) -> None:
         self.assign(result)
+
+    def __getitem__(self, key: Any) -> Any:
+        frame = _frame_of(1)
+        if "assign" in frame.f_code.co_names and assign_follows(frame):
+            return Slice(self, key)
+        return self._item(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         arrays.refuse_masked(key)
