@@ -2,7 +2,8 @@
 
 It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` holds
 one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
-``checksum`` names the function. Files of earlier versions lack the latter, or all three. The group
+``checksum`` names the function. Files of earlier versions lack the latter, or all three. A format that this version
+cannot read would have a higher number than `VERSION` as attribute ``format_version``, which is 1 if missing. The group
 `OF_REPLICAS` has what each virtual replica has of a variable that is synchronized on read, and the BLAS of the chief.
 
 The function is XXH3 with 64 bits, seeded with the name of the variable. It sees bytes that are changed, exchanged or
@@ -21,6 +22,8 @@ import xxhash
 CHECKSUMS = "checksums"
 PIECE_BYTES = "checksum_bytes"
 CHECKSUM = "checksum"
+FORMAT_VERSION = "format_version"
+VERSION = 1  # the highest that is read
 FORMAT = ("v108", "v108")  # the first with checksums in the index; read by HDF5 1.8 and later
 DTYPE = "dtype"  # of a dataset: the name of a dtype that HDF5 has no word for, of which the bits are stored
 OF_REPLICAS = "__replicas__/"  # before the names of what only virtual replicas read

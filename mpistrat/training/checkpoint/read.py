@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +16,22 @@ from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.describe import opened
+from mpistrat.data.limits import check_bytes
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
     DTYPE,
+    FORMAT_VERSION,
     FUNCTIONS,
     OF_REPLICAS,
     PIECE_BYTES,
+    VERSION,
     dtype_of,
     stored,
 )
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
+_MOST_TOLD = 10  # names in a message
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
@@ -35,42 +40,83 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
 
     It may lack those of `OF_REPLICAS`, or have those of another number of replicas.
 
-    Raise FileNotFoundError if it does not exist, and ValueError if an array is missing in it or has another shape or
-    dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and ChecksumError if the
-    bytes of an array differ from those that were written.
+    Raise FileNotFoundError if it does not exist. Raise one ValueError for all arrays that are missing in it, or have
+    another shape or dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and
+    ChecksumError if the bytes of an array differ from those that were written.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
         format = _format(path, file)
         pieces: list[_Piece] = []
-        names = set()
+        names, missing, others = set(), [], []
         for name, into in values.items():
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
             names.add(name)
             found = _find(path, file, name)
-            _compare(path, name, found, into)
+            if found is None:
+                missing.append(repr(name))
+                continue
+            if found.shape != into.shape or found.dtype != into.dtype.name:
+                others.append(
+                    f"variable {name!r} is {found.dtype} of shape {found.shape} there, and {into.dtype.name} of "
+                    f"shape {into.shape} here"
+                )
+                continue
             if (found.checksums is None) != (format is None):
                 _refuse(path, name, "its checksums are missing")
             if into.nbytes:
                 pieces += _pieces(path, name, found, into, format)
+        if missing or others:
+            lacks = [f"has no variable {_few(missing)}: it has {_names(path, file)}"] if missing else []
+            raise ValueError(f"{path}{'' if missing else ':'} {'; '.join([*lacks, *_first(others)])}")
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
     return names
 
 
+class Described(NamedTuple):
+    """What a checkpoint file says of an array. ``checksums`` is their number, 0 without any."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    checksums: int
+
+
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
     """Return the names, dtypes and shapes of the arrays in a checkpoint file.
 
-    Raise FileNotFoundError and DataFileError as `read`.
+    Raise FileNotFoundError and DataFileError as `read`, also for an array that the file has no bytes for.
     """
+    return {
+        name: (each.dtype, each.shape)
+        for name, each in described(path).items()
+        if not name.startswith(OF_REPLICAS)
+    }
+
+
+def described(path: Path) -> dict[str, Described]:
+    """Return what a checkpoint file says of its arrays, also of those in `OF_REPLICAS`. Raise as `contents`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
+    size = path.stat().st_size
     with opened(str(path)) as file:
+        _format(path, file)
         try:
             found = {name: _look_at(file[name]) for name in _datasets(file)}
-            return {name: (dtype_of(each.dtype, each.stored), each.shape) for name, each in found.items()}
+            for name, each in found.items():
+                nbytes = math.prod(each.shape) * each.stored.itemsize
+                if each.offset is None:
+                    check_bytes(nbytes, f"file {str(path)!r}, dataset {name!r}", "it")
+                elif each.offset + nbytes > size:
+                    raise ValueError(f"dataset {name!r} would end at byte {each.offset + nbytes} of {size}")
+            return {
+                name: Described(dtype_of(each.dtype, each.stored), each.shape, len(each.checksums or ()))
+                for name, each in found.items()
+            }
+        except DataFileError:
+            raise
         except Exception as error:  # h5py answers damage with errors of any kind
             _refuse(path, None, f"its contents cannot be read: {error}")
 
@@ -144,11 +190,17 @@ def _pieces(
 def _format(path: Path, file: h5py.File) -> _Format | None:
     """Return how checksums were made, None for a file without any."""
     try:
+        version = int(_attribute(file, FORMAT_VERSION) or VERSION)
         found, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
         piece = None if found is None else int(found)
         kind = None if kind is None else bytes(kind).decode()
     except Exception as error:
         _refuse(path, None, f"its attributes cannot be read: {error}")
+    if version > VERSION:
+        raise DataFileError(
+            f"file {str(path)!r}: a later version of mpistrat wrote it (format {version}, and {VERSION} is the last "
+            "that this version reads); fix: update mpistrat"
+        )
     if piece is None:
         if kind is not None:
             _refuse(path, None, f"its attribute {PIECE_BYTES!r} is missing")
@@ -156,7 +208,11 @@ def _format(path: Path, file: h5py.File) -> _Format | None:
     if piece <= 0:
         _refuse(path, None, f"its checksums are of {piece} bytes each")
     if kind not in FUNCTIONS:
-        _refuse(path, None, f"its checksums are of the kind {kind!r}, which this version does not know")
+        _refuse(
+            path,
+            None,
+            f"its checksums are of the kind {kind!r}, which this version does not know: update mpistrat",
+        )
     return _Format(piece, FUNCTIONS[kind])
 
 
@@ -167,17 +223,15 @@ def _shape(path: Path, file: h5py.File, name: str) -> Any:
         _refuse(path, name, f"it cannot be read: {error}")
 
 
-def _find(path: Path, file: h5py.File, name: str) -> _Found:
+def _find(path: Path, file: h5py.File, name: str) -> _Found | None:
+    """Return the dataset of a name, None without one."""
     try:
         if not links.is_plain(file, name):
             raise ValueError("it is a link, which no checkpoint has")
         dataset = file.get(name)
-        if isinstance(dataset, h5py.Dataset):
-            return _look_at(dataset)
-        present = _names(file)
+        return _look_at(dataset) if isinstance(dataset, h5py.Dataset) else None
     except Exception as error:  # h5py answers damage with errors of any kind
         _refuse(path, name, f"it cannot be read: {error}")
-    raise ValueError(f"{path} has no variable {name!r}: it has {present}")
 
 
 def _look_at(dataset: h5py.Dataset) -> _Found:
@@ -207,25 +261,28 @@ def _attribute(owner: Any, name: str) -> Any:
     return owner.attrs[name]
 
 
-def _compare(path: Path, name: str, found: _Found, into: np.ndarray) -> None:
-    if found.shape != into.shape or found.dtype != into.dtype.name:
-        raise ValueError(
-            f"{path}: variable {name!r} is {found.dtype} of shape {found.shape} there, and {into.dtype.name} of "
-            f"shape {into.shape} here"
-        )
-
-
 def _refuse(path: Path, name: str | None, what: str) -> NoReturn:
     where = f"file {str(path)!r}" if name is None else f"file {str(path)!r}, dataset {name!r}"
     raise DataFileError(f"{where}: {what}; {_FIX}")
 
 
-def _names(file: h5py.File) -> str:
-    found = _datasets(file)
-    return ", ".join(repr(name) for name in found[:10]) + (", ..." if len(found) > 10 else "") or "none"
+def _names(path: Path, file: h5py.File) -> str:
+    try:
+        found = _datasets(file)
+    except Exception as error:  # h5py answers damage with errors of any kind
+        _refuse(path, None, f"its contents cannot be read: {error}")
+    return _few([repr(name) for name in found if not name.startswith(OF_REPLICAS)]) or "none"
+
+
+def _few(texts: list[str]) -> str:
+    return ", ".join(_first(texts))
+
+
+def _first(texts: list[str]) -> list[str]:
+    return [*texts[:_MOST_TOLD], *(["..."] if len(texts) > _MOST_TOLD else [])]
 
 
 def _datasets(file: h5py.File) -> list[str]:
     found: list[str] = []
     file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
-    return [name for name in found if not name.startswith(OF_REPLICAS)]
+    return found
