@@ -29,6 +29,7 @@ COMMANDS = {
     "trace": ("trace.main", "Merge the traces of all ranks of a job into one file, or summarize them."),
     "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
     "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
+    "checkpoint": ("checkpoint.main", "List, show, verify, compare and convert checkpoints."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
     "bench": ("bench", "Measure the speed of this machine and of the library."),
     "completion": ("completion", "Write a script with which a shell completes commands."),

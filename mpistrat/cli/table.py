@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -36,6 +37,12 @@ def printable(text: str) -> str:
 def echo(text: str = "", err: bool = False) -> None:
     """Print a text that may hold names of files, and of what is in them."""
     click.echo(printable(text), err=err)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table. The cells of a column begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{a:<{b}}" for a, b in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def console() -> Console:

@@ -32,7 +32,7 @@ class Npy(Format):
             with open(path, "rb") as file:
                 found = os.fstat(file.fileno())
                 head = io.BytesIO(file.read(_MOST_HEADER))
-            shape, columns_first, dtype = _header(head)
+            shape, columns_first, dtype = header(head)
             begin = head.tell()
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
@@ -72,7 +72,8 @@ class Npy(Format):
         return FileReader(most_decoded=most_decoded, describe=self.describe)
 
 
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+def header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return the shape, whether columns come first, and the dtype. Raise ValueError for any other header."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)

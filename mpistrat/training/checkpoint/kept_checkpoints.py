@@ -129,7 +129,7 @@ class CheckpointManager:
         def begin() -> _Kept:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = time.time()
-            found = _read_list(self._directory) or _Kept([], [], now - 1)
+            found = listed(self._directory) or _Kept([], [], now - 1)
             there = [i for i, name in enumerate(found.names) if (self._directory / name).is_file()]
             last = min(found.last_preserved, now)  # of a clock that was set back
             return _Kept([found.names[i] for i in there], [found.times[i] for i in there], last)
@@ -254,11 +254,11 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     None
     """
     directory = local_path(checkpoint_dir)
-    found = of_file(ranks_of((), "latest_checkpoint")[0], lambda: _read_list(directory))
+    found = of_file(ranks_of((), "latest_checkpoint")[0], lambda: listed(directory))
     return str(directory / found.names[-1]) if found is not None and found.names else None
 
 
-def _read_list(directory: Path) -> _Kept | None:
+def listed(directory: Path) -> _Kept | None:
     """Return the checkpoints in the list of a directory, None without a list.
 
     Raise DataFileError if the list is damaged, or has names of files elsewhere.

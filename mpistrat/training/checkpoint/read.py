@@ -68,20 +68,13 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
                 _refuse(path, name, "its checksums are missing")
             if into.nbytes:
                 pieces += _pieces(path, name, found, into, format)
-        if missing or others:
-            lacks = [f"has no variable {_few(missing)}: it has {_names(path, file)}"] if missing else []
-            raise ValueError(f"{path}{'' if missing else ':'} {'; '.join([*lacks, *_first(others)])}")
+        if missing:
+            others.insert(0, f"it has no variable {_few(missing)}: it has {_names(path, file)}")
+        if others:
+            raise ValueError(f"{path}: {_few(others, '; ')}")
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
     return names
-
-
-class Described(NamedTuple):
-    """What a checkpoint file says of an array. ``checksums`` is their number, 0 without any."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    checksums: int
 
 
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -89,15 +82,11 @@ def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
 
     Raise FileNotFoundError and DataFileError as `read`, also for an array that the file has no bytes for.
     """
-    return {
-        name: (each.dtype, each.shape)
-        for name, each in described(path).items()
-        if not name.startswith(OF_REPLICAS)
-    }
+    return {name: each[:2] for name, each in described(path).items() if not name.startswith(OF_REPLICAS)}
 
 
-def described(path: Path) -> dict[str, Described]:
-    """Return what a checkpoint file says of its arrays, also of those in `OF_REPLICAS`. Raise as `contents`."""
+def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
+    """Return dtype, shape and number of checksums by name, also of what is in `OF_REPLICAS`. Raise as `contents`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     size = path.stat().st_size
@@ -112,7 +101,7 @@ def described(path: Path) -> dict[str, Described]:
                 elif each.offset + nbytes > size:
                     raise ValueError(f"dataset {name!r} would end at byte {each.offset + nbytes} of {size}")
             return {
-                name: Described(dtype_of(each.dtype, each.stored), each.shape, len(each.checksums or ()))
+                name: (dtype_of(each.dtype, each.stored), each.shape, len(each.checksums or ()))
                 for name, each in found.items()
             }
         except DataFileError:
@@ -274,12 +263,8 @@ def _names(path: Path, file: h5py.File) -> str:
     return _few([repr(name) for name in found if not name.startswith(OF_REPLICAS)]) or "none"
 
 
-def _few(texts: list[str]) -> str:
-    return ", ".join(_first(texts))
-
-
-def _first(texts: list[str]) -> list[str]:
-    return [*texts[:_MOST_TOLD], *(["..."] if len(texts) > _MOST_TOLD else [])]
+def _few(texts: list[str], between: str = ", ") -> str:
+    return between.join(texts[:_MOST_TOLD] + ["..."] * (len(texts) > _MOST_TOLD))
 
 
 def _datasets(file: h5py.File) -> list[str]:

@@ -1,0 +1,1 @@
+"""``mpistrat checkpoint``: what files of checkpoints hold, and the same arrays in other formats."""
