@@ -329,11 +329,12 @@ def manifests(draw, folder):
 def checkpoints(draw, folder):
     path = folder / "a.h5"
     write_checkpoint({"x": ROWS}, path)
-    how = draw.choice(["link", "storage", "virtual", "soft", "damage"])
+    how = draw.choice(["link", "storage", "virtual", "soft", "damage", "claims"])
+    reads = draw.choice([restored, array_of])
     name, _ = targets(draw, folder)
     if how == "damage":
         damaged(draw, path)
-        return (lambda: restored(path)), EITHER
+        return (lambda: reads(path)), EITHER
     with h5py.File(path, "r+") as file:
         attributes = dict(file["x"].attrs)
         del file["x"]
@@ -344,13 +345,16 @@ def checkpoints(draw, folder):
             file["x"] = h5py.SoftLink("/l/x")
         elif how == "storage":
             file.create_dataset("x", (12,), int, external=[(str(folder / name), 0, 96)])
+        elif how == "claims":  # values that were never written take no place
+            options = draw.choice([{}, {"chunks": (1 << 16,)}, {"chunks": (1 << 16,), "compression": "gzip"}])
+            file.create_dataset("x", (1 << draw.choice([25, 40, 60]),), "u1", **options)
         else:
             layout = h5py.VirtualLayout((12,), int)
             layout[:] = h5py.VirtualSource(name, "x", (12,))
             file.create_virtual_dataset("x", layout)
-        if how in ("storage", "virtual"):
+        if how in ("storage", "virtual", "claims"):
             file["x"].attrs.update(attributes)
-    return (lambda: restored(path)), REFUSED
+    return (lambda: reads(path)), REFUSED
 
 
 @case
