@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.mesh.layout import Layout
 from mpistrat.mesh.mesh import Mesh
@@ -184,13 +185,13 @@ class _Exchange(NamedTuple):
 
     def fill(self, block: np.ndarray) -> None:
         if self.fills:
-            _start_and_wait(self.fills)
+            _complete(self.fills)
         for border, source in self.copies:
             block[border] = block[source]
 
     def fold(self, block: np.ndarray) -> None:
         if self.folds:
-            _start_and_wait(self.folds)
+            _complete(self.folds)
         for spare, inside in self.spare:
             block[inside] += spare
         for border, source in self.copies:
@@ -200,15 +201,18 @@ class _Exchange(NamedTuple):
             block[border] = 0
 
 
-def _start_and_wait(requests: list[Any]) -> None:
-    Prequest = mpi.start().Prequest
-    Prequest.Startall(requests)
-    Prequest.Waitall(requests)
+def _complete(requests: list[Any]) -> None:
+    kind = type(requests[0])
+    kind.Startall(requests)
+    kind.Waitall(requests)
 
 
-def _buffer(array: np.ndarray, key: Key) -> list[Any]:
-    """Return what mpi4py sends for a part of a contiguous array: the array, and a type that has the part."""
+def _buffer(array: np.ndarray, key: Key) -> Any:
+    """Return what mpi4py sends for a part of a contiguous array: its bytes, or the array and a type of the part."""
     MPI = mpi.start()
+    part = array[key]
+    if part.flags.c_contiguous:
+        return as_bytes(part)
     ranges = [each.indices(n)[:2] for each, n in zip(key, array.shape, strict=True)]
     element = MPI.BYTE.Create_contiguous(array.itemsize)
     kind = element.Create_subarray(array.shape, [b - a for a, b in ranges], [a for a, _ in ranges]).Commit()
