@@ -7,6 +7,7 @@ only where the library requires it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from mpistrat.arrays.libraries import library_of, tensor_of_buffer
 _ON_HOST = frozenset({1, 3, 11})  # DLPack's kDLCPU, kDLCUDAHost, kDLROCMHost
 _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _SCALARS = (np.generic, bool, int, float, complex)
+_OF_NUMPY = (np.ndarray, *_SCALARS)
 NUMBERS = frozenset(
     {
         int,
@@ -40,7 +42,7 @@ def to_host(value: Any) -> np.ndarray:
     if type(value) is np.ndarray:
         return value
     refuse_masked(value)
-    if isinstance(value, (np.ndarray, *_SCALARS)):
+    if isinstance(value, _OF_NUMPY):
         return np.asarray(value)
     if on_gpu(value):
         return pinned.download(to_cupy(value))
@@ -93,8 +95,11 @@ def buffer_like(buffer: Any, like: Any) -> Any:
 
 def on_gpu(value: Any) -> bool:
     """Return whether a value lives on a GPU that CuPy can access."""
-    if isinstance(value, (np.ndarray, *_SCALARS)):
+    if isinstance(value, _OF_NUMPY):
         return False
+    cupy = sys.modules.get("cupy")  # most values are arrays of CuPy, if any are
+    if cupy is not None and type(value) is getattr(cupy, "ndarray", None):
+        return True
     if hasattr(value, "assign"):  # a variable
         return hasattr(value, "__cupy_get_ndarray__")
     where = getattr(value, "__dlpack_device__", None)
@@ -108,8 +113,8 @@ def to_cupy(value: Any) -> Any:
         return value
     if hasattr(value, "assign"):
         return value.__cupy_get_ndarray__()
-    if hasattr(value, "detach"):  # a PyTorch tensor that records gradients
-        value = value.detach()
+    if hasattr(value, "detach"):  # a PyTorch tensor, which may record gradients, and be conjugated as a view
+        value = value.detach().resolve_conj().resolve_neg()
     return cupy.from_dlpack(value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _NAME = re.compile(
@@ -45,7 +47,7 @@ class Device(NamedTuple):
     def require(self) -> Device:
         """Return this device, or raise if it does not exist.
 
-        Raise RuntimeError if the device does not exist. The message says what is missing.
+        Raise RuntimeError if the device does not exist or cannot compile kernels. The message says what is missing.
         """
         if self.kind == "cuda":
             count = gpu_count(f"device {self}")
@@ -55,6 +57,7 @@ class Device(NamedTuple):
                     f"cuda:0{f' to cuda:{count - 1}' * (count > 1)}{_restriction()}; fix: use one of these, or 'cuda', "
                     "which gives each rank its own"
                 )
+            _require_headers(self)
         return self
 
     def use(self) -> Device:
@@ -65,6 +68,27 @@ class Device(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"
+
+
+@contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Make a GPU current for this block. Then return to the former GPU, but only if this thread has used that.
+
+    A GPU that is made current gets a context, of about 0.5 GB. `cupy.cuda.Device` always returns to the former GPU. In
+    a new thread that is GPU 0, so every rank would have a context there.
+    """
+    cuda = cupy_for("a GPU").cuda
+    before = cuda.runtime.getDevice()
+    if before == index:
+        yield
+        return
+    used = cuda.driver.ctxGetCurrent() != 0
+    cuda.runtime.setDevice(index)
+    try:
+        yield
+    finally:
+        if used:
+            cuda.runtime.setDevice(before)
 
 
 def any_gpu(name: str | Device) -> bool:
@@ -137,6 +161,22 @@ def _require_compiler(what: str) -> None:
         raise RuntimeError(
             f"{what}: CuPy does not find CUDA's compiler (NVRTC), without which it can do nothing: load the site's "
             f"CUDA module, or pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' ({str(error).strip()})"
+        ) from error
+
+
+def _require_headers(device: Device) -> None:
+    """Raise if CUDA's headers are missing, as in images that only run programs: CuPy's own kernels include them."""
+    cupy = cupy_for(f"device {device}")
+    if getattr(cupy.cuda, "nvrtc", None) is None:
+        return
+    try:
+        with on_device(device.index):
+            cupy.ones(1, "float16")  # a kernel, which CuPy keeps in its cache on disk
+    except Exception as error:  # the class differs between versions of CuPy
+        raise RuntimeError(
+            f"device {device}: CuPy cannot compile a kernel, without which it can do nothing; fix: pip install "
+            "'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]', which brings CUDA's headers, or set CUDA_PATH to a whole "
+            f"toolkit ({' '.join(str(error).split())[:300]})"
         ) from error
 
 

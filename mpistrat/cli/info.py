@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mpistrat.cli.check.checks.library import LEVELS, loaded_library
+from mpistrat.cli.check.checks.library import LEVELS
 from mpistrat.cli.run import machine
 from mpistrat.launch.launch import launcher_variables
 from mpistrat.process.ranges import ranges
@@ -111,7 +111,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     choice.heed(topology)
     names = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
-    library["file"] = loaded_library()
+    library["file"] = mpi.loaded_library()
     library["standard"] = ".".join(map(str, MPI.Get_version()))
     library["threads"] = names[MPI.Query_thread()]
     per_node = [len(node) for node in topology.nodes]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from mpistrat.launch import launch
@@ -46,6 +47,15 @@ def start() -> Any:
     elif _mpi.Is_finalized():
         raise RuntimeError(_FINALIZED)
     return _mpi
+
+
+def loaded_library() -> str:
+    """Return the file of the MPI library that this process has loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    return min((line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line), default="unknown")
 
 
 def end_job_on_error() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays import arrays
-from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.device import Device, on_device
 from mpistrat.arrays.gpu import pinned
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables.local import LocalVariable
@@ -49,7 +49,7 @@ class GpuVariable(LocalVariable):
         self.array[key] = arrays.placed(component(value), arrays.device_of(self.array))
 
     def write(self, method: str, value: Any) -> None:
-        with cupy_for("a variable").cuda.Device(self.array.device.id):
+        with on_device(self.array.device.id):
             if method in _ARITHMETIC:
                 _ARITHMETIC[method](self.array, self.fitting(value))
             else:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu import pinned
 
 _CHUNKS = 4  # in the ring of pinned memory: a thread fills one chunk while the others are copied
@@ -25,6 +25,7 @@ _KEPT = (
 )
 
 _idle: dict[int, list[Feed]] = {}
+_lost: list[Any] = []  # arrays whose end of use is unknown, which are never freed
 
 
 class Sent(NamedTuple):
@@ -48,7 +49,7 @@ class Feed:
     def __init__(self, device: int):
         self.device = device
         self._cupy = cupy = cupy_for("an array on a GPU")
-        with cupy.cuda.Device(device):
+        with on_device(device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self._ring = [(pinned.chunk(cupy), cupy.cuda.Event(disable_timing=True)) for _ in range(_CHUNKS)]
         self._at = self._used = 0
@@ -59,7 +60,7 @@ class Feed:
         cupy = self._cupy
         for each in arrays:
             pinned.require_known(cupy, each.dtype)
-        with cupy.cuda.Device(self.device), self.stream:
+        with on_device(self.device), self.stream:
             self.reclaim(_KEPT * len(arrays))
             out = []
             for each in arrays:
@@ -136,7 +137,7 @@ def received(sent: Sent) -> list[Any]:
     As with CuPy's own memory, work on an array in another stream must be ordered before the array is released.
     """
     cupy = cupy_for("an array on a GPU")
-    with cupy.cuda.Device(sent.feed.device):
+    with on_device(sent.feed.device):
         stream = cupy.cuda.get_current_stream()
         stream.wait_event(sent.ready)
         return [_lent(cupy, each, stream, sent.feed) for each in sent.arrays]
@@ -161,7 +162,13 @@ class _BatchLease:
     def __del__(self) -> None:
         if sys.is_finalizing():  # CUDA may have ended
             return
-        self._event.record(self._stream)
+        try:
+            # Perhaps in another thread, with another GPU: CUDA's stream 0 is that of the current GPU.
+            with on_device(self._feed.device):
+                self._event.record(self._stream)
+        except Exception:
+            _lost.append(self._array)  # kernels may still read it
+            raise
         self._feed.left.append((self._event, self._array))
         del self._array
         self._feed.reclaim()

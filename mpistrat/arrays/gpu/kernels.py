@@ -1,11 +1,11 @@
-"""CUDA kernels that apply one computation to every element of many arrays, in one launch.
+"""CUDA kernels that apply one computation to many arrays, in one launch.
 
 A network has hundreds of arrays, most of them small. One launch for each array would cost more than the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from mpistrat.process.cache import Cache
 
 _THREADS = 256
 _ELEMENTS = 8192  # per block
+_SQUARED = 8 * _ELEMENTS  # per block of `squared_norms`: each thread leaves one sum
 # Bytes that a thread reads of each array before it writes. The compiler must assume that a store changes what the next
 # load reads, so the two are not overlapped. Too few bytes in flight do not fill the memory's bandwidth.
 _BYTES_AHEAD = 16
 _MOST_TABLES = 256
+_tables = Cache[Hashable, Any](_MOST_TABLES)
 OPTIONS = ("--fmad=false",)  # no fused multiply-add: products and sums are rounded separately, as in NumPy
 
 # For each dtype: its type in memory, the type of the computation, and the conversions between the two.
@@ -67,12 +69,16 @@ __device__ __forceinline__ unsigned short to_bfloat(float value) {
 }
 """
 
-_KERNEL = """
-extern "C" __global__ void {name}(const long long* pointers, const long long* layout, long long members{scalars}) {{
+_PLACE = """
   const long long member = layout[members + 2 * (long long)blockIdx.x];
   const long long first = layout[members + 2 * (long long)blockIdx.x + 1];
   const long long rest = layout[member] - first;
-  const int count = rest < {elements} ? (int)rest : {elements};
+  const int count = rest < {elements} ? (int)rest : {elements};"""
+_KERNEL = (
+    """
+extern "C" __global__ void {name}(const long long* pointers, const long long* layout, long long members{scalars}) {{"""
+    + _PLACE
+    + """
 {views}
   for (int start = threadIdx.x; start < count; start += {batch} * {threads}) {{
 {batches}
@@ -103,6 +109,23 @@ extern "C" __global__ void {name}(const long long* pointers, const long long* la
   }}
 }}
 """
+)
+_SQUARES = (
+    """
+extern "C" __global__ void mpistrat_squares(const long long* pointers, const long long* layout, long long members,
+                                            double* sums) {{"""
+    + _PLACE
+    + """
+  const {memory}* a = (const {memory}*)pointers[member] + first;
+  double sum = 0.0;
+  for (int i = threadIdx.x; i < count; i += {threads}) {{
+    const double value = {load}(a[i]);
+    sum += value * value;
+  }}
+  sums[(long long)blockIdx.x * {threads} + threadIdx.x] = sum;
+}}
+"""
+)
 
 
 class EachElement:
@@ -119,8 +142,7 @@ class EachElement:
         self._name = name
         self.reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
         self._lists = list(dict.fromkeys([*reads, *writes]))
-        self._kernels: dict[str, Any] = {}
-        self._tables = Cache[tuple[int, int, bytes], Any](_MOST_TABLES)
+        self._kernels: dict[np.dtype, Any] = {}
 
     def extended(
         self,
@@ -150,40 +172,35 @@ class EachElement:
         ``lists`` has the arrays of each name: the names of ``reads`` first, then those that are only written. Arrays
         must be contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
         """
-        sizes = [int(each.size) for each in lists[0]]
+        if lists[0]:
+            pointers = tuple([each.data.ptr for arrays in lists for each in arrays])
+            first = lists[0][0]
+            self.launch(
+                pointers, tuple([each.size for each in lists[0]]), first.dtype, first.device.id, scalars
+            )
+
+    def launch(
+        self,
+        pointers: tuple[int, ...],
+        sizes: tuple[int, ...],
+        dtype: np.dtype,
+        device: int,
+        scalars: Sequence[float] = (),
+    ) -> None:
+        """Run the kernel as `__call__` does, on arrays at these addresses of the current GPU, which is ``device``.
+
+        ``pointers`` has the addresses of each list in turn, and ``sizes`` the number of elements of each array.
+        """
         if not any(sizes):
             return
         cupy = cupy_for("a kernel")
-        dtype = lists[0][0].dtype
-        memory, _, _, _ = _types(dtype)
-        words = dtype.itemsize // _BYTES[memory]  # per element, over 1 above 8 bytes
-        kernel = self._kernels.get(dtype.name)
+        kernel = self._kernels.get(dtype)
         if kernel is None:
-            source = _HALVES + self._source(dtype)
-            kernel = cupy.RawKernel(source, self._name, options=OPTIONS)
-            self._kernels[dtype.name] = kernel
-        pointers = np.array([int(each.data.ptr) for arrays in lists for each in arrays], np.int64)
-        layout, blocks = _layout([size * words for size in sizes])
-        device = int(lists[0][0].device.id)
-        real = np.float64 if dtype.name == "float64" else np.float32
-        arguments = [
-            self._table(cupy, device, pointers),
-            self._table(cupy, device, layout),
-            np.int64(len(sizes)),
-        ]
+            kernel = cupy.RawKernel(_HALVES + self._source(dtype), self._name, options=OPTIONS)
+            self._kernels[dtype] = kernel
+        blocks, arguments = _tables_of(cupy, device, pointers, sizes, _ELEMENTS)
+        real = np.float64 if dtype == np.float64 else np.float32
         kernel((blocks,), (_THREADS,), (*arguments, *map(real, scalars)))
-
-    def _table(self, cupy: Any, device: int, numbers: np.ndarray) -> Any:
-        """Return an array of ``numbers`` on the GPU, from a cache where possible.
-
-        Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own
-        tables: another stream would not wait until a table is copied, nor until it is read.
-        """
-        key = (device, int(cupy.cuda.get_current_stream().ptr), numbers.tobytes())
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables.keep(key, cupy.asarray(numbers))
-        return found
 
     def _source(self, dtype: np.dtype) -> str:
         memory, real, load, store = _types(dtype)
@@ -215,19 +232,38 @@ class EachElement:
 def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
     if dtype.name in FLOATS:
         return FLOATS[dtype.name]
-    bits = _BITS[min(dtype.itemsize, 8)]
+    bits = _BITS[dtype.itemsize]
     return bits, bits, "", ""
 
 
-def _layout(sizes: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Return the layout and the number of blocks.
+def _tables_of(
+    cupy: Any, device: int, pointers: tuple[int, ...], sizes: tuple[int, ...], elements: int
+) -> tuple[int, list[Any]]:
+    """Return the number of blocks and the first arguments of a kernel: tables on the GPU, from a cache where possible.
+
+    Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own tables:
+    another stream would not wait until a table is copied, nor until it is read.
+    """
+    where = device, cupy.cuda.get_current_stream().ptr
+    addresses = _tables.get((where, pointers))
+    if addresses is None:
+        addresses = _tables.keep((where, pointers), cupy.asarray(np.array(pointers, np.int64)))
+    laid = _tables.get((where, sizes, elements))
+    if laid is None:
+        layout, blocks = _layout(sizes, elements)
+        laid = _tables.keep((where, sizes, elements), (blocks, cupy.asarray(layout)))
+    return laid[0], [addresses, laid[1], np.int64(len(sizes))]
+
+
+def _layout(sizes: Sequence[int], elements: int) -> tuple[np.ndarray, int]:
+    """Return the layout and the number of blocks, of ``elements`` each.
 
     The layout has the length of each array, then for each block its array and its first element.
     """
-    blocks = [-(-size // _ELEMENTS) for size in sizes]
+    blocks = [-(-size // elements) for size in sizes]
     members = np.repeat(np.arange(len(sizes)), blocks)
     before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
-    starts = (np.arange(len(members)) - before) * _ELEMENTS
+    starts = (np.arange(len(members)) - before) * elements
     places = np.stack([members, starts], axis=1).reshape(-1)
     return np.concatenate([np.asarray(sizes, np.int64), places.astype(np.int64)]), len(members)
 
@@ -236,9 +272,48 @@ _copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
 
 
 def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Copy CuPy arrays to others of the same dtype, in one launch."""
-    bits = [[as_bits(each) for each in arrays] for arrays in (sources, targets)]
-    _copy(bits)
+    """Copy contiguous CuPy arrays to others of the same sizes and dtype, in one launch."""
+    if sources:
+        pointers = [each.data.ptr for arrays in (sources, targets) for each in arrays]
+        copy_bytes(pointers, [each.size for each in sources], sources[0].dtype, sources[0].device.id)
+
+
+def copy_bytes(pointers: Sequence[int], sizes: Sequence[int], dtype: np.dtype, device: int) -> None:
+    """Copy arrays of the current GPU in one launch: the addresses of all sources come first, then the targets."""
+    width = min(dtype.itemsize, 8)
+    words = dtype.itemsize // width
+    _copy.launch(tuple(pointers), tuple([words * size for size in sizes]), np.dtype(f"u{width}"), device)
+
+
+def squared_norms(arrays: Sequence[Any]) -> list[float]:
+    """Return the sum of squares of each of some contiguous CuPy arrays, of one dtype of `FLOATS`, in float64.
+
+    One launch and one copy to the host serve all arrays. The order of the additions depends on the sizes alone.
+    """
+    norms, sizes = np.zeros(len(arrays)), tuple([each.size for each in arrays])
+    if any(sizes):
+        cupy, dtype, device = cupy_for("a kernel"), arrays[0].dtype, arrays[0].device.id
+        kernel = _squares.get(dtype)
+        if kernel is None:
+            kernel = _squares[dtype] = cupy.RawKernel(
+                squares_source(dtype), "mpistrat_squares", options=OPTIONS
+            )
+        pointers = tuple([each.data.ptr for each in arrays])
+        blocks, arguments = _tables_of(cupy, device, pointers, sizes, _SQUARED)
+        sums = cupy.empty((blocks, _THREADS), np.float64)
+        kernel((blocks,), (_THREADS,), (*arguments, sums))
+        places, _ = _layout(sizes, _SQUARED)
+        np.add.at(norms, places[len(sizes) :: 2], cupy.asnumpy(sums.sum(axis=1)))
+    return norms.tolist()
+
+
+def squares_source(dtype: np.dtype) -> str:
+    """Return the CUDA source of `squared_norms`."""
+    memory, _, load, _ = _types(dtype)
+    return _HALVES + _SQUARES.format(memory=memory, load=load, threads=_THREADS, elements=_SQUARED)
+
+
+_squares: dict[np.dtype, Any] = {}
 
 
 def as_bits(array: Any) -> Any:

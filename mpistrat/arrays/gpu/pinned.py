@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.memory.buffer_pool import Buffers
 
 CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
@@ -40,7 +40,7 @@ class Staging:
     def __init__(self, device: int):
         self._cupy = cupy = cupy_for("an array on a GPU")
         self._runtime = cupy.cuda.runtime
-        with cupy.cuda.Device(device):
+        with on_device(device):
             self._down = cupy.cuda.Stream(non_blocking=True)
             self._up = cupy.cuda.Stream(non_blocking=True)
             self._begun = cupy.cuda.Event(disable_timing=True)
@@ -81,14 +81,16 @@ class Staging:
 
 @contextmanager
 def staging(device: int) -> Iterator[Staging]:
-    """Yield the staging buffers of a GPU, and make the GPU current for the block."""
-    cupy = cupy_for("an array on a GPU")
+    """Yield the staging buffers of a GPU, and make the GPU current for the block.
+
+    Copies come after the work that is in the caller's stream when the block begins, and before later work.
+    """
     waiting = _idle.setdefault(device, [])
     try:
         stage = waiting.pop()
     except IndexError:
         stage = Staging(device)
-    with cupy.cuda.Device(device):
+    with on_device(device):
         try:
             stage.begin()
             yield stage
@@ -128,10 +130,10 @@ def through_host(stage: Staging, pieces: Sequence[StagedCopy]) -> None:
 def download(array: Any) -> np.ndarray:
     """Return a copy of a CuPy array on the host."""
     cupy = cupy_for("an array on a GPU")
+    with on_device(array.device.id):
+        array = cupy.ascontiguousarray(array)
     with staging(array.device.id) as stage:
         out = _results.empty(array.shape, array.dtype)
-        array = cupy.ascontiguousarray(array)
-        stage.begin()
         flat = out.reshape(-1).view(np.uint8) if out.nbytes else np.empty(0, np.uint8)
         slots, source = stage.slots, int(array.data.ptr)
         starts = range(0, out.nbytes, CHUNK_BYTES)
@@ -153,9 +155,9 @@ def upload(array: np.ndarray, device: int) -> Any:
     """Return a copy of a host array on a GPU, ready for the next work of the caller's stream."""
     cupy = cupy_for("an array on a GPU")
     require_known(cupy, array.dtype)
+    with on_device(device):
+        out = cupy.empty(array.shape, array.dtype)  # pending work of the stream may still use the memory
     with staging(device) as stage:
-        out = cupy.empty(array.shape, array.dtype)
-        stage.begin()  # pending work of the stream may still use the memory
         if array.nbytes:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             for i, start in enumerate(range(0, array.nbytes, CHUNK_BYTES)):

@@ -7,7 +7,9 @@ mpistrat run -n 2 -m mpistrat.cli.check.gpu_probe
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,25 @@ from mpistrat.collectives.gpu import pointers, verdicts
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
-_ELEMENTS = (5, 100_003)  # one message, and several messages
+_ELEMENTS = (5, 100_003, None)  # one message, several messages, and a whole piece, as the collectives send
 
 
-def main() -> int:
-    """Test each operation, print and store the result. Return exit status 1 unless all of them work."""
+def main(limit: float = 600) -> int:
+    """Test each operation, print and store the result. Return exit status 1 unless all of them work.
+
+    End the process with status 1 after ``limit`` seconds: a library may wait forever, and a scheduler for the job.
+    """
+    text = f"the probe did not end within {limit:g} s and was stopped"
+    watch = threading.Timer(limit, lambda: (print(text, flush=True), os._exit(1)))
+    watch.daemon = True
+    watch.start()
+    try:
+        return _main()
+    finally:
+        watch.cancel()
+
+
+def _main() -> int:
     topology = Topology.of(mpi.start().COMM_WORLD)
     missing = "one rank cannot exchange data: start at least two ranks" if topology.size == 1 else ""
     try:
@@ -52,6 +68,7 @@ def main() -> int:
 
 def _try(topology: Topology, cupy: Any, operation: str) -> str:
     for elements in _ELEMENTS:
+        elements = elements or pointers.PIECE_BYTES // 4 // topology.size
         error = ""
         try:
             got, want = _TRIALS[operation](topology, cupy, elements)
@@ -92,7 +109,7 @@ def _all_gather_uneven(topology: Topology, cupy: Any, elements: int) -> tuple[An
 
 
 def _broadcast(topology: Topology, cupy: Any, elements: int) -> tuple[Any, Any]:
-    root = topology.size - 1
+    root, elements = topology.size - 1, topology.size * elements
     data = cupy.asarray(_values(topology.rank, elements))
     pointers.broadcast(topology, data, root)
     return data, _values(root, elements)

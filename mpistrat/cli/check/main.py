@@ -73,7 +73,7 @@ def _probe(limit: float) -> int:
     if under_ranks.under_several_ranks():
         from mpistrat.cli.check import gpu_probe
 
-        return gpu_probe.main()
+        return gpu_probe.main(limit)
     program = under_ranks.command(2, None, ["-m", "mpistrat.cli.check.gpu_probe"])
     try:
         status = subprocess.run(program, env=under_ranks.environment(), timeout=limit).returncode

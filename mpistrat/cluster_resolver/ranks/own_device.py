@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mpistrat.arrays.device import Device, any_gpu, seen_gpus
 from mpistrat.cluster_resolver.gpus import share
@@ -30,30 +31,35 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
     if same and not auto and device.kind == "cpu":
         return device
     shared = auto or any_gpu(name)
-    missing = ""
-    seen: tuple[str, ...] = ()
+    if shared:
+        told = _told(topology, auto, lambda: seen_gpus(f"device {name}"))
+        if told is None:
+            return _CPU
+        on_nodes = [[told[rank] for rank in ranks] for ranks in topology.nodes]
+        _warn_of_shared_gpus(topology, on_nodes)
+        node, local_rank = topology.place_of(topology.rank)
+        device = Device("cuda", own_index(on_nodes[node], local_rank))
+    return _CPU if _told(topology, auto, device.require) is None else device
+
+
+def _told(topology: Topology, auto: bool, ask: Callable[[], Any]) -> list[Any] | None:
+    """Return what each rank's ``ask`` returns.
+
+    If it raised RuntimeError on a rank, raise that on every rank, or with ``auto`` return None.
+    """
+    found, missing = None, ""
     try:
-        if shared:
-            seen = seen_gpus(f"device {name}")
-        else:
-            device.require()
+        found = ask()
     except RuntimeError as error:
         missing = str(error)
     # A rank that raised at once would leave the others waiting in the first collective.
-    told = topology.all_gather_object((missing, seen))
+    told = topology.all_gather_object((missing, found))
     texts = [f"rank {rank}: {said}" for rank, (said, _) in enumerate(told) if said]
     if texts and not auto:
         raise RuntimeError(texts[0])
-    if texts:
-        if len(texts) < topology.size:
-            _warn(topology, f"{texts[0]}; so all ranks work on the host, although others see GPUs")
-        return _CPU
-    if not shared:
-        return device
-    on_nodes = [[told[rank][1] for rank in ranks] for ranks in topology.nodes]
-    _warn_of_shared_gpus(topology, on_nodes)
-    node, local_rank = topology.place_of(topology.rank)
-    return Device("cuda", own_index(on_nodes[node], local_rank))
+    if texts and len(texts) < topology.size:
+        _warn(topology, f"{texts[0]}; so all ranks work on the host, although others see GPUs")
+    return None if texts else [each for _, each in told]
 
 
 def _warn_of_shared_gpus(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:

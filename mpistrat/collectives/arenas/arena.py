@@ -13,7 +13,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
-from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.collectives import structures
 from mpistrat.memory.shared import NoSharedMemoryError, share
 from mpistrat.memory.side_by_side import map_side_by_side
@@ -133,7 +133,7 @@ def _shared(topology: Topology, nbytes: int) -> tuple[Any, int, int, bool] | Non
 def _private(nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
     if device.kind != "cpu":
         cupy = cupy_for("buffers")
-        with cupy.cuda.Device(device.index):
+        with on_device(device.index):
             return cupy.zeros(nbytes, np.uint8), 0, 0, False
     return np.zeros(nbytes + _ALIGNMENT, np.uint8), 0, 0, False
 

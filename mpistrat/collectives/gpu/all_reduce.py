@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.arenas import arena
@@ -17,7 +17,7 @@ from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.nccl import NcclRoute
-from mpistrat.collectives.gpu.packing import Laid, lay_down, packed_for_gpu, unpack, widened
+from mpistrat.collectives.gpu.packing import Laid, Places, lay_down, packed_for_gpu, unpack, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Key, Message, message_of
@@ -156,7 +156,8 @@ def reduction_on_gpu(
     kept = [i for i in range(len(values)) if i not in rest]
     operation = Operation("all_reduce", op.name, "on GPUs", key, form, where, bytes_per_pack or None, name)
     messages = [each for *_, each in in_place] + packed
-    with cupy.cuda.Device(device.index):
+    places = [Places.of(each) for each in packed]
+    with on_device(device.index):
         groups = _by_route(topology, device, messages, name, op)
     algorithm = None if name in ROUTES else name
     meets = bool(groups) and all(
@@ -165,17 +166,17 @@ def reduction_on_gpu(
 
     def lay_all_down(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
         laid = []
-        with cupy.cuda.Device(device.index):
+        with on_device(device.index):
             for home, stretch, each in in_place:
                 (flat,) = arena.rows(home, stretch, 1)
                 laid.append(Laid(each, flat, flat))
-            laid += [lay_down(each, values) for each in packed]
+            laid += [lay_down(each, values) for each in places]
         return values, laid
 
     def combine(
         state: tuple[Sequence[Any], list[Laid]], timeout_seconds: float | None
     ) -> tuple[Sequence[Any], list[Laid]]:
-        with cupy.cuda.Device(device.index):
+        with on_device(device.index):
             call = GpuCall(topology, device.index, algorithm, timeout_seconds)
             for route, some in groups:
                 route.reduce(call, [state[1][i] for i in some])
@@ -184,9 +185,9 @@ def reduction_on_gpu(
     def give_back(state: tuple[Sequence[Any], list[Laid]]) -> list[Any]:
         values, laid = state
         out: list[Any] = [None] * len(values)
-        with cupy.cuda.Device(device.index):
-            for each in laid[len(in_place) :]:
-                unpack(each, out)
+        with on_device(device.index):
+            for place, each in zip(places, laid[len(in_place) :], strict=True):
+                unpack(place, each.total, out)
             for i, dtype in empty:
                 out[i] = cupy.empty(key[i][1], dtype)
         for i in kept:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for, gpu_count
+from mpistrat.arrays.device import cupy_for, gpu_count, on_device
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
@@ -48,17 +51,19 @@ def nccl_for(what: str) -> Any:
     """
     cupy = cupy_for(what)
     gpu_count(what)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # CuPy warns if it does not find NCCL
-        try:
-            from cupy.cuda import nccl
-        except ImportError as error:
-            raise RuntimeError(f"{what}: CuPy {cupy.__version__} has no NCCL: {error}") from error
-        if not getattr(nccl, "available", True):
-            raise RuntimeError(
-                f"{what}: CuPy {cupy.__version__} does not find NCCL (libnccl.so.2): pip install nvidia-nccl-cu12, or "
-                "-cu13 with the CuPy for CUDA 13"
-            )
+    if "cupy.cuda.nccl" not in sys.modules:  # catch_warnings is not for several threads, so only once
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy warns if it does not find NCCL
+            try:
+                importlib.import_module("cupy.cuda.nccl")
+            except ImportError as error:
+                raise RuntimeError(f"{what}: CuPy {cupy.__version__} has no NCCL: {error}") from error
+    nccl = sys.modules["cupy.cuda.nccl"]
+    if not getattr(nccl, "available", True):
+        raise RuntimeError(
+            f"{what}: CuPy {cupy.__version__} does not find NCCL (libnccl.so.2): pip install nvidia-nccl-cu12, or "
+            "-cu13 with the CuPy for CUDA 13"
+        )
     return nccl
 
 
@@ -86,7 +91,8 @@ class NcclRoute(Route):
             nccl = nccl_for("it")
             gpu = _identity(device)
             # Make the CUDA context now: if that fails on one rank inside NCCL, the other ranks wait forever.
-            _ = cupy_for("it").cuda.Device(device).mem_info
+            with on_device(device):
+                cupy_for("it").cuda.runtime.memGetInfo()
         except RuntimeError as error:
             problem = str(error)
         told = topology.world.allgather((problem, gpu))
@@ -107,15 +113,15 @@ class NcclRoute(Route):
                 made = nccl.get_unique_id()
             except _ERRORS as error:  # for example without a network interface; other ranks wait for bcast
                 made = f"NCCL does not start: {error}"
-            made = made if isinstance(made, str) else (isinstance(made, tuple), _as_bytes(made))
-        made = topology.world.bcast(made)
+        made = topology.world.bcast(made)  # bytes; a tuple from CuPy before 14
         if isinstance(made, str):
             return f"rank 0: {made}"
-        unique = _as_tuple(made[1]) if made[0] else made[1]
         problem, communicator = "", None
+        # Else the first use of an algorithm connects the ranks inside the call, where no time limit ends it.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         try:
-            with cupy_for("NCCL").cuda.Device(device):
-                communicator = nccl.NcclCommunicator(topology.size, unique, topology.rank)
+            with on_device(device):
+                communicator = nccl.NcclCommunicator(topology.size, made, topology.rank)
         except _ERRORS as error:
             problem = f"NCCL does not start: {error}"
         for rank, text in enumerate(topology.world.allgather(problem)):
@@ -130,7 +136,7 @@ class NcclRoute(Route):
         return wire in _TYPES and (combine in (np.add, np.multiply) or wire.kind in "iu")
 
     def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
-        cupy, nccl = cupy_for("NCCL"), nccl_for("NCCL")
+        cupy, nccl = cupy_for("NCCL"), sys.modules["cupy.cuda.nccl"]  # `obstacle` has imported it
         topology = call.topology
         communicator = topology.slot(Communicators)[call.device]
         _check(topology, communicator)  # errors of earlier operations
@@ -141,23 +147,28 @@ class NcclRoute(Route):
             reals, words = send.dtype, 1
             if reals.kind == "c":
                 reals, words = np.dtype(f"f{reals.itemsize // 2}"), 2
+            name, divisor = _OPERATIONS[combine], job.message.divisor
+            if reals.kind == "f" and divisor == topology.size > 1 and divisor & (divisor - 1) == 0:
+                name, divisor = "NCCL_AVG", 1  # exact for a power of two, and no launch of its own
             communicator.allReduce(
                 int(send.data.ptr),
                 int(wide.data.ptr),
                 job.message.length * words,
                 getattr(nccl, _TYPES[reals]),
-                getattr(nccl, _OPERATIONS[combine]),
+                getattr(nccl, name),
                 stream.ptr,
             )
-            finish(wide, job.message.divisor, job.total)
+            finish(wide, divisor, job.total)
         if call.timeout_seconds is not None:
-            _wait(topology, communicator, stream, call.timeout_seconds)
+            done = cupy.cuda.Event(disable_timing=True)
+            done.record(stream)  # later work of other threads in this stream is not waited for
+            _wait(topology, communicator, done, call.timeout_seconds)
 
 
-def _wait(topology: Topology, communicator: Any, stream: Any, seconds: float) -> None:
-    """Wait for the stream, and abort the communicator after ``seconds``: NCCL cannot be interrupted otherwise."""
+def _wait(topology: Topology, communicator: Any, done: Any, seconds: float) -> None:
+    """Wait for an event, and abort the communicator after ``seconds``: NCCL cannot be interrupted otherwise."""
     deadline, backoff = time.monotonic() + seconds, Backoff()
-    while not stream.done:
+    while not done.done:
         _check(topology, communicator)
         if time.monotonic() > deadline:
             text = f"rank {topology.rank}: an all-reduce by NCCL was not done within {seconds:g} s"
@@ -194,12 +205,3 @@ def _identity(device: int) -> bytes:
     cupy = cupy_for("NCCL")
     uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
     return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()
-
-
-def _as_bytes(unique: Any) -> bytes:
-    """Return an id of NCCL as bytes. CuPy before 14 has it as a tuple of signed numbers."""
-    return unique if isinstance(unique, bytes) else bytes(each & 255 for each in unique)
-
-
-def _as_tuple(unique: bytes) -> tuple[int, ...]:
-    return tuple(each - 256 if each > 127 else each for each in unique)

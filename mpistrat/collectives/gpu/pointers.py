@@ -21,7 +21,7 @@ from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = gpu_verdicts.PIECE_BYTES
 
 _ASK = operation("device pointers")
 _idle: dict[int, list[Scratch]] = {}

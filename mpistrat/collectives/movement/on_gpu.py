@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import as_bits, copy_each
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
@@ -32,7 +32,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
     """
     axis = checked_axis(value, axis)
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
-    with cupy.cuda.Device(device):
+    with on_device(device):
         if not (
             gpu_pointers.possible(topology, device, _EVEN) or gpu_pointers.possible(topology, device, _UNEVEN)
         ):
@@ -79,7 +79,7 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
     Return None on every rank if the MPI library does not take device pointers for it.
     """
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
-    with cupy.cuda.Device(device):
+    with on_device(device):
         if not gpu_pointers.possible(topology, device, "Bcast"):
             return None
         what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
@@ -114,7 +114,7 @@ def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: floa
     key = ((value.dtype, tuple(value.shape)),)
     whole = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
-    with cupy.cuda.Device(device):
+    with on_device(device):
         if not gpu_pointers.possible(topology, device, "Alltoall"):
             return None
         flat = cupy.ascontiguousarray(value).reshape(-1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.arrays.device import Device
+from mpistrat.arrays.device import Device, on_device
 from mpistrat.arrays.gpu.feed import Sent, feed, received
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.state import Position, resumed, state_of
@@ -242,7 +241,7 @@ class DistributedIterator(NextAsOptional):
             most, together = division.ahead(self._passes.prefetch, device.kind)
             self._ahead = batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
-                batches = map(partial(_all_fetched, device=device), batches)
+                batches = _all_fetched(iter(batches), device)
             if most:
                 self._ahead = Prefetched(batches, most, self._passes.in_line, self._passes.making)
         try:
@@ -313,5 +312,11 @@ class DistributedIterator(NextAsOptional):
         return self._passes.element_spec
 
 
-def _all_fetched(batches: list[Any], device: Device) -> list[Any]:
-    return [fetched(each, device) for each in batches]
+def _all_fetched(batches: Iterator[list[Any]], device: Device) -> Iterator[list[Any]]:
+    while True:
+        with on_device(device.index):  # for the program's functions, too: this thread may be a new one
+            try:
+                made = [fetched(each, device) for each in next(batches)]
+            except StopIteration:
+                return
+        yield made

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.training.optimizers.optimizer import Optimizer
-from mpistrat.training.optimizers.options.clipping import squared_norm
+from mpistrat.training.optimizers.options.clipping import squared_norms
 from mpistrat.training.optimizers.rule import blocks
 
 
@@ -109,7 +109,7 @@ class LARS(Optimizer):
             w += change + m * self._momentum if self._nesterov else m
 
     def _trust(self, weights: np.ndarray, gradient: np.ndarray) -> float:
-        of_weights, of_gradient = (math.sqrt(squared_norm(each)) for each in (weights, gradient))
+        of_weights, of_gradient = map(math.sqrt, squared_norms([weights, gradient]))
         if not (of_weights and of_gradient):
             return 1.0
         return self._eta * of_weights / (of_gradient + self._decay * of_weights + self._epsilon)

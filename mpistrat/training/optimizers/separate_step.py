@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat.arrays import arrays
-from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import FLOATS
 from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.values import IndexedSlices, component
@@ -79,7 +79,7 @@ class SeparateStep:
             row = [cupy_for("an optimizer").ascontiguousarray(placed), weights, *slots]
             groups.setdefault(weights.dtype, []).append(row)
         if kernel is not None:
-            with cupy_for("an optimizer").cuda.Device(device.index):
+            with on_device(device.index):
                 for rows in groups.values():
                     kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
         done = {id(variable) for _, variable in left}

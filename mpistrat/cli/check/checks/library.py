@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Finding, Severity
 from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
+from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
@@ -34,21 +34,12 @@ def local(options: CheckOptions) -> dict[str, Any]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return {**facts, "error": str(error)}
-    return {**facts, **describe(MPI.Get_library_version()), "file": loaded_library()}
+    return {**facts, **describe(MPI.Get_library_version()), "file": mpi.loaded_library()}
 
 
 def describe(library: str) -> dict[str, str]:
     """Return the family and name of a library from the text of ``MPI.Get_library_version()``."""
     return {"family": library_family(library), "library": library_name(library)}
-
-
-def loaded_library() -> str:
-    """Return the file of the MPI library that this process has loaded."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    return min((line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line), default="unknown")
 
 
 def mixed(facts: dict[int, Any]) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu import kernels
 from mpistrat.values import IndexedSlices
 
 _ELEMENTS = 1 << 15  # squared together; another number would change the last bits of norms
@@ -42,7 +44,7 @@ class Clipping:
         if self._value is not None:
             limit = self._value
             return [_changed(gradient, lambda values: _within(values, limit)) for gradient in gradients]
-        squares = [squared_norm(_values(gradient)) for gradient in gradients]
+        squares = squared_norms([_values(gradient) for gradient in gradients])
         if self._global_norm is not None:
             largest, squares = self._global_norm, [math.fsum(squares)] * len(squares)
         else:
@@ -55,17 +57,28 @@ class Clipping:
         ]
 
 
-def squared_norm(values: Any) -> float:
-    """Return the sum of the squared absolute values of an array, computed in float64.
+def squared_norms(values: Sequence[Any]) -> list[float]:
+    """Return the sum of the squared absolute values of each array, computed in float64.
 
-    On the host the order of the additions depends on the size alone, so that ranks with other processors get the same
-    bits. BLAS does not promise that.
+    The order of the additions depends on the sizes alone, so that ranks with other processors get the same bits. BLAS
+    does not promise that.
     """
-    if values.dtype.kind == "c":
-        values = values.reshape(-1).view(values.real.dtype)
-    if arrays.on_gpu(values) and values.dtype.kind == "f":
-        wide = values.astype(np.float64)
-        return float((wide * wide).sum())
+    values = [each.reshape(-1).view(each.real.dtype) if each.dtype.kind == "c" else each for each in values]
+    norms = [0.0] * len(values)
+    on_gpu: dict[np.dtype, list[int]] = {}
+    for i, each in enumerate(values):
+        if arrays.on_gpu(each) and each.dtype.name in kernels.FLOATS:
+            on_gpu.setdefault(each.dtype, []).append(i)
+        else:
+            norms[i] = _squared_norm(each)
+    for members in on_gpu.values():
+        given = [cupy_for("a norm").ascontiguousarray(values[i]) for i in members]
+        for i, norm in zip(members, kernels.squared_norms(given), strict=True):
+            norms[i] = norm
+    return norms
+
+
+def _squared_norm(values: Any) -> float:
     flat = np.ascontiguousarray(arrays.to_host(values)).reshape(-1)
     total = 0.0
     for start in range(0, flat.size, _ELEMENTS):
