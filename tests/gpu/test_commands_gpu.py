@@ -60,6 +60,14 @@ def test_check(run_alone, run_ranks):
     assert "not gpu_direct" not in ended.output, str(ended)
 
 
+def test_a_probe_that_hangs(run_alone):
+    """Under srun nothing else ends it."""
+    hangs = "from mpistrat.cli.check import gpu_probe as p; import time; p._main = lambda: time.sleep(60)"
+    ended = run_alone("-c", f"{hangs}; p.main(0.5)", limit=50)
+    assert ended.status == 1
+    ended.shows("the probe did not end within 0.5 s")
+
+
 def test_memory_does_not_grow(run_ranks):
     """A few times only: the 10,000 are for a machine with a GPU."""
     ended = run_ranks(2, ROOT / "tests" / "gpu" / "growth.py", "--times", "30", limit=100).check()

@@ -15,7 +15,6 @@ import json
 import os
 import pkgutil
 import re
-import shutil
 import sys
 import threading
 import time
@@ -23,11 +22,11 @@ import traceback
 import types
 import warnings
 import zlib
-from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
+from fakes.install import stand_in
 from mpi4py import MPI
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -84,11 +83,6 @@ def tmp_path(comm, request, tmp_path_factory):
 @pytest.fixture
 def cupy(monkeypatch):
     """CuPy where MPISTRAT_TEST_GPU is set, else what stands in for it on a machine without a GPU."""
-    from mpistrat.arrays import arrays
-    from mpistrat.arrays.gpu import feed as device_feed
-    from mpistrat.arrays.gpu import pinned
-    from mpistrat.collectives.gpu import pointers as gpu_pointers
-
     if os.environ.get("MPISTRAT_TEST_GPU"):
         import cupy
 
@@ -97,31 +91,7 @@ def cupy(monkeypatch):
             importlib.import_module("cupy.cuda.nccl")  # which `import cupy` does not
         cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
         return cupy
-    if not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("the kernels of the stand-in need a C++ compiler")
-    for name, module in fake_cupy().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(arrays, "_cupy", lambda: sys.modules["cupy"])
-    monkeypatch.setattr(pinned, "_idle", {})
-    monkeypatch.setattr(device_feed, "_idle", {})
-    monkeypatch.setattr(gpu_pointers, "_idle", {})
-    cupy = sys.modules["cupy"]
-    for name, value in {"gpus": list(cupy.cuda.runtime.own), "driver": 12090, "error": None}.items():
-        monkeypatch.setattr(cupy.cuda.runtime, name, value)
-    cupy.cuda.Device(0).use()
-    return cupy
-
-
-@functools.cache
-def fake_cupy():
-    """The modules of the fake, none of which stays where an import finds it."""
-    fakes = str(Path(__file__).parents[1] / "fakes")
-    sys.path.insert(0, fakes)
-    try:
-        importlib.import_module("cupy.cuda.nccl")
-    finally:
-        sys.path.remove(fakes)
-    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "cupy"}
+    return stand_in(monkeypatch)
 
 
 # --- verdicts ------------------------------------------------------------------------------------------

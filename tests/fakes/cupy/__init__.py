@@ -22,21 +22,17 @@ _METHODS = {
 }  # fmt: skip
 
 
-class _Memory:
-    def __init__(self, ptr):
-        self.ptr = ptr
-
-
 class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     __array_priority__ = 100
 
     def __init__(self, shape, dtype=float, memptr=None):
         if memptr is None:
-            self._begin(_np.empty(shape, dtype))
+            self._made = empty(shape, dtype)
+            self._begin(self._made._host)
         else:
             nbytes = int(_np.prod(shape)) * _np.dtype(dtype).itemsize
-            memory = (_ctypes.c_char * nbytes).from_address(memptr.ptr)
-            self._begin(_np.frombuffer(memory, dtype).reshape(shape), None, memptr.device_id)
+            memory = _np.frombuffer((_ctypes.c_char * nbytes).from_address(memptr.ptr), _np.uint8)
+            self._begin(memory.view(dtype).reshape(shape), None, memptr.device_id)
             self._memory = memptr
 
     def _begin(self, host, base=None, device=None):
@@ -49,7 +45,7 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
             return
         if hasattr(self, "_pooled"):
             cuda.give(*self._pooled)
-        elif self.base is None and not hasattr(self, "_memory"):
+        elif self.base is None and not hasattr(self, "_memory") and not hasattr(self, "_made"):
             cuda.keep(self._host)  # its memory goes back to a pool, and the stream uses it in order
 
     def __array__(self, *_, **__):
@@ -111,7 +107,8 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         return self.get().tolist()
 
     def get(self, stream=None, order="C", out=None, blocking=True):
-        (stream or cuda.get_current_stream()).synchronize()
+        with self.device:
+            (stream or cuda.get_current_stream()).synchronize()
         return self._host.copy()
 
     def set(self, array, stream=None):
@@ -130,7 +127,11 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     real = property(lambda self: _call(_np.real, self))
     imag = property(lambda self: _call(_np.imag, self))
     device = property(lambda self: cuda.Device(self._device))
-    data = property(lambda self: _Memory(self._host.__array_interface__["data"][0]))
+
+    @property
+    def data(self):
+        address = self._host.__array_interface__["data"][0]
+        return cuda.MemoryPointer(cuda.UnownedMemory(address, self.nbytes, self, self._device), 0)
 
     @property
     def __cuda_array_interface__(self):
@@ -139,7 +140,9 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     def __dlpack_device__(self):
         return 2, self._device
 
-    def __dlpack__(self, **_):
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if stream is not None:
+            cuda.stream_of(0 if stream == 1 else stream).wait_event(cuda.get_current_stream().record())
         return self._host
 
 
@@ -184,10 +187,56 @@ def _sources(value):
 
 
 def _call(function, *args, **kwargs):
-    if not _is_view(function, args):
-        cuda.get_current_stream().synchronize()  # what CuPy enqueues is done at once here, in the same order
-    sources = _sources([*args, *kwargs.values()])
-    return _wrapped(function(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()}), sources)
+    """What CuPy enqueues waits in the stream. What it would return is found by a call on the values of now."""
+    stream, sources = cuda.get_current_stream(), _sources([*args, *kwargs.values()])
+    plain, named = _plain(args), {k: _plain(v) for k, v in kwargs.items()}
+    if _is_view(function, args):
+        return _wrapped(function(*plain, **named), sources)
+
+    cuda.nvrtc.check("#include <cuda_fp16.h>")  # CuPy's own kernels need the headers
+
+    def run():
+        with _np.errstate(all="ignore"):
+            return function(*plain, **named)
+
+    if function is _np.ndarray.__setitem__ and _is_view(_np.ndarray.__getitem__, args):
+        _np.broadcast_to(plain[2], plain[0][plain[1]].shape)  # raises what CuPy raises
+        stream.put(run)
+        return None
+    if named.get("out") is not None:
+        out = named["out"]
+        copies = tuple(map(_np.copy, out)) if isinstance(out, tuple) else out.copy()
+        with _np.errstate(all="ignore"):
+            function(*plain, **{**named, "out": copies})
+        stream.put(run)
+        out = kwargs["out"]
+        return out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if not _has_known_shape(function, args):
+        stream.synchronize()
+        return _wrapped(run(), sources)
+    try:
+        found = run()
+    except _np.linalg.LinAlgError:  # of the values of now
+        stream.synchronize()
+        found = run()
+    if not isinstance(found, (_np.ndarray, _np.generic)):
+        stream.synchronize()
+        return _wrapped(run(), sources)
+    found = _np.asarray(found)
+    if any(source._host is found or _np.may_share_memory(source._host, found) for source in sources):
+        return _wrapped(found, sources)
+    result = empty(found.shape, found.dtype)
+    host = result._host
+    stream.put(lambda: host.__setitem__(..., run()))
+    return result
+
+
+def _has_known_shape(function, args):
+    """Whether the shape of the result does not depend on values."""
+    if function is _np.ndarray.__getitem__:
+        keys = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return not any(isinstance(each, (ndarray, _np.ndarray, list)) for each in keys)
+    return function not in (_np.unique, _np.nonzero, _np.flatnonzero, _np.ndarray.__setitem__)
 
 
 def _is_view(function, args):
@@ -238,7 +287,11 @@ def asarray(value, dtype=None):
 def array(value, dtype=None, copy=True):
     if isinstance(value, ndarray):
         return value.astype(dtype or value.dtype)
-    return _of(_np.array(value, dtype))
+    host = _np.array(value, dtype)
+    made = empty(host.shape, host.dtype)
+    target = made._host
+    cuda.get_current_stream().put(lambda: target.__setitem__(..., host))
+    return made
 
 
 class _Interface:

@@ -38,6 +38,12 @@ class RawKernel:
         self._source = _BEFORE + code + _AFTER % (parameters, name, names)
         self._function = None
 
+    def compile(self):
+        from cupy.cuda import nvrtc, runtime
+
+        runtime.touch()
+        nvrtc.check(self._source)
+
     def _compiled(self):
         digest = hashlib.sha256(self._source.encode()).hexdigest()[:20]
         folder = Path(tempfile.gettempdir(), f"fake-cupy-{os.getuid()}")
@@ -64,6 +70,12 @@ class RawKernel:
     def __call__(self, grid, block, args):
         from cupy import cuda, ndarray
 
+        self.compile()
+        stream, device = cuda.get_current_stream(), cuda.runtime.getDevice()
+        if {stream.work.device, *(each._device for each in args if isinstance(each, ndarray))} != {device}:
+            raise cuda.runtime.CUDARuntimeError(
+                400, "cudaErrorInvalidResourceHandle: invalid resource handle"
+            )
         self._function = self._function or self._compiled()
         plain = [
             ctypes.c_void_p(each.data.ptr) if isinstance(each, ndarray) else _TYPES[each.dtype.str[1:]](each)
@@ -73,5 +85,5 @@ class RawKernel:
         def run(held=args):
             self._function(grid[0], block[0], *plain)
 
-        cuda.get_current_stream().put(run)
+        stream.put(run)
         cuda.keep([each for each in args if not isinstance(each, np.generic)])

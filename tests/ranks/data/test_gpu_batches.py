@@ -1,5 +1,7 @@
 """Tests of copying batches to a GPU, or to the stand-in for a GPU (see `test_gpu_collectives`)."""
 
+import threading
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -122,6 +124,23 @@ def test_what_is_kept_stays(cupy, on_gpu):
     assert len(kept) == ROWS // (10 * SIZE)
     assert [int(each[1] - each[0]) for each in kept] == [1] * len(kept)
     assert len({int(each[0]) for each in kept}) == len(kept)
+
+
+def test_functions_of_the_program_run_on_this_ranks_gpu(cupy, monkeypatch):
+    """Also in the thread that reads ahead, where GPU 0 is the current one at first."""
+    if not hasattr(cupy.cuda, "contexts"):
+        return
+    cupy.cuda.begin_anew()
+    strategy = mpistrat.MultiWorkerMirroredStrategy(device="cuda:1")
+    seen = []
+    dataset = mpistrat.data.Dataset.range(12 * SIZE).map(
+        lambda x: (seen.append((threading.get_ident(), cupy.cuda.runtime.getDevice())), x)[1]
+    )
+    for batch in strategy.experimental_distribute_dataset(dataset.batch(SIZE).prefetch(2)):
+        assert batch.device.id == 1
+    assert {thread for thread, _ in seen} - {threading.get_ident()}
+    assert {device for _, device in seen} == {1}
+    assert cupy.cuda.contexts == {1}
 
 
 def test_memory_goes_back_when_the_gpu_is_done(cupy, on_gpu):

@@ -224,9 +224,9 @@ def test_steps_as_on_the_host(cupy, on_gpu, monkeypatch, name, dtype):
     if half and name not in ("sgd", "momentum", "nesterov"):
         return  # on the host the second moment vanishes
     launches = []
-    original = kernels.EachElement.__call__
+    original = kernels.EachElement.launch
     monkeypatch.setattr(
-        kernels.EachElement, "__call__", lambda *args: (launches.append(args[0]), original(*args))[1]
+        kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1]
     )
     found = []
     for place, strategy in (
@@ -310,7 +310,7 @@ def test_buffers(cupy, on_gpu, monkeypatch):
     like = {"a": cupy.ones((3, 2), np.float32), "b": [cupy.ones(64, np.float32), cupy.ones(5)]}
     buffers = on_gpu.experimental_buffers_like(like)
     launches = []
-    monkeypatch.setattr(kernels.EachElement, "__call__", lambda *args: launches.append(args))
+    monkeypatch.setattr(kernels.EachElement, "launch", lambda *args: launches.append(args))
     for _ in range(2):
         buffers["a"][...] = RANK
         buffers["b"][0][...] = 1

@@ -1,118 +1,227 @@
-"""Devices, streams and events. A stream is a queue of what is to be done; to wait for it is to do it."""
+"""Devices, streams, events and memory, with CUDA's rules about their order.
+
+A stream is a queue of what is to be done. Nothing is done until somebody waits for it, the latest order that CUDA
+allows. A test sets `order` to "early" for the other extreme: then every stream whose `late` is false does at once what
+it may do. A program that lacks a wait fails in one of the two. Memory that is given back is filled with NaN, in the
+order of its stream.
+"""
 
 import sys
 import threading
 
 import numpy as np
 
-from cupy.cuda import runtime
+from cupy.cuda import driver, nvrtc, runtime
+
+__all__ = ["Device", "Event", "Stream", "driver", "nvrtc", "runtime"]
 
 _local = threading.local()
 _one_at_a_time = threading.RLock()
-_streams = {}
+_works = []  # what all streams have to do
+_streams = {}  # by number
+_nulls = {}  # the work of stream 0, by device
 _kept = []
 _pool = {}  # by device, stream and size
+order = "late"
+contexts = runtime.contexts
+
+
+def begin_anew():
+    """Forget all that is waiting, all memory and all contexts."""
+    for work in _works:
+        work.waiting.clear()
+    for each in (_works, _nulls, _kept, _pool, contexts):
+        each.clear()
+    for name in list(vars(runtime.local)):
+        delattr(runtime.local, name)
 
 
 def keep(memory):
     """Hold memory that was given up while copies to it may be waiting."""
-    if not any(stream.queue for stream in _streams.values()):
+    if not any(work.waiting for work in _works):
         _kept.clear()
     _kept.append(memory)
 
 
 def take(size):
     """Memory of the current stream's, what was given up there first, as CuPy's pool has it; and what to `give`."""
-    key = Device().id, get_current_stream().ptr, size
-    free = _pool.setdefault(key, [])
-    return (free.pop() if free else np.empty(size, np.uint8)), key
+    runtime.touch()
+    work = get_current_stream().work
+    free = _pool.setdefault((work, size), [])
+    return (free.pop() if free else np.full(size, 255, np.uint8)), (work, size)
 
 
 def give(memory, key):
     """Memory that was given up is used again at once: other streams that still use it should have been waited for."""
-    _pool[key].append(memory)
+    with _one_at_a_time:
+        key[0].waiting.append(lambda: memory.fill(255))
+        _pool.setdefault(key, []).append(memory)
 
 
 class Device:
     def __init__(self, device=None):
-        self.id = getattr(_local, "device", 0) if device is None else int(device)
+        self.id = runtime.getDevice() if device is None else int(device)
         if self.id >= runtime.getDeviceCount():
             raise runtime.CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
 
     def use(self):
-        _local.device = self.id
+        runtime.setDevice(self.id)
 
     @property
     def mem_info(self):
-        if runtime.error is not None:
-            raise runtime.CUDARuntimeError(*runtime.error)
-        return (1 << 40) - runtime.allocated(), 1 << 40
+        with self:
+            return runtime.memGetInfo()
 
     def synchronize(self):
-        for stream in list(_streams.values()):
-            stream.synchronize()
+        for work in _works:
+            if work.device == self.id:
+                work.advance()
 
     def __enter__(self):
         if not hasattr(_local, "left"):
             _local.left = []
-        _local.left.append(getattr(_local, "device", 0))
+        _local.left.append(runtime.getDevice())
         self.use()
         return self
 
     def __exit__(self, *_):
-        _local.device = _local.left.pop()
+        runtime.setDevice(_local.left.pop())  # always, as CuPy does
 
     def __int__(self):
         return self.id
 
 
+class Work:
+    """What a stream of one device has to do. Stream 0 (`null`) and streams that are blocking wait for each other."""
+
+    def __init__(self, device, blocking, null=False):
+        self.device, self.blocking, self.null, self.late = device, blocking, null, null
+        self.waiting, self.done, self.at_work = [], 0, False
+        _works.append(self)
+
+    @property
+    def end(self):
+        return self.done + len(self.waiting)
+
+    def put(self, item):
+        with _one_at_a_time:
+            for other in _works if self.blocking else ():
+                if (other.device, other.blocking) == (self.device, True) and other.null != self.null:
+                    self.waiting.append(Wait(other, other.end))
+            self.waiting.append(item)
+            progress()
+
+    def advance(self, place=None):
+        with _one_at_a_time:
+            place = self.end if place is None else place
+            while self.done < place:
+                self.done += 1
+                item, self.at_work = self.waiting.pop(0), True
+                try:
+                    item()
+                finally:
+                    self.at_work = False
+            progress()
+
+    def may_go_on(self):
+        if not self.waiting or self.at_work:
+            return False
+        return not isinstance(self.waiting[0], Wait) or self.waiting[0].is_over()
+
+
+class Wait:
+    def __init__(self, work, place):
+        self.work, self.place = work, place
+
+    def is_over(self):
+        return self.work.done >= self.place
+
+    def __call__(self):
+        self.work.advance(self.place)
+
+
+def progress():
+    """In the early order, do all that streams may do which are not late."""
+    if order != "early" or getattr(_local, "in_progress", False):
+        return
+    _local.in_progress = True
+    try:
+        while able := [work for work in _works if not work.late and work.may_go_on()]:
+            able[0].advance(able[0].done + 1)
+    finally:
+        _local.in_progress = False
+
+
 class Event:
+    _PATIENCE = 50
+
     def __init__(self, block=False, disable_timing=False):
-        self._stream, self._place = None, 0
+        runtime.touch()
+        self.device = runtime.getDevice()
+        self._wait, self._asked = None, 0
 
     def record(self, stream=None):
+        work = (stream or get_current_stream()).work
+        if work.device != self.device:
+            raise runtime.CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle")
         with _one_at_a_time:
-            self._stream = stream or get_current_stream()
-            self._place = self._stream.done_so_far + len(self._stream.queue)
+            self._wait, self._asked = Wait(work, work.end), 0
 
     @property
     def done(self):
-        """Nothing is done until somebody waits: who asks again and again asks for ever."""
-        return self._stream is None or self._stream.done_so_far >= self._place
+        """Nothing is done until somebody waits, or has asked for long."""
+        if self._wait is None or self._wait.is_over():
+            return True
+        self._asked += 1
+        if self._asked > self._PATIENCE and not _hangs():
+            self.synchronize()
+            return True
+        return False
 
     def synchronize(self):
-        if self._stream is not None:
-            self._stream.advance(self._place)
+        if self._wait is not None:
+            self._wait()
+
+
+def _hangs():
+    from cupy.cuda import nccl
+
+    return nccl.hangs
 
 
 class Stream:
     _numbers = iter(range(1, 1 << 30))
 
     def __init__(self, null=False, non_blocking=False):
-        self.queue, self.done_so_far = [], 0
         self.ptr = 0 if null else next(self._numbers)
         _streams[self.ptr] = self
+        if not null:
+            runtime.touch()
+            self._work = Work(runtime.getDevice(), not non_blocking)
+
+    @property
+    def work(self):
+        """Of stream 0, that of the current device."""
+        if self.ptr:
+            return self._work
+        device = runtime.getDevice()
+        if device not in _nulls:
+            _nulls[device] = Work(device, True, null=True)
+        return _nulls[device]
+
+    queue = property(lambda self: self.work.waiting)
 
     @property
     def done(self):
-        from cupy.cuda import nccl
-
-        if not nccl.hangs:
+        if not _hangs():
             self.synchronize()
-        return not nccl.hangs
+        return not _hangs()
 
-    def put(self, work):
-        self.queue.append(work)
-
-    def advance(self, place):
-        with _one_at_a_time:
-            while self.done_so_far < place:
-                self.done_so_far += 1
-                self.queue.pop(0)()
+    def put(self, item):
+        self.work.put(item)
 
     def synchronize(self):
-        with _one_at_a_time:
-            self.advance(self.done_so_far + len(self.queue))
+        self.work.advance()
 
     def record(self, event=None):
         event = event or Event()
@@ -120,9 +229,8 @@ class Stream:
         return event
 
     def wait_event(self, event):
-        stream, place = event._stream, event._place
-        if stream is not None and stream is not self:
-            self.put(lambda: stream.advance(place))
+        if event._wait is not None and event._wait.work is not self.work:
+            self.put(event._wait)
 
     def __enter__(self):
         if not hasattr(_local, "streams"):
@@ -138,7 +246,10 @@ Stream.null = Stream(null=True)
 
 
 def get_current_stream():
-    return (getattr(_local, "streams", None) or [Stream.null])[-1]
+    for stream in reversed(getattr(_local, "streams", [])):
+        if stream.work.device == runtime.getDevice():
+            return stream
+    return Stream.null
 
 
 def stream_of(ptr):
@@ -153,13 +264,15 @@ class Memory:
     """Of its own, outside of the pool."""
 
     def __init__(self, size):
+        runtime.touch()
         self.size, self.device_id = size, Device().id
         self.ptr, self._map = runtime.new_memory(size)
 
     def __del__(self):
         if sys.is_finalizing():
             return
-        Device().synchronize()  # as cudaFree does
+        for work in _works:  # as cudaFree does
+            work.advance()
         runtime.forget(self.ptr)
 
 
@@ -171,3 +284,6 @@ class UnownedMemory:
 class MemoryPointer:
     def __init__(self, mem, offset):
         self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
+
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import threading
 
 import numpy as np
 
@@ -13,6 +14,8 @@ own = [f"GPU {i} of rank {_rank}" for i in range(2)]
 gpus = list(own)
 driver = 12090
 error = None
+local = threading.local()
+contexts = set()  # devices that have a context of this process, which takes memory there
 
 
 class CUDARuntimeError(RuntimeError):
@@ -25,6 +28,31 @@ def getDeviceCount():
     if error is not None:
         raise CUDARuntimeError(*error)
     return len(gpus)
+
+
+def getDevice():
+    return getattr(local, "device", 0)
+
+
+def setDevice(device):
+    """As of CUDA 12, this makes a context."""
+    if device >= len(gpus):
+        raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
+    local.device = device
+    touch()
+
+
+def touch():
+    """What is made, is made in the context of the current device."""
+    local.context = True
+    contexts.add(getDevice())
+
+
+def memGetInfo():
+    if error is not None:
+        raise CUDARuntimeError(*error)
+    touch()
+    return (1 << 40) - allocated(), 1 << 40
 
 
 def driverGetVersion():
@@ -51,17 +79,25 @@ def deviceGetPCIBusId(device):
 
 
 class _Copy:
-    def __init__(self, *arguments):
-        self.arguments = arguments
+    """A copy that waits. Until it is done nobody may change its source on the host, or read its target there."""
+
+    def __init__(self, dst, src, size, kind):
+        self.arguments = dst, src, size
+        self.content = ctypes.string_at(src, size) if kind == memcpyHostToDevice else None
+        if kind == memcpyDeviceToHost:
+            ctypes.memset(dst, 255, size)
 
     def __call__(self):
+        _, src, size = self.arguments
+        if self.content is not None and ctypes.string_at(src, size) != self.content:
+            raise AssertionError("pinned memory was changed before it was copied to the GPU")
         ctypes.memmove(*self.arguments)
 
 
 def memcpyAsync(dst, src, size, kind, stream):
     from cupy.cuda import stream_of
 
-    stream_of(stream).put(_Copy(dst, src, size))
+    stream_of(stream).put(_Copy(dst, src, size, kind))
 
 
 _allocations = {}  # bytes, by address

@@ -206,9 +206,9 @@ def test_pieces_are_packed_in_one_launch(cupy, monkeypatch):
     from mpistrat.arrays.gpu import kernels
 
     launches = []
-    original = kernels.EachElement.__call__
+    original = kernels.EachElement.launch
     monkeypatch.setattr(
-        kernels.EachElement, "__call__", lambda *args: (launches.append(args[1]), original(*args))[1]
+        kernels.EachElement, "launch", lambda *args: (launches.append(args[1]), original(*args))[1]
     )
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     values = [cupy.full(n, float(RANK), np.float32) for n in range(200)]

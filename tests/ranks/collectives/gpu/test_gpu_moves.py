@@ -273,6 +273,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     if SIZE == 1 or not is_cuda_aware(cupy):
         return
     monkeypatch.setattr(cupy.cuda.runtime, "gpus", ["shared"])  # NCCL refuses
+    monkeypatch.setattr(gpu_pointers, "PIECE_BYTES", 1 << 20)  # the probe's largest message
 
     def fails(text):
         strategy = by_moves("gpu_direct")
@@ -306,6 +307,20 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     if RANK == 0:
         gpu_verdicts.path_of(gpu_verdicts.key(topology, 0)).write_text("{")
     fails("was not tried here")
+    assert gpu_probe.main() == 0
+    for name in (
+        "MPICH_GPU_SUPPORT_ENABLED",
+        "UCX_TLS",
+        "OMPI_MCA_pml",
+    ):  # of which each turns support on or off
+        with monkeypatch.context() as other:
+            other.setenv(name, "other")
+            fails("was not tried here")
+    with monkeypatch.context() as other:
+        other.setattr(gpu_verdicts, "PIECE_BYTES", 1 << 10)
+        fails("was not tried here")
+    monkeypatch.setenv("UCX_LOG_LEVEL", "info")  # does not matter
+    assert by_moves("gpu_direct").reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     monkeypatch.setattr(cupy.cuda.runtime, "driver", 13000)  # another driver, and all is to be tried again
     fails("was not tried here")
     monkeypatch.setattr(cupy.cuda.runtime, "driver", 12000 + RANK)

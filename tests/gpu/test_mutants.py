@@ -1,0 +1,14 @@
+"""A removed ordering does not pass `test_order`."""
+
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("mutants.py")
+
+
+@pytest.mark.timeout(300)
+def test_every_mutant_is_found(run_alone):
+    ended = run_alone(PROGRAM, limit=280).check()
+    assert "MISSED" not in ended.output
+    ended.shows("without a mutant all tests pass", "37 of 37 mutants found")
