@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 
@@ -11,9 +12,20 @@ import pytest
 
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.gpu import combine as gpu_combine
-from mpistrat.training.optimizers import adam, sgd
+from mpistrat.training.optimizers import adagrad, adam, rmsprop, sgd
+from mpistrat.training.optimizers.options import moving_average
+from mpistrat.training.optimizers.rule import _with_decay
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+OF_OPTIMIZERS = [
+    sgd._PLAIN,
+    sgd._MOMENTUM,
+    sgd._NESTEROV,
+    adam._ADAM,
+    adam._AMSGRAD,
+    adagrad._KERNEL,
+    *(rmsprop._kernel(*options) for options in itertools.product((False, True), repeat=2)),
+]
 KERNELS = [
     *((kernels._copy, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)),
     *(
@@ -21,17 +33,31 @@ KERNELS = [
         for rows in (2, 3, gpu_combine._TOGETHER)
         for dtype in (np.uint8, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
     ),
-    *(
-        (kernel, dtype)
-        for kernel in (sgd._PLAIN, sgd._MOMENTUM, sgd._NESTEROV, adam._ADAM, adam._AMSGRAD)
-        for dtype in FLOATS
-    ),
+    *((kernel, dtype) for kernel in OF_OPTIMIZERS for dtype in FLOATS),
 ]
+
+
+def sources_of(dtype):
+    """The sources of all kernels of a dtype, to be compiled together."""
+    variants = [
+        *OF_OPTIMIZERS,
+        *(moving_average._with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS),
+    ]
+    sources = [kernel._source(dtype) for kernel in variants]
+    sources.append(kernels.squares_source(dtype).removeprefix(kernels._HALVES))
+    if dtype.name in ("float32", "float64"):
+        rows = range(2, gpu_combine._TOGETHER + 1)
+        sources += [gpu_combine._sum_of(number)._source(dtype) for number in rows]
+    return sources
 
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    """The library, from the wheel."""
+    return library()
+
+
+def library():
+    """NVRTC, from the wheel."""
     found = importlib.util.find_spec("nvidia")
     folders = [] if found is None else list(found.submodule_search_locations or ())
     files = [path for folder in folders for path in Path(folder).glob("*/lib/libnvrtc.so.1[0-9]")]
@@ -40,20 +66,20 @@ def nvrtc():
     return ctypes.CDLL(str(files[0]))
 
 
-def compiled(nvrtc, source, *options):
-    """PTX, or an AssertionError with what the compiler says."""
+def compiled(nvrtc, source, *options, code="PTX"):
+    """PTX or machine code, or an AssertionError with what the compiler says."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"test.cu", 0, None, None) == 0
     status = nvrtc.nvrtcCompileProgram(
         program, len(options), (ctypes.c_char_p * len(options))(*map(str.encode, options))
     )
     texts = []
-    for what in ("ProgramLog", "PTX"):
+    for what in ("ProgramLog", code):
         if what == "ProgramLog" or status == 0:
             getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
             text = ctypes.create_string_buffer(size.value)
             getattr(nvrtc, f"nvrtcGet{what}")(program, text)
-            texts.append(text.value.decode())
+            texts.append(text.value.decode(errors="replace"))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     assert status == 0, texts[0]
     return texts[1]
