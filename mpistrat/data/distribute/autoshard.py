@@ -386,7 +386,10 @@ def own_rows(plan: Any, step: int, iteration: int) -> Any:
 def _too_few(rows: Sequence[int], pipelines: int, replicas: ReplicaGroup) -> str:
     """Return why there are too few files, or an empty text."""
     reading = "replicas" if pipelines == replicas.size else "ranks"
-    return f"there are {len(rows)} files with rows for {pipelines} {reading}" if len(rows) < pipelines else ""
+    if len(rows) >= pipelines:
+        return ""
+    files = "is 1 file" if len(rows) == 1 else f"are {len(rows)} files"
+    return f"there {files} with rows for {pipelines} {reading}"
 
 
 def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None, balance: bool) -> Division:

@@ -380,7 +380,7 @@ def test_lognormal_files_are_balanced():
         ([10, 11, 10, 10], 4, "", "FILE"),
         ([100, 99, 98, 103], 4, "", "FILE"),
         ([10, 14, 10, 10], 4, "more rows than the mean", "DATA"),
-        ([10], 4, "there are 1 files with rows for 2 replicas", "DATA"),
+        ([10], 4, "there is 1 file with rows for 2 replicas", "DATA"),
         ([10, 10], 1, "a batch of 1 rows is shared by 2 replicas", "DATA"),
     ],
 )
