@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ _NEEDED = {
     "keras.src.trainers.data_adapters": ("get_data_adapter",),
     "keras.src.trainers.data_adapters.data_adapter.DataAdapter": ("get_numpy_iterator", "num_batches"),
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": ("_get_iterator",),
+    "keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter": ("get_numpy_iterator",),
     "keras.src.trainers.data_adapters.array_slicing": ("convert_to_sliceable", "train_validation_split"),
     "keras.src.trainers.data_adapters.data_adapter_utils": ("class_weight_to_sample_weights",),
     "keras.src.utils.python_utils": ("pythonify_logs",),
@@ -95,6 +97,7 @@ _adapters = _found("keras.src.trainers.data_adapters")
 _slicing = _found("keras.src.trainers.data_adapters.array_slicing")
 DataAdapter: Any = _found("keras.src.trainers.data_adapters.data_adapter.DataAdapter")
 ArrayDataAdapter: Any = _found("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")
+PyDatasetAdapter: Any = _found("keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter")
 BatchNormalization: Any = _found("keras.src.layers.normalization.batch_normalization.BatchNormalization")
 get_data_adapter: Callable[..., Any] = _adapters.get_data_adapter
 train_validation_split: Callable[..., Any] = _slicing.train_validation_split
@@ -235,7 +238,21 @@ def put_back_methods(model: Any) -> None:
         vars(model).pop(name, None)
 
 
-# --- arrays ----------------------------------------------------------------------------
+# --- data ----------------------------------------------------------------------------
+
+
+def first_of(adapter: Any) -> Any:
+    """Return the first batch of a `PyDataset`, without a trace.
+
+    No order is drawn, and no thread reads: what threads have read before Keras stops them comes again in an epoch.
+    """
+    state, threads = random.getstate(), adapter.enqueuer
+    adapter.enqueuer = None
+    try:
+        return next(iter(adapter.get_numpy_iterator()))
+    finally:
+        adapter.enqueuer = threads
+        random.setstate(state)
 
 
 class Sliced:

@@ -89,6 +89,8 @@ class PartsOfRank(hooks.DataAdapter):
         """Return a batch, which comes again when the batches are read."""
         if self._sliced:
             return self._sliced.cut(slice(0, min(self.source.batch_size, self._sliced.rows)))
+        if isinstance(self.source, hooks.PyDatasetAdapter):  # which can be read again
+            return hooks.first_of(self.source)
         if not self._seen:
             self._iterator = iter(self.source.get_numpy_iterator())
             self._seen.append(next(self._iterator))

@@ -94,7 +94,7 @@ def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
 
 def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> dict[str, Any]:
     """Return the arguments of a call on one rank: datasets of `mpistrat.data` as parts, and the rows of `fit` in the
-    order that several ranks would read.
+    order that several ranks would read. Threads of a `PyDataset` let Keras alone train twice on some batches.
     """
     fits = name == "fit"
     values = split(values) if fits else values
@@ -103,12 +103,10 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> 
         source = source_of({"x": held}, values.get("validation_steps"), engine)
         values = {**values, "validation_data": PartsOfRank(source, 0, 1, with_info=False)}
     leaves = keras.tree.flatten((values.get("x"), values.get("y"), values.get("sample_weight")))
-    shuffled = (
-        fits
-        and values.get("shuffle", True)
-        and all(each is None or type(each) is np.ndarray for each in leaves)
-    )
-    if shuffled or is_dataset(values.get("x")):
+    shuffled = fits and values.get("shuffle", True)
+    arrays = all(each is None or type(each) is np.ndarray for each in leaves)
+    x = values.get("x")
+    if is_dataset(x) or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
         steps = values.get("steps_per_epoch" if fits else "steps")
         source = source_of(values, steps, engine, values.get("shuffle", True))
         seed = hooks.drawn_seed() if shuffled else 0
