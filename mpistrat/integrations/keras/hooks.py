@@ -39,7 +39,12 @@ _NEEDED = {
     "keras.src.trainers.data_adapters.array_slicing": ("convert_to_sliceable", "train_validation_split"),
     "keras.src.trainers.data_adapters.data_adapter_utils": ("class_weight_to_sample_weights",),
     "keras.src.utils.python_utils": ("pythonify_logs",),
-    "keras.src.optimizers.base_optimizer.BaseOptimizer": ("apply", "stateless_apply", "build"),
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": (
+        "apply",
+        "stateless_apply",
+        "scale_loss",
+        "build",
+    ),
     "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": (
         "apply",
         "stateless_apply",
@@ -286,20 +291,21 @@ def wrap_loss_reduction(wrapper: Callable[[Callable[..., Any]], Callable[..., An
     _losses.reduce_weighted_values = wrapper(_losses.reduce_weighted_values)
 
 
-def wrap_apply(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the method with which optimizers take gradients: ``stateless_apply`` on JAX, else ``apply``."""
-    name = "stateless_apply" if BACKEND == "jax" else "apply"
+def wrap_optimizers(
+    apply: Callable[[Callable[..., Any]], Callable[..., Any]],
+    scale: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    """Replace the methods with which optimizers take gradients, and with which they scale a loss."""
     for path in (
         "keras.src.optimizers.base_optimizer.BaseOptimizer",
         "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer",
     ):
         owner = _found(path)
-        setattr(owner, name, wrapper(getattr(owner, name)))
-
-
-def wrap_scale_loss(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace the method with which a `LossScaleOptimizer` scales a loss."""
-    keras.optimizers.LossScaleOptimizer.scale_loss = wrapper(keras.optimizers.LossScaleOptimizer.scale_loss)
+        for name, wrapper in (
+            ("stateless_apply" if BACKEND == "jax" else "apply", apply),
+            ("scale_loss", scale),
+        ):
+            setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 def variables_of_gradients(optimizer: Any, given: Any) -> list[Any]:

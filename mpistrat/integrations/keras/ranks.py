@@ -84,15 +84,20 @@ class TrainingRanks:
         return total
 
     @_kept
-    def tensors(self, info: Any, weight: float, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """Return the sums of gradients of PyTorch, weighted here. A rank without rows gives zeros."""
+    def tensors(
+        self, info: Any, weight: float | None, gradients: list[Any], variables: list[Any]
+    ) -> list[Any]:
+        """Return the sums of gradients of PyTorch, times a weight if there is one. A rank without rows gives zeros."""
         import torch
 
         rows = bool(info[0])
-        mine = [
-            torch.zeros_like(variable.value) if each is None or not rows else each.detach() * weight
-            for each, variable in zip(gradients, variables, strict=True)
-        ]
+
+        def one(gradient: Any, variable: Any) -> Any:
+            if gradient is None or not rows:
+                return torch.zeros_like(variable.value)
+            return gradient.detach() if weight is None else gradient.detach() * weight
+
+        mine = [one(*pair) for pair in zip(gradients, variables, strict=True)]
         have = np.array([rows and each is not None for each in gradients], np.float64)
         numbers, have, *total = self.engine.all_reduce(ReduceOp.SUM, [self._numbers(info), have, *mine])
         self._learn(numbers)

@@ -75,13 +75,13 @@ class RankStep:
 
     def all_reduce(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the gradients of the whole batch. None stays None where no rank has a gradient."""
-        weight = 1.0 if any(each is optimizer for each in self.scaled) else self.weight
+        weight = None if any(each is optimizer for each in self.scaled) else self.weight
         if BACKEND == "torch":
             return self.ranks.tensors(self.info, weight, gradients, variables)
         if BACKEND == "tensorflow":
             gradients = self._gathered(gradients, weight)
         have = [each for each in gradients if _dense(each)]
-        mine = [self.if_rows(each * ops.cast(weight, each.dtype), ops.zeros_like(each)) for each in have]
+        mine = [self.if_rows(_times(each, weight), ops.zeros_like(each)) for each in have]
         total = iter(call_on_host(self.ranks.gradients, mine, self.info, *mine)) if mine else iter(())
         return [next(total) if _dense(each) else each for each in gradients]
 
@@ -98,7 +98,7 @@ class RankStep:
             if isinstance(each, tf.IndexedSlices):
                 kept = tf.cast(self.own > 0, tf.int32)
                 rows = tf.shape(each.indices)[0] * kept
-                values = each.values[:rows] * tf.cast(weight, each.values.dtype)
+                values = _times(each.values[:rows], weight)
                 like = [
                     tf.TensorSpec([None, *each.values.shape[1:]], values.dtype),
                     tf.TensorSpec([None], each.indices.dtype),
@@ -107,6 +107,10 @@ class RankStep:
                 each = tf.IndexedSlices(values, indices, each.dense_shape)
             out.append(each)
         return out
+
+
+def _times(gradient: Any, weight: Any) -> Any:
+    return gradient if weight is None else gradient * ops.cast(weight, gradient.dtype)
 
 
 def _dense(gradient: Any) -> bool:
@@ -191,9 +195,10 @@ def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def scaled_over_ranks(scale: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method that scales a loss of half precision, with the weight of this rank in its scale.
+    """Return the method that scales a loss, with the weight of this rank in its scale.
 
-    Of a part of the batch, the mean has larger gradients: they would overflow where those of the whole do not.
+    To weight the gradients would take another pass over them. Also, the mean over a part of the batch has larger
+    gradients: those of half precision would overflow where those of the whole do not.
     """
 
     @functools.wraps(scale)
