@@ -265,7 +265,7 @@ class DistributedTraining:
         steps = [self._step(model.train_step), self._step(model.test_step)]
         alone = {name: getattr(model, name) for name in _FUNCTIONS}
         if BACKEND == "tensorflow":
-            model.jit_compile = False  # XLA cannot call a function on the host
+            model.jit_compile = False  # of the step as a whole, since XLA cannot call a function on the host
         for name, function in self._functions.items():
             setattr(model, name, function)
         hooks.put_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
@@ -288,6 +288,7 @@ class DistributedTraining:
         """
 
         model = self.model
+        by_xla = BACKEND == "tensorflow" and model.jit_compile and not hooks.has_own_train_step(model)
 
         def with_state(state: Any, data: Any) -> Any:
             batch, info, *_ = data
@@ -308,12 +309,16 @@ class DistributedTraining:
             with computing(RankStep(self.ranks, info)) as step:
                 if BACKEND == "torch" and step.own:
                     return method(batch)
-                learned = [*model.metrics_variables, *hooks.moving_statistics(model)]
-                before = [each.value + 0 for each in learned]
-                logs = method(batch)
-                for variable, value in zip(learned, before, strict=True):
-                    variable.assign(step.if_rows(variable.value, value))
-                return logs
+
+                def compute() -> Any:
+                    learned = [*model.metrics_variables, *hooks.moving_statistics(model)]
+                    before = [each.value + 0 for each in learned]
+                    logs = method(batch)
+                    for variable, value in zip(learned, before, strict=True):
+                        variable.assign(step.if_rows(variable.value, value))
+                    return logs
+
+                return step.compiled(compute) if by_xla else compute()
 
         return with_state if BACKEND == "jax" else on_variables
 

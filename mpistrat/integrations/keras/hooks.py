@@ -168,24 +168,36 @@ def moving_statistics(model: Any) -> list[Any]:
     ]
 
 
+# Keras divides their sum over the rows of a batch by the number of these.
+_OF_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
 def require_supported(model: Any) -> None:
     """Raise for what no rank could compute of its rows alone.
 
     Raises
     ------
     ValueError
-        If a layer has an activity regularizer, is stateful, or asks for ``synchronized=True``, or torch is to compile
-        the step.
+        If a layer regularizes its activity by more than sums over rows, is stateful, or asks for ``synchronized=True``;
+        torch is to compile the step, or a loss has no reduction.
     """
     if BACKEND == "torch" and model.jit_compile:
         raise ValueError(
             f"{model.name} was compiled with jit_compile=True; torch cannot compile a step that calls MPI: leave it out"
         )
+    if BACKEND == "tensorflow" and any(  # elsewhere Keras raises
+        isinstance(each, keras.Loss) and each.reduction in (None, "none")
+        for each in keras.tree.flatten(model.loss)
+    ):
+        raise ValueError(
+            f"{model.name} was compiled with a loss of reduction={None!r}, whose values Keras adds up: ask for 'sum'"
+        )
     for layer in layers_of(model):
-        if getattr(layer, "activity_regularizer", None) is not None:
+        regularizer = getattr(layer, "activity_regularizer", None)
+        if regularizer is not None and type(regularizer) not in _OF_ROWS:
             raise ValueError(
-                f"layer {layer.path} has an activity regularizer, which Keras adds up over the rows of a batch: on "
-                "several ranks, use add_loss with a mean over rows instead"
+                f"layer {layer.path} has the activity regularizer {type(regularizer).__name__}, which may depend on "
+                "all rows of a batch: on several ranks, use L1, L2 or L1L2, or add_loss with a mean over rows"
             )
         if getattr(layer, "stateful", False):
             raise ValueError(
@@ -226,6 +238,11 @@ def assigned(variable: Any) -> bool:
 def drawn_seed() -> int:
     """Return a number of NumPy's global generator, which `keras.utils.set_random_seed` seeds."""
     return int(np.random.randint(1 << 31))  # noqa: NPY002
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Return whether a class of the program has written the model's ``train_step``."""
+    return not type(model).train_step.__module__.startswith("keras.")
 
 
 METHODS = ("train_step", "test_step", "_symbolic_build", "_get_metrics_result_or_logs")

@@ -9,6 +9,7 @@ corrects the loss of the rank, so that the weighted mean is right.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class RankStep:
     def __init__(self, ranks: TrainingRanks, info: Any):
         self.ranks = ranks
         self.info = info["own"] if isinstance(info, dict) else info
+        self.held: list[Any] | None = None  # gradients, while XLA compiles them
         self.own: Any = float(self.info[0]) if BACKEND == "torch" else self.info[0]
         # Not when it is needed: that may be within the derivative of a layer, whose numbers stay there.
         self.rows: Any = self.total(ops.convert_to_tensor(self.own)) if self.info is not info else info[1]
@@ -65,6 +67,8 @@ class RankStep:
 
     def total(self, number: Any) -> Any:
         """Return the sum of a number over the ranks that have rows."""
+        if self.held is not None:
+            raise _NeedsRanksError
         mine = self.if_rows(number, ops.zeros_like(number))
         return call_on_host(self.ranks.totals, [mine], mine)[0]
 
@@ -84,6 +88,37 @@ class RankStep:
         mine = [self.if_rows(_times(each, weight), ops.zeros_like(each)) for each in have]
         total = iter(call_on_host(self.ranks.gradients, mine, self.info, *mine)) if mine else iter(())
         return [next(total) if _dense(each) else each for each in gradients]
+
+    def compiled(self, compute: Callable[[], Any]) -> Any:
+        """Return ``compute()`` of TensorFlow, compiled by XLA in two functions: the gradients, and their use.
+
+        XLA cannot call the host, so the ranks add the gradients between the two.
+        """
+        import tensorflow as tf
+
+        by_xla = functools.partial(tf.function, jit_compile=True, autograph=False)
+
+        def until_gradients() -> Any:
+            self.held, self.scaled = [], []
+            return compute(), [gradients for _, _, gradients, _ in self.held]
+
+        try:
+            logs, found = by_xla(until_gradients)()
+            held = self.held
+        except _NeedsRanksError:
+            warnings.warn(
+                "jit_compile has no effect: a mask, weights of a loss or SyncBatchNormalization add up over the ranks "
+                "within the model, where XLA cannot call MPI",
+                stacklevel=2,
+            )
+            self.held, self.scaled = None, []
+            return compute()
+        self.held, self.reducing = None, True
+        for (apply, optimizer, _, variables), gradients in zip(held or (), found, strict=True):
+            total = self.all_reduce(optimizer, gradients, variables)
+            by_xla(functools.partial(apply, optimizer, total, variables))()
+        self.reducing = False
+        return logs
 
     def _gathered(self, gradients: list[Any], weight: Any) -> list[Any]:
         """Return the gradients, those of some rows of a variable as the rows of all ranks, in their order.
@@ -111,6 +146,10 @@ class RankStep:
 
 def _times(gradient: Any, weight: Any) -> Any:
     return gradient if weight is None else gradient * ops.cast(weight, gradient.dtype)
+
+
+class _NeedsRanksError(Exception):
+    """A collective is needed in what XLA compiles."""
 
 
 def _dense(gradient: Any) -> bool:
@@ -188,6 +227,8 @@ def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
         with _reducing(optimizer) as step:
             if step is not None:
                 variables = hooks.variables_of_gradients(optimizer, trainable_variables)
+                if step.held is not None:
+                    return step.held.append((apply, optimizer, list(grads), variables))
                 grads = step.all_reduce(optimizer, list(grads), variables)
             return apply(optimizer, grads, trainable_variables)
 

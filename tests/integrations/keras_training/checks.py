@@ -148,6 +148,24 @@ def order_of_rows():
             alone.fit(X, Y, **fit)
         for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
             np.testing.assert_allclose(mine, other, atol=1e-6)
+    for workers in (1, 2):
+        found = []
+        for scope in (checking.strategy.scope(), mpistrat.OneDeviceStrategy("cpu").scope()):
+            with scope:
+                model = made()
+                for _ in range(2):
+                    model.fit(Batches(workers=workers), epochs=2, verbose=0)
+            found.append(model.get_weights())
+        for mine, other in zip(*found, strict=True):
+            np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, i):
+        return X[i * 8 : i * 8 + 8], Y[i * 8 : i * 8 + 8]
 
 
 def predictions_for_the_chief():
@@ -212,9 +230,14 @@ def virtual_replicas():
 
 
 def what_cannot_be_trained():
-    model = made(layers.Dense(3, activity_regularizer="l2", name="active"))
-    refused(ValueError, "active has an activity regularizer", lambda: model.fit(X, Y, **FIT))
+    model = made(
+        layers.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(), name="active")
+    )
+    refused(ValueError, "active has the activity regularizer Orthogonal", lambda: model.fit(X, Y, **FIT))
     if BACKEND == "tensorflow":  # elsewhere Keras raises
+        model = made()
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction=None))
+        refused(ValueError, "a loss of reduction=None", lambda: model.fit(X, Y, **FIT))
         model = made(layers.BatchNormalization(synchronized=True))
         refused(ValueError, "has synchronized=True", lambda: model.fit(X, Y, **FIT))
     if BACKEND == "torch":
@@ -258,7 +281,7 @@ def plain_batch_norm():
     assert alike(model)
 
 
-def no_tracing_after_an_epoch():
+def no_tracing_after_an_epoch(jit_compile="auto"):
     traced = []
 
     class Traced(keras.Sequential):
@@ -267,13 +290,37 @@ def no_tracing_after_an_epoch():
             return super().compute_loss(*args, **kwargs)
 
     model = Traced([keras.Input((4,)), layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", jit_compile=jit_compile)
     rows = slice(0, 37)
     counts = Counts(after_epoch=lambda counts: seen.append(len(traced)))
     seen = []
     model.fit(X[rows], Y[rows], epochs=3, callbacks=[counts], **FIT)
     model.fit(X[rows], Y[rows], epochs=1, callbacks=[counts], **FIT)
     assert BACKEND == "torch" or len(set(seen)) == 1, seen
+
+
+def compiled_by_xla():
+    """The gradients, and what the optimizer does with their sums."""
+    if BACKEND != "tensorflow":
+        return
+    import tensorflow as tf
+
+    no_tracing_after_an_epoch(jit_compile=True)
+
+    def called(value):  # which XLA cannot compile
+        return tf.ensure_shape(tf.numpy_function(lambda each: each, [value], value.dtype), value.shape)
+
+    class Calls(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(called(gradient), variable, learning_rate)
+
+    def in_layer(inputs):
+        return called(inputs)
+
+    for more, optimizer in (([layers.Lambda(in_layer)], None), ([], Calls(0.05))):
+        made(*more, optimizer=optimizer).fit(X, Y, **FIT)
+        model = made(*more, optimizer=optimizer and Calls(0.05), jit_compile=True)
+        refused(tf.errors.InvalidArgumentError, "PyFunc", lambda model=model: model.fit(X, Y, **FIT))
 
 
 def random_numbers():
@@ -369,6 +416,7 @@ CHECKS = [
     files_of_batch_norm,
     plain_batch_norm,
     no_tracing_after_an_epoch,
+    compiled_by_xla,
     random_numbers,
     evaluation_in_a_callback,
     overflow_on_one_rank,
