@@ -10,26 +10,48 @@ import time
 
 import keras
 import numpy as np
-from keras import layers, ops
+from parity_models import (
+    BACKEND,
+    CLASS,
+    IMAGES,
+    NEXT,
+    RANKS,
+    ROWS,
+    SIZES,
+    TOKENS,
+    WEIGHTS,
+    Adversaries,
+    Batches,
+    Own,
+    X,
+    Y,
+    by_function,
+    classes,
+    dense,
+    embedded,
+    frozen,
+    generated,
+    images,
+    loaded,
+    loader,
+    of_jax,
+    once,
+    outputs,
+    own_step,
+    read,
+    strategy,
+    tables,
+    tensors,
+    tf_data,
+    tokens,
+    trained,
+    typed,
+)
 
 import mpistrat
 import mpistrat.integrations.keras as distributed
 from mpistrat.data import Dataset
 
-BACKEND = keras.backend.backend()
-strategy = mpistrat.MultiWorkerMirroredStrategy()
-RANKS = strategy.num_replicas_in_sync
-random = np.random.default_rng(0)
-ROWS = 77
-X = random.normal(size=(ROWS, 6)).astype("f")
-Y = (X[:, :1] * 2 + X[:, 1:2] + 0.1 * random.normal(size=(ROWS, 1))).astype("f")
-CLASS = (X[:, 0] > 0).astype("int32") + (X[:, 1] > 0.5).astype("int32")
-TOKENS = random.integers(1, 12, size=(ROWS, 7)) * (np.arange(7) < random.integers(1, 8, size=(ROWS, 1)))
-TOKENS = TOKENS.astype("int32")
-NEXT = ((TOKENS * 5 + 1) % 12).astype("int32")
-IMAGES = random.normal(size=(ROWS, 6, 6, 2)).astype("f") * [1, 3] + [0.5, 0]
-WEIGHTS = random.uniform(0.1, 3, size=ROWS).astype("f")
-WEIGHTS[::5] = 0
 TABLE = {}
 
 
@@ -68,11 +90,24 @@ class Row:
         names = [name for name in sorted(history) if BACKEND != "tensorflow" or not name.endswith("_loss")]
         logs = [np.ravel(history[name]) for name in names]
         if self.looks:
-            found = model.evaluate(*self.data[:2], batch_size=16, verbose=0, return_dict=True)
+            arguments = self.read_again()
+            x = arguments.pop("x")
+            found = model.evaluate(x, verbose=0, return_dict=True, **arguments)
             names = [name for name in sorted(found) if BACKEND != "tensorflow" or "_loss" not in name]
             logs.append(np.array([found[name] for name in names]))
-        outputs = model.predict(self.data[0], batch_size=16, verbose=0) if self.predicts else []
+        outputs = []
+        if self.predicts:
+            arguments = self.read_again()
+            arguments.pop("y", None)
+            outputs = model.predict(arguments.pop("x"), verbose=0, **arguments)
         return [np.asarray(each, "f8") for each in model.get_weights()], logs, keras.tree.flatten(outputs)
+
+    def read_again(self):
+        """The arguments of `evaluate`; without ``y``, those of `predict`."""
+        data = self.data() if callable(self.data) else self.data
+        if isinstance(data, tuple):
+            return {"x": data[0], "y": data[1], "batch_size": 16}
+        return {"x": data, "steps": self.fit.get("steps_per_epoch")}
 
 
 def difference(one, two):
@@ -103,192 +138,6 @@ def run(name):
 
 def row(name, *args, **more):
     TABLE[name] = Row(*args, **more)
-
-
-# --- models ----------------------------------------------------------------------------
-
-
-def dense(**more):
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(8, activation="tanh", kernel_regularizer="l2", **more),
-            layers.Dense(1),
-        ]
-    )
-
-
-def classes():
-    return keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(3)])
-
-
-def tokens(masked=True):
-    x = keras.Input((7,), dtype="int32")
-    y = layers.Embedding(12, 5, mask_zero=masked)(x)
-    y = layers.LSTM(6, return_sequences=True)(y)
-    return keras.Model(x, layers.Dense(12)(y))
-
-
-def embedded():
-    return keras.Sequential(
-        [
-            keras.Input((7,), dtype="int32"),
-            layers.Embedding(12, 4),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(1),
-        ]
-    )
-
-
-def outputs():
-    x = keras.Input((6,))
-    y = layers.Dense(8, activation="tanh")(x)
-    return keras.Model(x, {"a": layers.Dense(1, name="a")(y), "b": layers.Dense(3, name="b")(y)})
-
-
-def images(norm):
-    x = keras.Input((6, 6, 2))
-    y = layers.Conv2D(4, 3)(x)
-    y = layers.Activation("relu")(norm()(y))
-    return keras.Model(x, layers.Dense(1)(layers.GlobalAveragePooling2D()(y)))
-
-
-class Own(keras.Model):
-    """A subclass, with a loss of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = layers.Dense(8, activation="tanh")
-        self.outer = layers.Dense(1)
-
-    def call(self, x):
-        y = self.inner(x)
-        self.add_loss(0.01 * ops.mean(ops.square(y)))
-        return self.outer(y)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return ops.mean(ops.abs(y - y_pred)) + sum(self.losses)
-
-
-class OwnStep(keras.Model):
-    """A step of its own, for each backend."""
-
-    def train_step(self, *args):
-        if BACKEND == "jax":
-            import jax
-
-            state, (x, y) = args
-
-            def loss_of(weights, fixed):
-                out, fixed = self.stateless_call(weights, fixed, x, training=True)
-                return ops.mean(ops.square(out - y)), fixed
-
-            (loss, fixed), gradients = jax.value_and_grad(loss_of, has_aux=True)(state[0], state[1])
-            weights, optimizer = self.optimizer.stateless_apply(state[2], gradients, state[0])
-            return {"own": loss}, (weights, fixed, optimizer, state[3])
-        ((x, y),) = args
-        weights = self.trainable_variables
-        if BACKEND == "torch":
-            import torch
-
-            self.zero_grad()
-            loss = ops.mean(ops.square(self(x, training=True) - y))
-            loss.backward()
-            with torch.no_grad():
-                self.optimizer.apply([each.value.grad for each in weights], weights)
-        else:
-            import tensorflow as tf
-
-            with tf.GradientTape() as tape:
-                loss = ops.mean(ops.square(self(x, training=True) - y))
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"own": loss}
-
-
-def own_step():
-    x = keras.Input((6,))
-    return OwnStep(x, layers.Dense(1)(layers.Dense(8, activation="tanh")(x)))
-
-
-def frozen():
-    model = dense()
-    model.layers[0].trainable = False
-    return model
-
-
-def typed(policy):
-    def make():
-        keras.config.set_dtype_policy(policy)
-        try:
-            return keras.Sequential(
-                [keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(1, dtype="float32")]
-            )
-        finally:
-            keras.config.set_dtype_policy("float32")
-
-    return make
-
-
-# --- data ------------------------------------------------------------------------------
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, i):
-        return X[i * 16 : i * 16 + 16], Y[i * 16 : i * 16 + 16]
-
-
-def generated():
-    while True:
-        for i in range(5):
-            yield X[i * 16 : i * 16 + 16], Y[i * 16 : i * 16 + 16]
-
-
-def loader():
-    import torch
-
-    arrays = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    return torch.utils.data.DataLoader(arrays, batch_size=16)
-
-
-def read(make):
-    """A dataset of mpistrat in a scope; outside, its batches for plain Keras."""
-
-    def data():
-        dataset = make()
-        return dataset if mpistrat.has_strategy() else (batch for _ in range(9) for batch in dataset)
-
-    return data
-
-
-def once(steps):
-    """The number of steps for plain Keras, which does not know it."""
-    return {"steps_per_epoch": lambda: None if mpistrat.has_strategy() else steps}
-
-
-def by_function(known):
-    """Batches of a function for each rank, of which the last ones are empty on some ranks."""
-
-    def make():
-        rows, size = Dataset.from_arrays((X[:49] if known else IMAGES[:49], Y[:49])), 16 // RANKS
-
-        def of_pipeline(context):
-            own = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
-            return (own if known else own.filter(lambda x, y: True)).batch(size)
-
-        if not mpistrat.has_strategy():
-            return rows.batch(size * RANKS)
-        return strategy.distribute_datasets_from_function(of_pipeline)
-
-    return make
-
-
-def tf_data():
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
 
 
 # --- the table -------------------------------------------------------------------------
@@ -383,11 +232,53 @@ row("float16", typed("mixed_float16"), scaled, tolerance=1e-3, quick=True)
 row("bfloat16", typed("mixed_bfloat16"), lambda: optimizers.SGD(0.01), tolerance=1e-3)
 row("own loss", Own, lambda: optimizers.Adam(0.01), None)
 row("own step", own_step, lambda: optimizers.Adam(0.01), looks=False, quick=True)
+row(
+    "adversaries",
+    Adversaries,
+    lambda: optimizers.SGD(0.05),
+    None,
+    (X, IMAGES[:, 0].reshape(ROWS, -1)[:, :6].copy()),
+    looks=False,
+)
+row("recompiled", trained, lambda: optimizers.Adam(0.01), metrics=lambda: ["mae"])
+row("cloned", lambda: keras.models.clone_model(trained()), lambda: optimizers.Adam(0.01))
+row("loaded", loaded, lambda: optimizers.Adam(0.01))
 row("frozen", frozen, lambda: optimizers.Adam(0.01))
 row("eager", dense, run_eagerly=True)
 row("not compiled", dense, jit_compile=False, backends=("jax",))
 row("several steps", dense, steps_per_execution=2, backends=("jax", "tensorflow"))
 row("split", dense, fit={"validation_split": 0.3}, metrics=lambda: ["mae"])
+row(
+    "activity",
+    lambda: dense(activity_regularizer=keras.regularizers.L1L2(0.02, 0.01)),
+    lambda: optimizers.Adam(0.01),
+    metrics=lambda: ["mae"],
+)
+row(
+    "activity, few rows",
+    lambda: dense(activity_regularizer="l1"),
+    fit={"batch_size": 2, "epochs": 1, "validation_split": 0.3},
+)
+compiled = {"jit_compile": True, "backends": ("jax", "tensorflow")}
+row("XLA", dense, lambda: optimizers.Adam(0.01, global_clipnorm=0.1), metrics=lambda: ["mae"], **compiled)
+row(
+    "XLA, embedding",
+    embedded,
+    lambda: optimizers.Adam(0.01),
+    data=(TOKENS, Y),
+    steps_per_execution=2,
+    **compiled,
+)
+row("XLA, few rows", dense, fit={"batch_size": 2, "epochs": 1, **weighted}, **compiled)
+row("XLA, mask", tokens, loss=lambda: crossentropy(True), data=(TOKENS, NEXT), **compiled)
+row(
+    "XLA, sync norm",
+    lambda: images(distributed.SyncBatchNormalization),
+    data=(IMAGES, Y),
+    fit={"epochs": 1},
+    **compiled,
+)
+row("XLA, float16", typed("mixed_float16"), scaled, tolerance=1e-3, **compiled)
 row("few rows", dense, fit={"batch_size": 2, "epochs": 1}, quick=True, metrics=lambda: ["mae"])
 row("one row", dense, fit={"batch_size": 1, "epochs": 1}, metrics=lambda: ["mae"])
 row(
@@ -404,10 +295,15 @@ row(
     data=(IMAGES, Y),
     fit={"batch_size": 2, "epochs": 1},
 )
-row("PyDataset", dense, data=Batches, looks=False, predicts=False, quick=True)
-row("generator", dense, data=generated, looks=False, predicts=False, fit={"steps_per_epoch": 5})
-row("DataLoader", dense, data=loader, looks=False, predicts=False)
-row("tf.data", dense, data=tf_data, looks=False, predicts=False)
+row("PyDataset", dense, data=Batches, quick=True, metrics=lambda: ["mae"])
+# With threads, plain Keras begins with batches that it has read for the construction of the model.
+row("PyDataset, threads", dense, data=lambda: Batches(workers=2 if mpistrat.has_strategy() else 1))
+row("generator", dense, data=generated, fit={"steps_per_epoch": len(SIZES)})
+row("DataLoader", dense, data=loader)
+row("tf.data", dense, data=tf_data, metrics=lambda: ["mae"])
+row("torch tensors", dense, data=tensors)
+row("JAX arrays", dense, data=of_jax)
+row("tables", dense, data=tables)
 given = {"looks": False, "predicts": False}
 rows = lambda *arrays: Dataset.from_arrays(arrays)  # noqa: E731
 of_class = [np.choose(CLASS, [1, 3, 0.5]).astype("f")]

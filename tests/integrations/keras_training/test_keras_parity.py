@@ -1,7 +1,8 @@
 """Keras trains over ranks as in one process: each row of parity.py, on each backend and number of ranks.
 
-The rows of one backend and number of ranks share a launch. The core has the rows that are marked as quick, on two
-ranks; ``MPISTRAT_TEST_KERAS=all python -m pytest tests/integrations/keras_training`` runs all, on 1, 2 and 3.
+The rows of one backend and number of ranks share a launch. The core has the rows that are marked as quick, and the
+checks, on two ranks, in one launch of each backend;
+``MPISTRAT_TEST_KERAS=all python -m pytest tests/integrations/keras_training`` runs all, on 1, 2 and 3.
 """
 
 import os
@@ -13,35 +14,64 @@ import pytest
 
 if find_spec("keras") is None:
     pytest.skip("keras is not installed", allow_module_level=True)
-PARITY, CHECKS, FAULTS = (Path(__file__).with_name(f"{name}.py") for name in ("parity", "checks", "faults"))
+PARITY, CHECKS, FAULTS, TOGETHER, CORRECTNESS, STRATEGIES = (
+    Path(__file__).with_name(f"{name}.py")
+    for name in ("parity", "checks", "faults", "together", "correctness", "strategy_tests")
+)
 ALL = os.environ.get("MPISTRAT_TEST_KERAS") == "all"
-LAUNCHES = [
-    (backend, ranks) for backend in ("torch", "jax", "tensorflow") for ranks in ((1, 2, 3) if ALL else (2,))
-]
+BACKENDS = ["torch", "jax", "tensorflow"]
 
 
-@pytest.mark.timeout(3000 if ALL else 520)
-@pytest.mark.parametrize(("backend", "ranks"), LAUNCHES)
-def test_rows(run_ranks, backend, ranks):
-    for needed in (backend, "torch", "tensorflow") if ALL else (backend,):
+def run(run_ranks, backend, ranks, *arguments, limit, needs=()):
+    for needed in (backend, *needs):
         if find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
-    asked = [] if ALL else ["quick"]
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(ranks, PARITY, *asked, limit=2900 if ALL else 500, **environ).check()
-    rows = re.findall(r"^row (.+?): (ok|OFF)", ended.output, re.M)
-    assert len(rows) >= (40 if ALL else 10), str(ended)
+    return run_ranks(ranks, *arguments, limit=limit, **environ)
+
+
+def has_rows(ended, kind, least):
+    rows = re.findall(rf"^{kind} (.+?): (ok|OFF)", ended.output, re.M)
+    assert len(rows) >= least, str(ended)
     assert [name for name, found in rows if found != "ok"] == [], str(ended)
 
 
-@pytest.mark.timeout(900 if ALL else 520)
-@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
-def test_callbacks_and_errors(run_ranks, tmp_path, backend):
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(2, CHECKS, tmp_path, limit=800 if ALL else 500, **environ).check()
-    ended.shows("all checks passed")
+if ALL:
+
+    @pytest.mark.timeout(3000)
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_rows(run_ranks, backend, ranks):
+        needs = ["torch", "jax", "tensorflow", "pandas"]
+        ended = run(run_ranks, backend, ranks, PARITY, limit=2900, needs=needs).check()
+        has_rows(ended, "row", 55)
+
+    @pytest.mark.timeout(900)
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_callbacks_and_errors(run_ranks, tmp_path, backend):
+        run(run_ranks, backend, 2, CHECKS, tmp_path, limit=800).check().shows("all checks passed")
+
+else:
+    CASES = [
+        "dnn, partial, arrays",
+        "siamese, dataset",
+        "cnn, sync batch norm, arrays validated",
+        "stateful_lstm",
+    ]
+
+    @pytest.mark.timeout(620)
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_rows_and_checks(run_ranks, tmp_path, backend):
+        """On TensorFlow with some of its own tests and of Keras'; test_keras_suites.py says which."""
+        programs = [PARITY, "quick", "+", CHECKS, tmp_path]
+        if backend == "tensorflow":
+            programs += ["+", CORRECTNESS, *CASES, "+", STRATEGIES]
+        ended = run(run_ranks, backend, 2, TOGETHER, *programs, limit=600).check()
+        has_rows(ended, "row", 10)
+        ended.shows("all checks passed")
+        if backend == "tensorflow":
+            has_rows(ended, "case", len(CASES))
+            ended.shows("all tests passed")
 
 
 # By the first rank and by the last.
@@ -53,12 +83,9 @@ QUICK = [("callback", 0), ("epoch", 1), ("data", 0), ("metric", 1), ("fewer", 0)
 @pytest.mark.parametrize(
     ("kind", "rank"), [*((kind, rank) for kind in KINDS for rank in (0, 1)), ("alone", 0)] if ALL else QUICK
 )
-@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if ALL else ["torch"])
+@pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
 def test_a_fault_of_one_rank(run_ranks, backend, kind, rank):
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(2, FAULTS, kind, rank, limit=150, **environ)
+    ended = run(run_ranks, backend, 2, FAULTS, kind, rank, limit=150)
     assert ended.status not in (0, None), str(ended)
     told = {"fewer": "MismatchError", "alone": "was called by a callback of the chief alone"}
     ended.shows(told.get(kind, f"a failure in {kind}"))
@@ -67,13 +94,10 @@ def test_a_fault_of_one_rank(run_ranks, backend, kind, rank):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rank", [0, 1] if ALL else [0])
-@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"] if ALL else ["torch"])
+@pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
 def test_killed_in_a_backup(run_ranks, tmp_path, backend, rank):
     """A rank is killed while the chief writes; another number of ranks goes on."""
-    if find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    ended = run_ranks(2, FAULTS, "killed", rank, tmp_path, limit=150, **environ)
+    ended = run(run_ranks, backend, 2, FAULTS, "killed", rank, tmp_path, limit=150)
     assert ended.status not in (0, None), str(ended)
     ended.shows("epoch 2")
-    run_ranks(1, FAULTS, "resumed", rank, tmp_path, limit=150, **environ).check().shows("resumed")
+    run(run_ranks, backend, 1, FAULTS, "resumed", rank, tmp_path, limit=150).check().shows("resumed")
