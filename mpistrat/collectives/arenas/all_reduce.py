@@ -32,7 +32,7 @@ class ReducedStretch(NamedTuple):
     route: HostRoute
 
 
-class Block(NamedTuple):
+class OwnSlice(NamedTuple):
     """Elements that this rank combines, in the buffers of all ranks of the node and in its own."""
 
     rows: list[np.ndarray]
@@ -111,7 +111,7 @@ class _InSharedMemory:
 
     def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedStretch]):
         self._topology, self._home, self.parts = topology, home, parts
-        self.views: list[tuple[Message, list[Block]]] = []
+        self.views: list[tuple[Message, list[OwnSlice]]] = []
 
     def make_views(self) -> None:
         """Cut this rank's slices into blocks, at the first use."""
@@ -158,7 +158,7 @@ class _InSharedMemory:
                     other[...] = own
 
 
-def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
+def _slice(topology: Topology, rows: list[np.ndarray]) -> list[OwnSlice]:
     rank, length = topology.node.rank, len(rows[0])
     one_node = len(topology.nodes) == 1
     slices = len(rows) if one_node else min(topology.ranks_per_node)
@@ -169,11 +169,11 @@ def _slice(topology: Topology, rows: list[np.ndarray]) -> list[Block]:
     blocks = []
     for start in range(length * rank // slices, last, step):
         parts = [row[start : min(start + step, last)] for row in rows]
-        blocks.append(Block(parts, parts[rank], parts[:rank] + parts[rank + 1 :]))
+        blocks.append(OwnSlice(parts, parts[rank], parts[:rank] + parts[rank + 1 :]))
     return blocks
 
 
-def _combine_between_nodes(topology: Topology, message: Message, slices: Block) -> None:
+def _combine_between_nodes(topology: Topology, message: Message, slices: OwnSlice) -> None:
     rows, own, others = slices
 
     def gather(where: slice) -> None:
