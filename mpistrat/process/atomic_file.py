@@ -20,12 +20,17 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
     socket, which a rename would remove.
     """
     path = Path(path)
+    require_no_device(path)
+    with appearing_together([path], replace) as (temporary,):
+        yield temporary
+
+
+def require_no_device(path: Path) -> None:
+    """Raise FileExistsError if a path is a device, a pipe or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileExistsError(
             errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path)
         )
-    with appearing_together([path], replace) as (temporary,):
-        yield temporary
 
 
 @contextlib.contextmanager

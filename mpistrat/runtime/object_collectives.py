@@ -44,13 +44,13 @@ class ObjectCollectives:
             raise
 
     @_whole
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any, timeout_seconds: float | None = None) -> list[Any]:
         """Return every rank's (pickled) object, in the order of ranks, on every rank."""
         if self.size == 1:
             with self.lock.turn(_ALL_GATHER_OBJECT):
                 return [value]
         mine = self.pickled("all_gather_object", value)
-        with self.lock.turn(_ALL_GATHER_OBJECT):
+        with self.lock.turn(_ALL_GATHER_OBJECT, timeout_seconds=timeout_seconds):
             told = self.world.allgather(mine)
         return [mpi.start().pickle.loads(each) for each in told]
 

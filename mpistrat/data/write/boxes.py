@@ -19,11 +19,11 @@ class Box(NamedTuple):
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def inside(self, outer: Box) -> bool:
-        """Return whether all elements of this box are in another one."""
-        return all(
-            o <= i and i + n <= o + m for i, n, o, m in zip(self.offset, self.shape, *outer, strict=True)
-        )
+    def common(self, other: Box) -> Box:
+        """Return what two boxes of an array have in common, which may be empty."""
+        low = tuple(map(max, self.offset, other.offset))
+        high = (min(o + n, i + m) for o, n, i, m in zip(*self, *other, strict=True))
+        return Box(low, tuple(max(0, stop - start) for start, stop in zip(low, high, strict=True)))
 
 
 def require_cover(name: str, boxes: Sequence[Box], global_shape: tuple[int, ...]) -> None:

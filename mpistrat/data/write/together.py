@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
@@ -12,31 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
+from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.write.boxes import write_box
+from mpistrat.data.write.by_all_ranks import all_or_raise, write_by_all
 from mpistrat.data.write.output_file import hdf5_output
 from mpistrat.data.write.storage import Storage, put
 from mpistrat.data.write.writable import NewColumn, WritableRows
-from mpistrat.process.atomic_file import publish, to_disk, write_all
-from mpistrat.runtime.agreement.operation import operation
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 _TAG = 7302
-_TOLD = (
-    DatasetMismatchError,
-    FilterUnavailableError,
-    FileExistsError,
-    FileNotFoundError,
-    PermissionError,
-    OSError,
-    MemoryError,
-    LookupError,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-)
-_BEGIN, _PUBLISH = operation("write_hdf5: make the file"), operation("write_hdf5: give the file its name")
 
 
 class Contribution(NamedTuple):
@@ -75,51 +60,26 @@ def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None
         part = prepare()
         return part.described()
 
-    everyone: list[_Description] = _all_or_raise(ranks, described)
+    everyone: list[_Description] = all_or_raise(ranks, described)
     target, rows, storage, overwrite = part
     columns = _common(everyone)
     starts = [0, *accumulate(each.number for each in everyone)]
-    name = f".{target.name}.{secrets.token_hex(8)}.tmp"
-    temporary = target.with_name(ranks.broadcast_object(name))
     first = starts[ranks.rank]
-    try:
-        if storage.in_place(columns):
-            make = partial(_make, temporary, storage, columns, starts[-1])
-            places: dict[str, int | None] = ranks.on_first(make, _BEGIN)
-            write = partial(_write_in_place, temporary, places, storage, columns, rows, first)
-        elif ranks.rank == 0:
-            write = partial(_write_received, temporary, storage, columns, rows, starts, ranks.world)
-        else:
-            write = partial(_send, storage, columns, rows, ranks.world)
-        _all_or_raise(ranks, write)
-        ranks.on_first(partial(_finish, temporary, target, overwrite), _PUBLISH)
-    finally:
+    if storage.in_place(columns):
+        make: Callable[[Path], Any] = partial(_make, storage, columns, starts[-1])
+        write: Callable[[Path, Any], None] = partial(
+            _write_in_place, storage, columns, rows, first, starts[-1]
+        )
+    else:
+        make = _nothing
+        write = partial(_send, storage, columns, rows, ranks.world)
         if ranks.rank == 0:
-            temporary.unlink(missing_ok=True)
+            write = partial(_write_received, storage, columns, rows, starts, ranks.world)
+    write_by_all(ranks, "write_hdf5", target, overwrite, make, write)
 
 
-def _all_or_raise(ranks: Topology, fn: Callable[[], Any]) -> list[Any]:
-    """Return the results of a function on all ranks, or raise on every rank if it raised on one. Collective."""
-    mine: Any = None
-    failure: Exception | None = None
-    try:
-        mine = fn()
-    except Exception as error:
-        failure = error
-    told = None if failure is None else (_known(failure), str(failure))
-    everyone = ranks.all_gather_object((mine, told))
-    if failure is not None:
-        raise failure
-    for rank, (_, reported) in enumerate(everyone):
-        if reported is not None:
-            kind, text = reported
-            raise kind(f"rank {rank}: {text}")
-    return [result for result, _ in everyone]
-
-
-def _known(error: Exception) -> type[Exception]:
-    """Return the class of an error, or of its nearest base, that takes a text and that other ranks can load."""
-    return next((kind for kind in type(error).__mro__ if kind in _TOLD), RuntimeError)
+def _nothing(temporary: Path) -> None:
+    """Make nothing: rank 0 makes the file when it writes."""
 
 
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
@@ -153,7 +113,7 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
 
 
 def _make(
-    temporary: Path, storage: Storage, columns: Mapping[str, NewColumn], rows: int
+    storage: Storage, columns: Mapping[str, NewColumn], rows: int, temporary: Path
 ) -> dict[str, int | None]:
     """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
     with hdf5_output(temporary) as output:
@@ -162,12 +122,13 @@ def _make(
 
 
 def _write_in_place(
-    temporary: Path,
-    places: Mapping[str, int | None],
     storage: Storage,
     columns: Mapping[str, NewColumn],
     rows: WritableRows,
     first: int,
+    total: int,
+    temporary: Path,
+    places: Mapping[str, int | None],
 ) -> None:
     """Write the rows of this rank where they belong in the file, without HDF5."""
     if not rows.number:
@@ -179,15 +140,21 @@ def _write_in_place(
                 place = places[name]
                 if place is not None:
                     data = np.ascontiguousarray(values, columns[name].dtype)
-                    row_bytes = data.nbytes // len(data)
-                    bits = data.reshape(-1).view(np.uint8).data
-                    write_all(descriptor, bits, place + (first + start) * row_bytes)
+                    offset = first + start, *[0] * (data.ndim - 1)
+                    write_box(descriptor, data, offset, (total, *data.shape[1:]), place)
         os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
     finally:
         os.close(descriptor)
 
 
-def _send(storage: Storage, columns: Mapping[str, NewColumn], rows: WritableRows, comm: Any) -> None:
+def _send(
+    storage: Storage,
+    columns: Mapping[str, NewColumn],
+    rows: WritableRows,
+    comm: Any,
+    temporary: Path,
+    places: None,
+) -> None:
     """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
     try:
         for _, part in storage.blocks(rows, columns, 0, rows.number):
@@ -197,12 +164,13 @@ def _send(storage: Storage, columns: Mapping[str, NewColumn], rows: WritableRows
 
 
 def _write_received(
-    temporary: Path,
     storage: Storage,
     columns: Mapping[str, NewColumn],
     rows: WritableRows,
     starts: list[int],
     comm: Any,
+    temporary: Path,
+    places: None,
 ) -> None:
     """Write the rows of all ranks: only one process at a time can write chunks with HDF5."""
     waiting = list(range(1, comm.size))
@@ -221,9 +189,3 @@ def _write_received(
         for rank in waiting:  # after an error, the others must not wait for this rank
             while comm.recv(source=rank, tag=_TAG) is not None:
                 pass
-
-
-def _finish(temporary: Path, target: Path, overwrite: bool) -> None:
-    to_disk(temporary)
-    publish(temporary, target, overwrite)
-    to_disk(target.parent)
