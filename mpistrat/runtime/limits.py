@@ -34,6 +34,9 @@ class Limits:
     # the largest result that one MPI call gathers: its displacements must be below 2^31
     gathered_bytes: int = (1 << 31) - 1
 
+    # a checkpoint up to this size is written by the chief alone: the others would take longer to open the file
+    save_alone_bytes: int = 32 << 20
+
     def slots(self, between_nodes: bool) -> list[int]:
         """Return the slot sizes to try, largest first, in bytes. Equal on all nodes."""
         size = self.slot_bytes_between_nodes if between_nodes else self.slot_bytes

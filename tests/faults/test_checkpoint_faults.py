@@ -1,7 +1,12 @@
 """What is left of a checkpoint when a program ends while it is being written."""
 
+import os
+
 import h5py
+import numpy as np
 import pytest
+
+from mpistrat.training.checkpoint.read import contents, read
 
 pytestmark = [pytest.mark.fault, pytest.mark.mpich]
 
@@ -140,3 +145,103 @@ def test_a_manager_that_is_killed_before_each_change_of_the_directory(run_alone,
             break
     assert last > 4, "no change was met"
     assert max(int(each.name[5:]) for each in (tmp_path / "kept").glob("ckpt-*")) == count + 2
+
+
+BY_ALL = """
+import os, random, signal, sys, threading
+import numpy as np
+from mpi4py import MPI
+import mpistrat
+from mpistrat.data import Block
+from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.topology import Topology
+from mpistrat.training import save, save_async
+
+what, path, asynchronous, seed = sys.argv[1], sys.argv[2], sys.argv[3] == "asynchronous", int(sys.argv[4])
+comm = MPI.COMM_WORLD.Dup()
+Topology.of(comm, limits=Limits(save_alone_bytes=0))
+rank, size = comm.rank, comm.size
+strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+chosen = random.Random(seed)
+victim, delay = chosen.randrange(size), chosen.uniform(0, 1.0)
+with strategy.scope():
+    v = mpistrat.Variable(np.zeros(1_000_000), name="v")
+    w = mpistrat.Variable(np.zeros(300_000, "f4"), name="w")
+
+
+def state(i):
+    return {"b": Block(np.full((2, 50_000), float(i)), (2 * rank, 0), (2 * size, 50_000))}, {"u": np.full(1000, i)}
+
+
+def write(i):
+    v.assign(np.full(1_000_000, i)), w.assign(np.full(300_000, i))
+    block, own = state(i)
+    (save_async if asynchronous else save)({"v": v, "w": w, **block}, path, own=own)
+
+
+write(0)
+if asynchronous:
+    save([w], path + ".other")  # waits for the first one
+comm.Barrier()
+if what == "killed" and rank == victim:
+    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+if what == "raises":
+    write(1)
+    if rank == victim:
+        raise ValueError("on purpose")
+    comm.Barrier()
+i = 0
+while what == "killed":
+    i += 1
+    write(i)
+if what == "ends":
+    write(1)
+"""
+
+
+def is_whole(path, size):
+    """The number that is everywhere in a file of the program, after `read` has compared all checksums."""
+    likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in contents(path).items()}
+    read(likes, path)
+    values = {float(each) for array in likes.values() for each in np.unique(array)}
+    assert {f"u/{rank}" for rank in range(size)} < {*likes}
+    (value,) = values
+    return value
+
+
+@pytest.fixture
+def run_by_all(run_ranks, tmp_path):
+    (tmp_path / "by_all.py").write_text(BY_ALL)
+
+    def run(what, how, seed=0, size=4):
+        folder = tmp_path / f"{what} {how} {seed}"
+        folder.mkdir()
+        ended = run_ranks(size, tmp_path / "by_all.py", what, folder / "a.h5", how, seed, limit=100)
+        assert ended.status is not None, str(ended)
+        return ended, is_whole(folder / "a.h5", size), sorted(os.listdir(folder))
+
+    return run
+
+
+KILLS = int(os.environ.get("MPISTRAT_TEST_KILLS", "2"))  # 300 take ten minutes on two cores
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_killed_at_any_moment_of_a_save_by_all_ranks(run_by_all, seed):
+    ended, value, _ = run_by_all("killed", ["asynchronous", "synchronous"][seed % 2], seed)
+    assert ended.status != 0
+    assert value >= 0
+
+
+def test_a_rank_that_raises_while_all_write(run_by_all):
+    ended, value, _ = run_by_all("raises", "asynchronous")
+    assert ended.status != 0
+    ended.shows("ValueError: on purpose")
+    assert value in (0, 1)
+
+
+def test_the_end_of_a_program_waits_for_the_parts_of_all_ranks(run_by_all):
+    ended, value, files = run_by_all("ends", "asynchronous")
+    ended.check()
+    assert value == 1
+    assert files == ["a.h5", "a.h5.other"]

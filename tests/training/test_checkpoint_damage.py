@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.training import load, save
-from mpistrat.training.checkpoint import write as checkpoint_write
+from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import write
 
@@ -28,7 +28,7 @@ def whole(tmp_path_factory):
     """The bytes of a file with several pieces for each array, and where each array lies."""
     path = tmp_path_factory.mktemp("checkpoint") / "v.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_write, "_PIECE", 4096)
+        patch.setattr(division, "_PIECE", 4096)
         write(VALUES, path)
     with h5py.File(path) as file:
         places = {

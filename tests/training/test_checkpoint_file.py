@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.training.checkpoint import write as checkpoint_write
+from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import checksum
 from mpistrat.training.checkpoint.read import read
@@ -31,7 +31,7 @@ def some(shape=(5, 3), dtype="f4", seed=0):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(checkpoint_write, "_PIECE", 64)
+    monkeypatch.setattr(division, "_PIECE", 64)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1000,), (7, 600)])

@@ -39,7 +39,7 @@ class Checkpoint:
     filled (of NumPy, CuPy and PyTorch), and objects with ``get_state()`` and ``set_state(state)``. The names of
     variables play no part. Any attribute that is set later belongs to the checkpoint, too.
 
-    All methods are collective: all ranks call them in the same order, with the same paths. The chief writes.
+    All methods are collective: all ranks call them in the same order, with the same paths.
 
     Parameters
     ----------

@@ -4,7 +4,8 @@ It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dat
 one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
 ``checksum`` names the function. Files of earlier versions lack the latter, or all three. A format that this version
 cannot read would have a higher number than `VERSION` as attribute ``format_version``, which is 1 if missing. The group
-`OF_REPLICAS` has what each virtual replica has of a variable that is synchronized on read, and the BLAS of the chief.
+`OF_REPLICAS` has what each virtual replica has of a variable that is synchronized on read, the BLAS of the chief, and
+the boxes of arrays that the ranks wrote as blocks. Such an array has no checksums but these.
 
 The function is XXH3 with 64 bits, seeded with the name of the variable. It sees bytes that are changed, exchanged or
 missing, and values that stand under another name. On one core it takes 70 ms for 1 GB; a CRC-32C takes twice that.
@@ -30,6 +31,9 @@ OF_REPLICAS = "__replicas__/"  # before the names of what only virtual replicas 
 BLAS = OF_REPLICAS + "blas"  # what `mpistrat.runtime.affinity.blas` returns, in UTF-8
 BLAS_BYTES = 256
 PARTS = OF_REPLICAS + "of/"  # before the name of a variable: the values of all replicas, along a first axis
+OF_BOXES = (
+    OF_REPLICAS + "boxes/"
+)  # before the name of an array: offset, shape and checksum of each box that a rank wrote
 _WORDS = 512
 _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 

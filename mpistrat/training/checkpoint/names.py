@@ -7,9 +7,20 @@ from typing import Any
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
+from mpistrat.data import Block
 from mpistrat.strategy import Variable
+from mpistrat.values import PerReplica
 
 _NUMBERS = (bool, int, float, complex)
+
+
+class Own:
+    """Arrays of which each rank has others. ``by_replica`` says whether they are those of its replicas."""
+
+    __slots__ = ("by_replica", "values")
+
+    def __init__(self, values: tuple[Any, ...], by_replica: bool):
+        self.values, self.by_replica = values, by_replica
 
 
 def named(state: Any) -> dict[str, Any]:
@@ -59,6 +70,31 @@ def named(state: Any) -> dict[str, Any]:
     return found
 
 
+def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Block]]:
+    """Return by name what is the same on all ranks, and what is a rank's own: ``own``, blocks, and values PerReplica.
+
+    Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.
+    """
+    structure = as_structure(state)
+    found = named(structure) if own is None or nest.flatten(structure)[0] else {}
+    for name, leaf in ({} if own is None else named(own)).items():
+        if isinstance(leaf, Variable):
+            raise TypeError(
+                f"own has {name!r}, a variable: the strategy knows its values, so give it in the state"
+            )
+        if name in found:
+            raise ValueError(f"{name!r} is in the state and in own: give it another name")
+        found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else Own((leaf,), False)
+    if own is not None:
+        named(found)  # names that cannot be in one file
+    parts = {
+        name: Own(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
+        for name, leaf in found.items()
+        if isinstance(leaf, (Block, PerReplica, Own))
+    }
+    return {name: leaf for name, leaf in found.items() if name not in parts}, parts
+
+
 def as_structure(state: Any) -> Any:
     """Return variables as a structure: the list of another iterable, such as a generator."""
     is_array = isinstance(state, Variable) or hasattr(state, "shape") or isinstance(state, (str, bytes))
@@ -97,9 +133,23 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def require_fillable(leaves: Mapping[str, Any]) -> None:
-    """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
+def refuse_own(leaves: Mapping[str, Any]) -> None:
+    """Raise TypeError if one of these is a rank's own."""
     for name, leaf in leaves.items():
+        if isinstance(leaf, (Block, PerReplica)):
+            raise TypeError(
+                f"{name!r} is {_described(leaf)}: load() fills it, and a result without `like` has all parts"
+            )
+
+
+def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | Block] = {}) -> None:
+    """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
+    parts = [
+        (name, each)
+        for name, part in own.items()
+        for each in ((part.array,) if isinstance(part, Block) else part.values)
+    ]
+    for name, leaf in [*leaves.items(), *parts]:
         if not isinstance(leaf, Variable) and not arrays.can_be_filled(leaf):
             raise TypeError(
                 f"{name!r} is {_described(leaf)}, which cannot be changed: use load_arrays(path, like), which returns "
@@ -108,6 +158,10 @@ def require_fillable(leaves: Mapping[str, Any]) -> None:
 
 
 def _require_storable(leaf: Any, name: str) -> None:
+    if isinstance(leaf, (Block, PerReplica, Own)):
+        for each in (leaf.array,) if isinstance(leaf, Block) else leaf.values:
+            _require_storable(each, name)
+        return
     if isinstance(leaf, Variable) and (leaf.dtype.kind in "biufcS" or leaf.dtype.name == "bfloat16"):
         return
     if isinstance(leaf, _NUMBERS) or hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):

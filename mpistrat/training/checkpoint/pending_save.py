@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from mpistrat.process import program_end
 from mpistrat.process.program_end import EndStep
@@ -16,6 +16,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Key, Topology
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 
+Prepare = Callable[[SaveBuffer, threading.Event], Callable[[], None]]
 _log = logging.getLogger(__name__)
 
 
@@ -35,10 +36,10 @@ class PendingSave:
     >>> folder.cleanup()
     """
 
-    def __init__(self, topology: Topology, path: Path):
-        self._topology = topology
-        self._path = path
-        self._thread: threading.Thread | None = None  # on the chief alone
+    def __init__(self, topology: Topology, is_chief: bool, path: Path):
+        self._topology, self._is_chief, self._path = topology, is_chief, path
+        self._thread: threading.Thread | None = None  # that of the chief ends last
+        self.lost = threading.Event()
         self._failed: Exception | None = None
         self._over = False  # and all ranks know how it ended
 
@@ -57,6 +58,12 @@ class PendingSave:
             On every replica, if the file could not be written.
         """
         if not self._over:
+            self._topology.barrier()
+            if not self._is_chief and self._thread is not None:
+                self._thread.join()
+            told = self._topology.all_gather_object(self._failed is not None, math.inf)
+            if any(told[1:]):
+                self.lost.set()
             try:
                 self._topology.on_first(self._finish)
             except MismatchError:
@@ -81,13 +88,12 @@ class PendingSave:
         if self._failed is not None:
             raise self._failed
 
-    def _begin(self, values: Mapping[str, np.ndarray], buffer: SaveBuffer) -> None:
-        """Copy the values and start a thread that writes them. Keep an error until `wait` raises it on all ranks."""
+    def _begin(self, prepare: Callable[[], Callable[[], None]]) -> None:
+        """Start a thread with the function that ``prepare`` returns. Keep an error until `wait` raises it."""
         try:
-            # Not in the thread: the program may be at its end there.
-            from mpistrat.training.checkpoint.write import write
-
-            staged = buffer.copies(values)
+            write = prepare()
+        except MismatchError:
+            raise
         except Exception as error:
             self._failed = error
             return
@@ -96,7 +102,7 @@ class PendingSave:
         def write_staged() -> None:
             may_begin.wait()  # or who starts it gets the interpreter back after 5 ms
             try:
-                write(staged, self._path)
+                write()
             except Exception as error:
                 self._failed = error
 
@@ -123,13 +129,18 @@ class _Saves:
 _saves: weakref.WeakKeyDictionary[Key, _Saves] = weakref.WeakKeyDictionary()
 
 
-def begin(topology: Topology, is_chief: bool, values: Mapping[str, np.ndarray], path: Path) -> PendingSave:
-    """Begin to write the values of the chief. Call `finish` first: no other save may be pending."""
+def begin(topology: Topology, is_chief: bool, path: Path, prepare: Prepare | None) -> PendingSave:
+    """Begin a save. Call `finish` first: no other save may be pending.
+
+    ``prepare`` copies what this rank writes to the buffer, and returns the function that writes it. None for a rank
+    that writes nothing. What rank 0's function raises is the error of all. The event is set on rank 0 if another
+    rank's function raised.
+    """
     program_end.register(EndStep.SAVES, _tell_at_exit)
     saves = _saves.setdefault(topology.key, _Saves())
-    saves.last = pending = PendingSave(topology, path)
-    if is_chief:
-        pending._begin(values, saves.buffer)
+    saves.last = pending = PendingSave(topology, is_chief, path)
+    if prepare is not None:
+        pending._begin(partial(prepare, saves.buffer, pending.lost))
     return pending
 
 

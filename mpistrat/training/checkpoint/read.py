@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import h5py
@@ -17,15 +18,18 @@ from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.describe import opened
 from mpistrat.data.limits import check_bytes
+from mpistrat.data.write.boxes import Box, read_box
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
     DTYPE,
     FORMAT_VERSION,
     FUNCTIONS,
+    OF_BOXES,
     OF_REPLICAS,
     PIECE_BYTES,
     VERSION,
+    checksum,
     dtype_of,
     stored,
 )
@@ -35,10 +39,13 @@ _MOST_TOLD = 10  # names in a message
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
-def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
+def read(
+    values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] = MappingProxyType({})
+) -> set[str]:
     """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
 
-    It may lack those of `OF_REPLICAS`, or have those of another number of replicas.
+    It may lack those of `OF_REPLICAS`, or have those of another number of replicas. An array with a box is filled from
+    it: a box has the offset in the array of the file, and the shape of that.
 
     Raise FileNotFoundError if it does not exist. Raise one ValueError for all arrays that are missing in it, or have
     another shape or dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and
@@ -48,7 +55,8 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
         format = _format(path, file)
-        pieces: list[_Piece] = []
+        pieces: list[_Piece | _Slab] = []
+        cut: list[tuple[np.ndarray, np.ndarray]] = []
         names, missing, others = set(), [], []
         for name, into in values.items():
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
@@ -58,12 +66,22 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
             if found is None:
                 missing.append(repr(name))
                 continue
-            if found.shape != into.shape or found.dtype != into.dtype.name:
+            box = boxes.get(name)
+            shape = into.shape if box is None else box.shape
+            if found.shape != shape or found.dtype != into.dtype.name:
                 others.append(
                     f"variable {name!r} is {found.dtype} of shape {found.shape} there, and {into.dtype.name} of "
-                    f"shape {into.shape} here"
+                    f"shape {shape} here"
                 )
                 continue
+            if _shape(path, file, OF_BOXES + name) is not None:
+                offset = (0,) * into.ndim if box is None else box.offset
+                pieces += _slabs(path, name, file, found, Box(offset, into.shape), into)
+                continue
+            if box is not None and box.shape != into.shape:  # it was saved as one array
+                whole = np.empty(found.shape, into.dtype)
+                cut.append((into, whole[_slices(Box(box.offset, into.shape))]))
+                into = whole
             if (found.checksums is None) != (format is None):
                 _refuse(path, name, "its checksums are missing")
             if into.nbytes:
@@ -74,7 +92,20 @@ def read(values: Mapping[str, np.ndarray], path: Path) -> set[str]:
             raise ValueError(f"{path}: {_few(others, '; ')}")
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
+        for into, part in cut:
+            into[...] = part
     return names
+
+
+def require_parts(path: Path, name: str, count: int, by_replica: bool) -> None:
+    """Raise ValueError unless a file has the parts of that many ranks, or replicas."""
+    kind = "replica" if by_replica else "rank"
+    found = [each for each in contents(path) if each.startswith(f"{name}/")]
+    if len(found) != count:
+        raise ValueError(
+            f"{path} has {name!r} of {len(found)} {kind}s, and there are {count} now: load with as many, or all of "
+            "them by load_arrays(path)"
+        )
 
 
 def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
@@ -100,9 +131,15 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
                     check_bytes(nbytes, f"file {str(path)!r}, dataset {name!r}", "it")
                 elif each.offset + nbytes > size:
                     raise ValueError(f"dataset {name!r} would end at byte {each.offset + nbytes} of {size}")
+            boxes = {name: each.shape[0] for name, each in found.items() if name.startswith(OF_BOXES)}
             return {
-                name: (dtype_of(each.dtype, each.stored), each.shape, len(each.checksums or ()))
+                name: (
+                    dtype_of(each.dtype, each.stored),
+                    each.shape,
+                    boxes.get(OF_BOXES + name, len(each.checksums or ())),
+                )
                 for name, each in found.items()
+                if name not in boxes
             }
         except DataFileError:
             raise
@@ -151,6 +188,67 @@ class _Piece(NamedTuple):
                 f"file {str(self.path)!r}, dataset {self.name!r}: bytes {self.start} to "
                 f"{self.start + len(self.into) - 1} are not those that were written under this name; {_FIX}"
             )
+
+
+class _Slab(NamedTuple):
+    """A box of an array of the file with a checksum of its own, and the part of it to read, in an array."""
+
+    path: Path
+    name: str
+    box: Box
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+    expected: int
+    into: np.ndarray
+    of_into: Box
+
+    def fetch(self, descriptor: int) -> None:
+        values = np.empty(self.box.shape, self.dtype)
+        if not read_box(descriptor, values, self.box.offset, self.shape, self.offset):
+            _refuse(self.path, self.name, "the file ends in the middle of it")
+        if checksum(as_bytes(values).data, self.name) != self.expected:
+            raise ChecksumError(
+                f"file {str(self.path)!r}, dataset {self.name!r}: the values of the box of shape {self.box.shape} at "
+                f"{self.box.offset} are not those that were written under this name; {_FIX}"
+            )
+        common = self.box.common(self.of_into)
+        self.into[_slices(common, self.of_into.offset)] = values[_slices(common, self.box.offset)]
+
+
+def _slices(box: Box, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
+    low = box.offset if origin is None else [o - at for o, at in zip(box.offset, origin, strict=True)]
+    return tuple(slice(o, o + n) for o, n in zip(low, box.shape, strict=True))
+
+
+def _slabs(
+    path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray
+) -> Iterator[_Slab]:
+    """Yield what a box needs of an array that ranks wrote as blocks. Raise DataFileError if its table is damaged."""
+    axes, count = len(found.shape), 0
+    table = _find(path, file, OF_BOXES + name)
+    if (
+        table is None
+        or (found.offset is None and into.size)
+        or len(table.shape) != 2
+        or table.shape[1] != 2 * axes + 1
+    ):
+        _refuse(path, name, "it has no place in the file, or no boxes")
+    try:
+        rows = table.dataset[()].tolist()
+    except Exception as error:
+        _refuse(path, name, f"its boxes cannot be read: {error}")
+    dtype = into.dtype if stored(into.dtype) == found.stored else found.stored
+    for *numbers, expected in rows:
+        each = Box(tuple(numbers[:axes]), tuple(numbers[axes:]))
+        if each.common(Box((0,) * axes, found.shape)) != each:
+            _refuse(path, name, f"its boxes are not inside of its shape {found.shape}")
+        common = math.prod(each.common(box).shape)
+        if common:
+            count += common
+            yield _Slab(path, name, each, found.shape, dtype, found.offset or 0, expected, into, box)
+    if count != into.size:
+        _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
 
 def _pieces(

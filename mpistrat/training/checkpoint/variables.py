@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data import Block, ChecksumError, DataFileError
 from mpistrat.engine import Engine
 from mpistrat.messages import contact
 from mpistrat.process import mpi
@@ -29,18 +30,25 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica
-from mpistrat.training.checkpoint import names, pending_save
+from mpistrat.training.checkpoint import by_all, names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
+from mpistrat.training.checkpoint.division import NewArray
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS
-from mpistrat.training.checkpoint.pending_save import PendingSave
+from mpistrat.training.checkpoint.names import Own
+from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
 _MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
 
 
-def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "chief"] = "error") -> None:
-    """Save variables and arrays to an HDF5 file. Collective; replica 0 writes.
+def save(
+    state: Any,
+    path: str | os.PathLike[str],
+    differing: Literal["error", "chief"] = "error",
+    own: Any = None,
+) -> None:
+    """Save variables and arrays to an HDF5 file. Collective; all ranks write, or replica 0 alone if it is small.
 
     The file appears whole or not at all: it is written under another name, flushed to the disk, and then
     renamed. Variables that are combined when read are saved as their combined value; with ``virtual_replicas`` also
@@ -57,12 +65,16 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
         What to do with arrays and numbers that are not equal on all ranks. With ``"chief"`` the file gets the values
         of replica 0, and nothing is compared. PyTorch's DDP needs it for a model with batch norm, whose running
         averages differ.
+    own : nested mappings and sequences, optional
+        Arrays of which each rank has another one. The file has that of rank 3 as ``name/3``, and a `PerReplica` by
+        replica. A `mpistrat.data.Block` becomes a box of one dataset. These two may also be in ``state``.
 
     Raises
     ------
     ValueError
         If there are no variables, two have the same name, one has no single value (ON_READ with NONE), or the path is
-        a URL. On every replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
+        a URL. On every replica, if the path, names, shapes or dtypes differ between replicas, or the contents of an
+        array, or if blocks overlap or do not cover their global shape.
     TypeError
         If an element is neither a Variable, an array of numbers nor a number.
     RuntimeError
@@ -85,27 +97,34 @@ def save(state: Any, path: str | os.PathLike[str], differing: Literal["error", "
     >>> folder.cleanup()
     """
     file = local_path(path)
-    named = names.named(names.as_structure(state))
-    topology, replicas = _prepared(named, "save", differing)
-    values = _values(named, topology, replicas, differing)
-    topology.on_first(lambda: _write(values, file))
+    named, parts = names.divided(state, own)
+    topology, replicas = _prepared(named, "save", differing, parts, file)
+    arrays_, values, alone = _values(named, topology, replicas, differing, parts)
+    if alone:
+        topology.on_first(lambda: _write(values, file))
+        return
+    with flight_record.phase(Phase.SAVING):
+        by_all.write_by_ranks(topology, arrays_, values, file)
 
 
 def save_async(
-    state: Any, path: str | os.PathLike[str], differing: Literal["error", "chief"] = "error"
+    state: Any,
+    path: str | os.PathLike[str],
+    differing: Literal["error", "chief"] = "error",
+    own: Any = None,
 ) -> PendingSave:
-    """Copy variables and arrays, and save the copies to an HDF5 file in a thread. Collective; replica 0 writes.
+    """Copy variables and arrays, and save the copies to an HDF5 file in a thread. Collective; written as by `save`.
 
     It corresponds to ``tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)``, and to the
-    ``AsyncCheckpointer`` of Orbax. The variables can be changed as soon as it returns: a thread of replica 0 writes
-    the copies while training continues. The file is the same as that of `save`, and appears when it is complete.
+    ``AsyncCheckpointer`` of Orbax. The variables can be changed as soon as it returns: a thread of each rank writes
+    the copies while training continues. The file is the same as that of `save`, and appears when it is complete,
+    whether or not the program makes another call.
 
-    One save runs at a time: `save`, `save_async` and `load` wait for the pending one. The copies take as much memory
-    on replica 0 as the variables. The next save uses that memory again; it is not freed.
+    One save runs at a time: `save`, `save_async` and `load` wait for the pending one. A rank copies only what it
+    writes. The next save uses that memory again; it is not freed.
 
-    The thread calls HDF5 from time to time, and h5py allows one thread at a time to do so. The thread never waits for
-    the disk, or for another thread, inside such a call. A program that reads data through h5py is therefore not
-    blocked. The thread makes no MPI calls.
+    No thread makes MPI calls. The one of replica 0 never waits for the disk inside a call of HDF5, of which h5py allows
+    one at a time: a program that reads data through h5py is not blocked.
 
     A program waits for the file at its end, but an error is then only logged, not raised: call `PendingSave.wait`
     for the last save. A program that fails waits for one second at most; the earlier file of that name
@@ -113,15 +132,8 @@ def save_async(
 
     Parameters
     ----------
-    state : nested mappings, sequences and dataclasses, or iterable of Variable
-        Variables, arrays of any library and numbers. The name of each is its path, as ``"dense/kernel"``. A variable
-        in a sequence has its own name.
-    path : path
-        Path of the file. An existing file is replaced. The directory is created if it does not exist.
-    differing : {"error", "chief"}
-        What to do with arrays and numbers that are not equal on all ranks. With ``"chief"`` the file gets the values
-        of replica 0, and nothing is compared. PyTorch's DDP needs it for a model with batch norm, whose running
-        averages differ.
+    state, path, differing, own
+        As of `save`.
 
     Returns
     -------
@@ -130,13 +142,8 @@ def save_async(
 
     Raises
     ------
-    ValueError
-        If there are no variables, two have the same name, one has no single value (ON_READ with NONE), or the path is
-        a URL. On every replica, if names, shapes or dtypes differ between replicas, or the contents of an array.
-    TypeError
-        If an element is neither a Variable, an array of numbers nor a number.
-    RuntimeError
-        In a replica context, or while another strategy is current.
+    ValueError, TypeError, RuntimeError
+        As `save`.
     OSError
         On every replica, if the file of an earlier `save_async` could not be written and no call has raised that
         yet. No save begins then. Errors of this save are raised by ``wait()``, or by the next save.
@@ -156,14 +163,17 @@ def save_async(
     >>> folder.cleanup()
     """
     file = local_path(path)
-    named = names.named(names.as_structure(state))
-    topology, replicas = _prepared(named, "save_async", differing)
-    values = _values(named, topology, replicas, differing)
-    return pending_save.begin(topology, replicas.is_chief, values, file)
+    named, parts = names.divided(state, own)
+    topology, replicas = _prepared(named, "save_async", differing, parts, file)
+    arrays_, values, alone = _values(named, topology, replicas, differing, parts)
+    prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, arrays_, values, file)
+    if alone:
+        prepare = partial(by_all.begin_alone, values, file) if replicas.is_chief else None
+    return pending_save.begin(topology, replicas.is_chief, file, prepare)
 
 
-def load(state: Any, path: str | os.PathLike[str]) -> None:
-    """Load a file that `save` wrote into variables and arrays. Collective; replica 0 reads.
+def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
+    """Load a file that `save` wrote into variables and arrays. Collective; replica 0 reads, each rank its own parts.
 
     Every variable gets its value as by ``assign`` in cross-replica context: a variable that is summed when
     read gets its share for the current number of replicas. Virtual replicas get their own values back, if as many of
@@ -175,6 +185,9 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     state : nested mappings, sequences and dataclasses, or iterable of Variable
         The variables and arrays to load, under the names that `save` gives them. The file may have more.
     path : path
+    own : nested mappings and sequences, optional
+        What `save` had as ``own``, which is filled: as many ranks or replicas get their parts back. A block gets its
+        box of the dataset, on any number of ranks.
 
     Raises
     ------
@@ -183,8 +196,8 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     TypeError
         If an array cannot be changed: one of JAX, a read-only one, a number. Use `load_arrays`.
     ValueError
-        On every replica, if the file lacks a variable or has it with another shape or dtype. Also if names, shapes or
-        dtypes differ between replicas.
+        On every replica, if the file lacks a variable or has it with another shape or dtype, or has the parts of
+        another number of ranks. Also if names, shapes or dtypes differ between replicas.
     mpistrat.data.DataFileError
         On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError
@@ -209,9 +222,9 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
     >>> folder.cleanup()
     """
     file = local_path(path)
-    named = names.named(names.as_structure(state))
-    names.require_fillable(named)
-    topology, replicas = _prepared(named, "load")
+    named, parts = names.divided(state, own)
+    names.require_fillable(named, parts)
+    topology, replicas = _prepared(named, "load", parts=parts)
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         likes = _likes(named)
@@ -219,7 +232,8 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
             likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
         if replicas.is_virtual:
             likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
-        found = loaded_arrays(topology, replicas, likes, file)
+        found = loaded_arrays(topology, replicas, likes, file) if likes else {}
+        filled = by_all.read_own(topology, replicas, parts, file)
         if replicas.is_chief and BLAS in found and (found[BLAS] != _own_blas()).any():
             _log.warning(
                 "%s was saved with another BLAS, kernel or number of threads (%s) than is used now (%s): weights may "
@@ -233,6 +247,8 @@ def load(state: Any, path: str | os.PathLike[str]) -> None:
                     each.write("assign", part)
             else:
                 leaf.assign(found[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, found[name])
+        for target, value in filled:
+            arrays.fill(target, value)
     except MismatchError:
         raise
     except BaseException as error:
@@ -276,6 +292,7 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     """
     file = local_path(path)
     named = {} if like is None else names.named(like)
+    names.refuse_own(named)
     topology, replicas = _prepared(named, "load_arrays")
     sequence = topology.lock.sequence
     try:
@@ -297,19 +314,27 @@ def _like(value: np.ndarray, leaf: Any) -> Any:
     return value.item() if type(leaf) in (bool, int, float, complex) else arrays.from_host(value, leaf)
 
 
-def _prepared(named: Mapping[str, Any], what: str, differing: str = "error") -> tuple[Topology, ReplicaGroup]:
+def _prepared(
+    named: Mapping[str, Any],
+    what: str,
+    differing: str = "error",
+    parts: Mapping[str, Own | Block] = {},
+    file: Path | None = None,
+) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
     if differing not in ("error", "chief"):
         raise ValueError(f"differing must be 'error' or 'chief', not {differing!r}")
     topology, replicas = ranks_of(named.values(), what)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
-    structures.agree(topology, what, "of", tuple(named))
+    structures.agree(topology, what, "of", (*named, *parts))
     kinds = tuple(
         (leaf.synchronization.name, leaf.aggregation.name) if isinstance(leaf, Variable) else "array"
         for leaf in named.values()
     )
     likes = tuple((like.dtype, like.shape) for like in _likes(named).values())
-    structures.agree(topology, what, "of", likes, kinds, *([] if differing == "error" else [differing]))
+    own = tuple("a block" if isinstance(each, Block) else ("own", each.by_replica) for each in parts.values())
+    more = [*([] if differing == "error" else [differing]), *([] if file is None else ["to", str(file)])]
+    structures.agree(topology, what, "of", likes, kinds, own, *more)
     pending_save.finish(topology)
     return topology, replicas
 
@@ -348,33 +373,45 @@ def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _values(
-    named: Mapping[str, Any], topology: Topology, replicas: ReplicaGroup, differing: str
-) -> dict[str, np.ndarray]:
-    """Return the values to save on the chief, as views where possible, and an empty dict on other ranks."""
+    named: Mapping[str, Any],
+    topology: Topology,
+    replicas: ReplicaGroup,
+    differing: str,
+    parts: Mapping[str, Own | Block],
+) -> tuple[dict[str, NewArray], dict[str, Any], bool]:
+    """Return the arrays of a new file, this rank's values, as views if possible, and whether one rank writes."""
+    like = {name: (each.dtype, each.shape) for name, each in _likes(named).items()}
+    new = {name: NewArray(*each) for name, each in like.items()}
+    alone = not parts and by_all.is_small(topology, new)
     found, own = {}, {}
     compares = differing == "error" and topology.size > 1
     of_several_ranks = (
         replicas.by_rank and topology.size > replicas.size
-    )  # whose variables no strategy keeps equal
+    )  # no strategy keeps their variables equal
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
-        value = arrays.numpy_or_cupy(leaf) if is_variable else leaf  # of some, collective
-        is_compared = compares and (of_several_ranks or not is_variable)
-        if replicas.is_chief or is_compared:
-            found[name] = np.asarray(arrays.to_host(value), order="C")
-            if is_compared:
-                own[name] = found[name]
-    if replicas.is_virtual and replicas.is_chief:
+        value = arrays.numpy_or_cupy(leaf)  # of some variables, collective
+        if not arrays.on_gpu(value) or (alone and replicas.is_chief):
+            value = np.asarray(arrays.to_host(value), order="C")
+        found[name] = value
+        if compares and (of_several_ranks or not is_variable):
+            own[name] = np.asarray(arrays.to_host(value), order="C")
+    if replicas.is_virtual:
+        new[BLAS] = NewArray(np.dtype(np.uint8), (BLAS_BYTES,), 0)
         found[BLAS] = _own_blas()
     for name in _differing(named, replicas):
+        dtype, shape = like[name]
+        new[PARTS + name] = NewArray(dtype, (replicas.size, *shape), 0)
         leaf = named[name]
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
-        parts = leaf.distribute_strategy.gather(copies, 0, dst=0)
-        if replicas.is_chief:
-            found[PARTS + name] = parts
+        found[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=0)
     if own:
         _refuse_differing(own, topology)
-    return found if replicas.is_chief else {}
+    if parts:
+        more, values = by_all.new_arrays(topology, replicas, parts)
+        new.update(more)
+        found.update(values)
+    return new, found, alone
 
 
 def _own_blas() -> np.ndarray:

@@ -1,14 +1,15 @@
-"""Writing arrays to a checkpoint file.
+"""Writing arrays to a checkpoint file, by one rank or by several.
 
-HDF5 assigns the place of an array in the file. Its bytes are written there directly, without HDF5 and without the lock
-of h5py. A thread that reads through h5py meanwhile waits for microseconds, never for the disk. The index that HDF5
+HDF5 assigns the places of the arrays in the file. Their bytes are written there directly, without HDF5 and without the
+lock of h5py. A thread that reads through h5py meanwhile waits for microseconds, never for the disk. The index that HDF5
 writes stays in memory until the arrays are in the file. Its last write makes the file a valid HDF5 file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ import h5py
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
+from mpistrat.data.write.boxes import write_box
 from mpistrat.process.atomic_file import appearing
 from mpistrat.training.checkpoint.disk_writer import disk_writer
+from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
     DTYPE,
     FORMAT,
+    OF_BOXES,
     PIECE_BYTES,
     WRITTEN,
     checksum,
@@ -30,8 +34,6 @@ from mpistrat.training.checkpoint.format import (
 )
 from mpistrat.training.checkpoint.sparse_file import SparseFile
 
-_PIECE = 4 << 20
-_MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10
 
@@ -41,54 +43,119 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
 
     Raise OSError if the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
-    try:
+    arrays = {name: NewArray(value.dtype, value.shape) for name, value in values.items()}
+    with explained(arrays, path):
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-        with appearing(path, replace=True) as temporary:
-            _write(values, temporary)
+        shares = divided(arrays, [0], 1)
+        with appearing(path, replace=True) as temporary, contextlib.closing(FileIndex(arrays)) as layout:
+            temporary.touch(exist_ok=False)
+            share = [(part, values[part.name]) for part in shares[0]]
+            layout.finish(temporary, shares, {0: write_share(temporary, share, layout.places, arrays)})
+
+
+@contextlib.contextmanager
+def explained(arrays: Mapping[str, NewArray], path: Path) -> Iterator[None]:
+    """Let an OSError say that this file was not written, and how large it is."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None:
             raise
-        nbytes = sum(value.nbytes for value in values.values())
+        nbytes = sum(array.nbytes for array in arrays.values())
         what = f"{os.strerror(error.errno)}, so a checkpoint of {nbytes} bytes was not written"
         raise OSError(error.errno, what, str(path)) from error
 
 
-def _write(values: Mapping[str, np.ndarray], path: Path) -> None:
-    piece = _PIECE
-    while piece * _MOST_PIECES < max(value.nbytes for value in values.values()):
-        piece *= 2
-    index = SparseFile()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def write_share(
+    path: Path,
+    share: Sequence[tuple[RankPart, np.ndarray]],
+    places: Mapping[str, int],
+    arrays: Mapping[str, NewArray],
+    sync: bool = False,
+) -> list[int]:
+    """Write the parts of one rank to a file that exists, and return their checksums in order.
+
+    The array of a part is contiguous. ``places`` are those of `FileIndex`.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
+        checksums, piece = [], piece_of(arrays)
         with disk_writer(descriptor) as writer:
-            with h5py.File(
-                index,
-                "w",
-                libver=FORMAT,
-                alignment_threshold=_PAGE,
-                alignment_interval=_PAGE,
-                meta_block_size=_INDEX_BLOCK,
-            ) as file:
-                datasets = []
-                for value, dataset in _datasets(file, values):
-                    datasets.append(dataset)
-                    if value.nbytes:
-                        writer.put(as_bytes(value).data, dataset.get_offset())
-                for (name, value), dataset in zip(values.items(), datasets, strict=True):
-                    _set_checksums(dataset, _checksums(name, value, piece))
-                file.attrs[PIECE_BYTES] = np.int64(piece)
-                file.attrs[CHECKSUM] = np.bytes_(WRITTEN)
-            for offset, data in index.written():
-                writer.put(memoryview(data), offset)
+            for part, value in share:
+                if part.box is None and value.nbytes:
+                    writer.put(as_bytes(value).data, places[part.name] + part.start)
+            for part, value in share:
+                data = as_bytes(value).data
+                step = piece if part.box is None else max(1, len(data))
+                checksums += [
+                    checksum(data[start : start + step], part.name)
+                    for start in range(0, max(1, len(data)), step)
+                ]
+                if part.box is not None:
+                    write_box(descriptor, value, part.box.offset, arrays[part.name].shape, places[part.name])
             writer.settle()
-        os.ftruncate(descriptor, index.size)
+        if sync:
+            os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
+        return checksums
     finally:
         os.close(descriptor)
 
 
-def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-    """Create the datasets. Yield each array and its dataset."""
+class FileIndex:
+    """The index of a new file, in memory. ``places`` has the offset of each array, 0 if it has no bytes."""
+
+    def __init__(self, arrays: Mapping[str, NewArray]):
+        self._arrays, self._piece = arrays, piece_of(arrays)
+        self._memory = SparseFile()
+        self._file = h5py.File(
+            self._memory,
+            "w",
+            libver=FORMAT,
+            alignment_threshold=_PAGE,
+            alignment_interval=_PAGE,
+            meta_block_size=_INDEX_BLOCK,
+        )
+        self._datasets = dict(_datasets(self._file, arrays))
+        self.places = {name: dataset.get_offset() or 0 for name, dataset in self._datasets.items()}
+
+    def finish(
+        self, path: Path, shares: Mapping[int, Sequence[RankPart]], checksums: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Write the index, with what `write_share` returned on each rank, to a file in which all shares are."""
+        found: dict[str, list[Any]] = {name: [] for name in self._arrays}
+        for rank, parts in shares.items():
+            values = iter(checksums.get(rank, ()))
+            for part in parts:
+                own = [next(values) for _ in range(part.pieces(self._piece))]
+                found[part.name] += own if part.box is None else [(*part.box.offset, *part.box.shape, *own)]
+        for name, (_, shape, _, boxes) in self._arrays.items():
+            numbers = np.array(found[name], np.uint64)
+            if boxes:
+                self._file[OF_BOXES + name] = numbers.reshape(-1, 2 * len(shape) + 1)
+            else:
+                _set_checksums(self._datasets[name], numbers)
+        self._file.attrs[PIECE_BYTES] = np.int64(self._piece)
+        self._file.attrs[CHECKSUM] = np.bytes_(WRITTEN)
+        self.close()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            with disk_writer(descriptor) as writer:
+                for offset, data in self._memory.written():
+                    writer.put(memoryview(data), offset)
+                writer.settle()
+            os.ftruncate(descriptor, self._memory.size)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close HDF5's file in memory."""
+        self._datasets.clear()
+        self._file.close()
+
+
+def _datasets(file: h5py.File, arrays: Mapping[str, NewArray]) -> Iterator[tuple[str, Any]]:
+    """Create the datasets. Yield each name and its dataset."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -96,19 +163,13 @@ def _datasets(file: h5py.File, values: Mapping[str, np.ndarray]) -> Iterator[tup
     link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     link.set_create_intermediate_group(True)
     link.set_char_encoding(h5py.h5t.CSET_UTF8)
-    for name, value in values.items():
-        kind = h5py.h5t.py_create(stored(value.dtype), logical=True)
-        space = h5py.h5s.create_simple(value.shape) if value.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    for name, (dtype, shape, *_) in arrays.items():
+        kind = h5py.h5t.py_create(stored(dtype), logical=True)
+        space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
         dataset = h5py.h5d.create(file.id, name.encode(), kind, space, creation, link)
-        if stored(value.dtype) != value.dtype:
-            h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(value.dtype.name)
-        yield value, dataset
-
-
-def _checksums(name: str, value: np.ndarray, piece: int) -> np.ndarray:
-    data = as_bytes(value).data
-    starts = range(0, max(1, len(data)), piece)
-    return np.array([checksum(data[start : start + piece], name) for start in starts], np.uint64)
+        if stored(dtype) != dtype:
+            h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(dtype.name)
+        yield name, dataset
 
 
 def _set_checksums(dataset: Any, values: np.ndarray) -> None:
