@@ -22,7 +22,7 @@ from mpistrat.process.program_end import EndStep
 from mpistrat.record import end_mark, layout, observers, read
 from mpistrat.record import ring as trace
 from mpistrat.record.layout import Phase, Word
-from mpistrat.record.writers import Flight, Texts, Writer, fill_header, mapped
+from mpistrat.record.writers import Flight, RecordWriter, Texts, fill_header, mapped
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
 _KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
@@ -32,7 +32,7 @@ class FlightRecord:
     """The record of one process. Rank and size are those in its job.
 
     ``path`` is the file, None if other processes cannot read the record. ``join``, ``step`` and ``phase`` are as of
-    `Writer`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
+    `RecordWriter`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
     """
 
     def __init__(self, rank: int, size: int):
@@ -50,7 +50,7 @@ class FlightRecord:
         self._seconds[Word.HEARTBEAT] = self._seconds[Word.PHASE_SINCE] = time.monotonic()
         self._texts.write(layout.JOB, proc.batch_job())
         self._note_launch(size)
-        self._writer = Writer(self._memory, self._texts)
+        self._writer = RecordWriter(self._memory, self._texts)
         self.join, self.step, self.phase = self._writer.join, self._writer.step, self._writer.phase
         self._stacks = descriptor
         words[Word.MAGIC] = layout.MAGIC

@@ -204,7 +204,7 @@ class Flight:
         "_writer",
     )
 
-    def __init__(self, writer: Writer, index: int, token: int):
+    def __init__(self, writer: RecordWriter, index: int, token: int):
         self._writer, self._index, self._token = writer, index, token
         self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
         self._at, self._inside = _EVENTS, False
@@ -271,7 +271,7 @@ class Flight:
         self._writer.words[self._home - 3] = 0
 
 
-class Writer:
+class RecordWriter:
     """What a process writes to the memory of its record while it runs.
 
     ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry: a different
