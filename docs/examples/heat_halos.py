@@ -1,19 +1,22 @@
 """Solve the heat equation on a plate whose rows are divided over the ranks.
 
-    mpistrat run -n 4 docs/examples/heat_halos.py --plot heat.png
+    mpistrat run -n 4 docs/examples/heat_halos.py --plot heat.png --output heat.h5
 
 Each rank holds a block of rows, and one row of each neighbour: the halo. A step needs only these, so each rank
-sends two messages per step. The result has the same bits for any number of ranks.
+sends two messages per step. All ranks append their rows to the output file. The result has the same bits for any number
+of ranks.
 """
 
 import argparse
+import contextlib
 
 import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.data import Writer
 
-ROWS, COLUMNS, STEPS = 97, 128, 400
+ROWS, COLUMNS, STEPS, EVERY = 97, 128, 400, 50
 RATE = 0.2  # conductivity * time step / area of a cell; the scheme is stable up to 0.25
 
 
@@ -41,16 +44,22 @@ def exchange_halos(comm, block):
     comm.Sendrecv(block[-2], dest=below, recvbuf=block[0], source=above)
 
 
-def solve(strategy, plate, steps):
-    """Return the plate after the steps, on every rank."""
+def solve(strategy, plate, steps, writer=None):
+    """Return the plate after the steps, on every rank. Append it to a file from time to time."""
     comm = strategy.comm  # the communicator for messages of your own
     cells = np.array_split(np.arange(1, len(plate) - 1), comm.size)[comm.rank]
     block = plate[cells[0] - 1 : cells[-1] + 2].copy()  # the rows of this rank, and a halo on both sides
-    for _ in range(steps):
+    own = block[
+        int(comm.rank > 0) : len(block) - int(comm.rank < comm.size - 1)
+    ]  # with the edges of the plate
+    for step in range(steps):
+        if writer is not None and step % EVERY == 0:
+            writer.append("temperature", own, attributes={"rate": RATE})
+            writer.append("step", step)
+            writer.flush()  # from now on other programs see it
         exchange_halos(comm, block)
         advance(block)
-    inner = strategy.gather(block[1:-1], axis=0)  # blocks may have different lengths
-    return np.concatenate([plate[:1], inner, plate[-1:]])
+    return strategy.gather(own, axis=0)  # blocks may have different lengths
 
 
 def plot(before, after, ranks, path):
@@ -70,11 +79,14 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--plot", metavar="FILE", help="draw the plate before and after")
     parser.add_argument("--check", action="store_true", help="compare with the whole plate on one rank")
+    parser.add_argument("--output", metavar="FILE", help=f"append the plate to a file every {EVERY} steps")
     options = parser.parse_args()
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     before = hot_discs()
-    after = solve(strategy, before, STEPS)
+    output = Writer(options.output, overwrite=True) if options.output else contextlib.nullcontext()
+    with output as writer:
+        after = solve(strategy, before, STEPS, writer)
     if strategy.is_chief:
         print(f"heat {after.sum():.6f} of {before.sum():.6f}, maximum {after.max():.6f} after {STEPS} steps")
         if options.check:

@@ -27,6 +27,7 @@ ALL = f"""
 import runpy, sys
 for name in {list(PROGRAMS)}:
     sys.argv = [name, *(["--check", "--plot", name + ".png"] if "--check" in sys.argv else [])]
+    sys.argv += ["--output", "heat.h5"] if name == "heat_halos" else []
     runpy.run_path({str(EXAMPLES)!r} + "/" + name + ".py", run_name="__main__")
 """
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data.write.sparse_file import SparseFile
 from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import checksum
 from mpistrat.training.checkpoint.read import read
-from mpistrat.training.checkpoint.sparse_file import SparseFile
 from mpistrat.training.checkpoint.write import write
 
 DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ">f4", ">i2", "S3", [("a", "i4"), ("b", "f8", 2)]]

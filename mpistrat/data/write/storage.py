@@ -22,9 +22,9 @@ class Storage:
     def __init__(self, chunk: int | None, compress: str | None):
         self.chunk, self.compress = chunk, compress
         self.chunked = chunk is not None or compress is not None
-        self._filters: dict[str, Any] = {}
+        self.filters: dict[str, Any] = {}
         if compress is not None:
-            self._filters = {"shuffle": True, **_filter(compress)}
+            self.filters = {"shuffle": True, **_filter(compress)}
 
     def chunk_rows(self, column: NewColumn) -> int:
         """Return the number of rows of a chunk."""
@@ -60,7 +60,7 @@ class Storage:
         return {name: self._create(file, name, column, rows) for name, column in columns.items()}
 
     def _create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
-        options = dict(self._filters)
+        options = dict(self.filters)
         if self.chunked or rows is None:
             longest = self.chunk_rows(column)
             options["chunks"] = (longest if rows is None else max(1, min(longest, rows)), *column.shape)

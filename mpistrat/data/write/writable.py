@@ -14,6 +14,7 @@ from mpistrat.arrays.arrays import as_numpy, refuse_masked
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.options import INFINITE_CARDINALITY
+from mpistrat.data.write.block import Block
 
 _UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
 
@@ -145,6 +146,10 @@ def named(tree: Any) -> dict[str, Any]:
 def _array(name: str, value: Any) -> Any:
     """Return a value with NumPy's dtype. Arrays that have one, of files for instance, are read in runs later."""
     refuse_masked(value)
+    if isinstance(value, Block):
+        raise TypeError(
+            f"dataset {name!r}: a Block is a part of an array, not rows; fix: append it by a Writer"
+        )
     if hasattr(value, "columns"):
         raise TypeError(
             f"dataset {name!r}: a table has columns of several dtypes; fix: give "
@@ -167,7 +172,9 @@ def column_of(name: str, array: Any) -> NewColumn:
     Raise TypeError if HDF5 has no such type. Raise ValueError if the array is a scalar.
     """
     if not array.shape:
-        raise ValueError(f"{name!r} is a scalar, but axis 0 must be the axis of the samples")
+        raise ValueError(
+            f"{name!r} is a scalar, but axis 0 must be the axis of the samples; a Writer appends scalars and blocks"
+        )
     attributes = dict(array.attrs) if isinstance(array, h5py.Dataset) else {}
     return _column(name, array.dtype, array.shape[1:], attributes)
 

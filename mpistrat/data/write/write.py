@@ -134,8 +134,8 @@ def _checked(
     check_targets(targets, by, chunk, compress, overwrite)
     if is_stream(rows, 1):
         raise ValueError(
-            "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length "
-            "without batch()"
+            "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
+            "batch(); a Writer appends the steps of a simulation"
         )
     return Contribution(targets[0], random_access(rows), Storage(chunk, compress), overwrite)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.write.boxes import write_box
+from mpistrat.data.write.sparse_file import SparseFile
 from mpistrat.process.atomic_file import appearing
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
@@ -32,7 +33,6 @@ from mpistrat.training.checkpoint.format import (
     checksum,
     stored,
 )
-from mpistrat.training.checkpoint.sparse_file import SparseFile
 
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10

@@ -1,5 +1,6 @@
 """A strategy's limit of time holds in every call that communicates: one that is not listed here fails a test."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -65,6 +66,10 @@ class Case:
 def chief_first(case):
     with case.strategy.chief_first():
         pass
+
+
+def writer(case):
+    data.Writer(case.path.with_name("v.h5"), strategy=case.strategy)
 
 
 def variable(case):
@@ -168,6 +173,10 @@ CALLS = {
     "training.save": lambda case: training.save([case.mirrored], case.path),
     "training.save_async": lambda case: training.save_async([case.mirrored], case.path),
     "PreemptionCheckpointHandler.save_checkpoint_if_preempted": preempted,
+    "Writer": writer,
+    "Writer.append": lambda case: case.writer.append("u", np.ones(2)),
+    "Writer.close": lambda case: case.writer.close(),
+    "Writer.flush": lambda case: case.writer.flush(),
     "DistributedIterator.get_next": lambda case: next(iter(case.stream)),
     "DistributedIterator.get_next_as_optional": lambda case: case.streamed.get_next_as_optional(),
     "DistributedDataset.reduce": lambda case: case.stream.reduce(0, lambda state, batch: state),
@@ -249,6 +258,7 @@ LOCAL = [
     "PendingAllReduce.test",
     "PendingAllReduce.wait",
     "PendingAllReduce.wait_for_mpi",
+    "Writer.steps",
     "training.progress",
 ]
 
@@ -270,6 +280,7 @@ CLASSES = {
     "PendingSave": PendingSave,
     "History": training.History,
     "PendingAllReduce": PendingAllReduce,
+    "Writer": data.Writer,
 }
 
 
@@ -287,7 +298,7 @@ def test_every_public_call_is_listed():
     found |= {
         f"training.{name}" for name in training.__all__ if not isinstance(getattr(training, name), type)
     }
-    found.add("Variable")
+    found |= {"Variable", "Writer"}
     kinds = {f"Variable.{name}" for kind in (MirroredVariable, SyncOnReadVariable) for name in public(kind)}
     listed = {*CALLS, *LOCAL, *AS_SUM}
     assert (found | kinds) - listed == set()
@@ -308,6 +319,15 @@ def test_every_public_call_is_listed():
 )
 def test_rank_that_does_not_come_is_named(name, tmp_path):
     case = Case(tmp_path)
+    with contextlib.ExitStack() as stack:
+        if name.startswith("Writer."):
+            case.writer = data.Writer(case.path.with_name("u.h5"), strategy=case.strategy)
+            # As after an error: without the other ranks.
+            stack.callback(case.writer.__exit__, None, TimeoutError(), None)
+        require_named(case, name)
+
+
+def require_named(case, name):
     case.hurry()
     if RANK < SIZE - 1:
         with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0.2 s"):

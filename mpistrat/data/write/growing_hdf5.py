@@ -1,0 +1,295 @@
+"""An HDF5 file that grows by steps, and is whole on the disk after each commit.
+
+HDF5 changes its metadata in place, in several writes: a program that is killed between two of them leaves a file that
+cannot be opened. Its SWMR mode orders these writes, but leaves a mark in the file of a killed program, which plain
+readers refuse, and neither large blocks of metadata nor a power failure keep the order. So nothing is changed in place
+here. A commit adds new metadata at the end: the groups, datasets and attributes as HDF5 writes them (it works in
+memory, behind a hole as long as the file), and those nodes of the chunk indexes that are new (B-trees of version 1,
+section III.A.1 of the HDF5 file format). Then, between two syncs, one write of 40 bytes of the superblock replaces the
+end of the file and the address of the root group. Before it the file has the old steps, after it the new ones. A reader
+that opened the file earlier goes on with the steps of that time. A commit adds about 2 KiB, and 4 KiB for each dataset
+with new chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, naming
+from mpistrat.data.hdf5.locate import chunk_index
+from mpistrat.data.hdf5.open_file import opened
+from mpistrat.data.write.boxes import write_box
+from mpistrat.data.write.sparse_file import SparseFile
+from mpistrat.data.write.step_series import StepSeries
+from mpistrat.data.write.storage import Storage
+from mpistrat.process.atomic_file import appearing, write_all
+
+_FIRST = 4096  # where the first commit begins, behind what HDF5 lays down when it makes a file
+_VERSION_0 = b"\x89HDF\r\n\x1a\n\0"  # of the superblock; it has no checksum
+_END = 40  # bytes of it before the end of the file, which the address of the root group follows
+_CHILDREN = 64  # of a node, which a superblock of version 0 implies
+_UNDEFINED = b"\xff" * 8
+_PAGE = 4096
+_CODES = {None: [], "gzip": [2, 1], "zstd": [2, 32015]}  # of HDF5's filters: shuffle, then the compression
+
+
+class GrowingHdf5:
+    """The file as one rank has it open. All ranks call `put` and `store` in the same order, and rank 0 `commit`."""
+
+    whole_steps = True  # a chunk is a step, unless it is compressed
+
+    def __init__(self, path: Path, compress: str | None):
+        self._path, self._codes = path, _CODES[compress]
+        self._filters = Storage(None, compress).filters
+        self.guard = path
+        self.end = _FIRST
+        self._trees: dict[str, _ChunkTree] = {}
+        self._descriptor = -1
+
+    def make(self, replace: bool) -> None:
+        """Make a file without steps. Raise FileExistsError if there is one, unless it may be replaced."""
+        with appearing(self._path, replace) as temporary:
+            self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                self.commit({}, {})
+            finally:
+                self.close()
+
+    def attach(self) -> int:
+        """Open the file. Return where the next chunk may begin, which rank 0 knows."""
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        return self.end
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def found(self) -> tuple[list[StepSeries], dict[str, Any]]:
+        """Return the datasets and the attributes of the file. Raise DataFileError if no such writer has made it."""
+        series: list[StepSeries] = []
+        others: list[str] = []
+
+        def look(name: str, item: Any) -> None:
+            one = self._series_of(name, item) if isinstance(item, h5py.Dataset) else None
+            if one is not None:
+                series.append(one)
+            elif not isinstance(item, h5py.Group) or item.attrs:
+                others.append(name)
+
+        with opened(str(self._path)) as file, naming(f"file {str(self._path)!r}"):
+            if Path(self._path).read_bytes()[: len(_VERSION_0)] != _VERSION_0:
+                others.append("its superblock")
+            file.visititems(look)
+            attributes = dict(file.attrs)
+        if others:
+            raise DataFileError.of_file(str(self._path), not_of_writer(others))
+        self.end = os.path.getsize(self._path)
+        return series, attributes
+
+    def _series_of(self, name: str, item: h5py.Dataset) -> StepSeries | None:
+        """Return a dataset of the file as `create` and `commit` made it, None if it is another one."""
+        creation, chunk = item.id.get_create_plist(), item.chunks
+        codes = [creation.get_filter(i)[0] for i in range(creation.get_nfilters())]
+        if (
+            not chunk
+            or item.maxshape[0] is not None
+            or codes not in ([], self._codes)
+            or item.dtype.hasobject
+        ):
+            return None
+        series = StepSeries(name, item.dtype, item.shape[1:], chunk)
+        series.compressed = bool(codes)
+        in_runs = chunk[2:] == item.shape[2:] and (chunk[0] == 1 or series.cells == 1)
+        index = chunk_index(item, f"file {str(self._path)!r}, dataset {name!r}")
+        series.steps = series.committed = item.shape[0]
+        if not (in_runs or codes) or len(index.numbers) != -(-series.steps // chunk[0]) * series.cells:
+            return None
+        self._trees[name] = _ChunkTree(series, np.stack([index.offsets, index.sizes, index.masks], 1).ravel())
+        series.attributes.update(item.attrs)
+        series.place = int(index.offsets[-series.cells])
+        return series
+
+    def create(self, series: StepSeries) -> None:
+        """Take a new dataset. Raise an error of h5py if HDF5 cannot make it."""
+        self._metadata({series.name: series}, {}, {})
+        self._trees[series.name] = _ChunkTree(series)
+
+    def check(self, attributes: Mapping[str, Any]) -> None:
+        """Raise an error of h5py if HDF5 cannot store these attributes."""
+        self._metadata({}, attributes, {})
+
+    def put(self, series: StepSeries, values: np.ndarray, rank: int) -> None:
+        """Write this rank's block of the next step where it belongs. Raise OSError if that fails."""
+        row, slot = divmod(series.steps, series.chunk[0])
+        nbytes = series.cells * series.chunk_bytes
+        if slot == 0:
+            series.place = self._room(nbytes, _PAGE if nbytes >= _PAGE else 8)
+            for cell in range(series.cells) if series.name in self._trees else ():
+                place = series.place + cell * series.chunk_bytes
+                self._trees[series.name].record(row * series.cells + cell, place, series.chunk_bytes)
+        if series.shape or rank == 0:
+            place = series.place + slot * (nbytes // series.chunk[0])
+            write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, place)
+
+    def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
+        """Compress the chunks that this rank has of the next step, and write them. Collective.
+
+        Raise OSError if writing fails.
+        """
+        mine = {cell: self._compressed(chunk) for cell, chunk in chunks.items()}
+        everyone = ranks.all_gather_object([(cell, len(data), mask) for cell, (mask, data) in mine.items()])
+        places = {}
+        for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
+            places[cell] = self._room(nbytes, 1)
+            if series.name in self._trees:
+                self._trees[series.name].record(
+                    series.steps * series.cells + cell, places[cell], nbytes, mask
+                )
+        for cell, (_, data) in mine.items():
+            write_all(self._descriptor, data, places[cell])
+
+    def _compressed(self, chunk: np.ndarray) -> tuple[int, bytes]:
+        """Return a mask of the filters that HDF5 has skipped, and the bytes of a chunk behind the others."""
+        with h5py.File(f"{id(self)}.h5", "w", driver="core", backing_store=False) as file:
+            made = file.create_dataset("x", data=chunk, chunks=chunk.shape, **self._filters)
+            found: tuple[int, bytes] = made.id.read_direct_chunk((0,) * chunk.ndim)
+            return found
+
+    def _room(self, nbytes: int, alignment: int) -> int:
+        place = -(-self.end // alignment) * alignment
+        self.end = place + nbytes
+        return place
+
+    def sync(self) -> None:
+        """Bring what this rank has written to the disk. Raise OSError if that fails."""
+        os.fdatasync(self._descriptor)
+
+    def commit(self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
+        """Make all steps part of the file, which are on the disk already. Return where the next chunk may begin."""
+        is_new = self.end == _FIRST
+        roots = {name: self._trees[name].root(self._append) for name in series}
+        superblock, metadata, root = self._metadata(series, attributes, roots)
+        self._append(metadata)
+        if is_new:
+            write_all(self._descriptor, superblock, 0)
+        self.sync()  # before the next write, which HDF5 believes
+        write_all(self._descriptor, struct.pack("<Q8sQQQ", self.end, _UNDEFINED, 0, root, 0), _END)
+        self.sync()
+        return self.end
+
+    def _append(self, data: bytes) -> int:
+        place = self._room(len(data), 8)
+        write_all(self._descriptor, data, place)
+        return place
+
+    def _metadata(
+        self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any], roots: Mapping[str, int]
+    ) -> tuple[bytes, bytes, int]:
+        """Return a superblock, groups and datasets that are to lie at the end of the file, and where their root is."""
+        start, memory = -(-self.end // 8) * 8, SparseFile()
+        headers: dict[str, int] = {}
+        with h5py.File(memory, "w", libver="earliest", meta_block_size=0) as file:
+            hole = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            hole.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            hole.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            h5py.h5d.create(file.id, b"-", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((start,)), hole)
+            root = file.create_group("root")
+            root.attrs.update(attributes)
+            for name, each in series.items():
+                made = root.create_dataset(
+                    name,
+                    (each.steps, *each.shape),
+                    each.dtype,
+                    chunks=each.chunk,
+                    maxshape=(None, *each.shape),
+                    **(self._filters if each.compressed else {}),
+                )
+                made.attrs.update(each.attributes)
+                headers[name] = h5py.h5o.get_info(made.id).addr
+            address = h5py.h5o.get_info(root.id).addr
+        image, superblock = bytearray(memory.size - start), b""
+        for offset, data in memory.written():
+            if offset >= start:
+                image[offset - start : offset - start + len(data)] = data
+            elif offset == 0:
+                superblock = data
+        for name, place in roots.items():
+            each = series[name]
+            sizes = *each.chunk, each.dtype.itemsize
+            layout = struct.pack(f"<BBB8s{len(sizes)}I", 3, 2, len(sizes), _UNDEFINED, *sizes)
+            at = image.index(layout, headers[name] - start) + 3
+            image[at : at + 8] = struct.pack("<Q", place)
+        return superblock, bytes(image), address
+
+
+class _ChunkTree:
+    """The index of the chunks of a dataset. Nodes whose chunks do not change any more are written once."""
+
+    def __init__(self, series: StepSeries, chunks: Any = ()):
+        self._series = series
+        self._chunks = array("Q", chunks)  # place, bytes and skipped filters of each
+        self._nodes: list[list[int]] = []  # the places of nodes that do not change, by level
+        self._root: int | None = None
+
+    def record(self, number: int, place: int, nbytes: int, mask: int = 0) -> None:
+        """Note where a chunk lies: the next one, or an earlier one that has moved."""
+        self._chunks[3 * number : 3 * number + 3] = array("Q", (place, nbytes, mask))
+        self._root = None
+
+    def root(self, append: Callable[[bytes], int]) -> int:
+        """Return the place of the root, after writing new nodes by ``append(data)``."""
+        if self._root is not None:
+            return self._root
+        chunks = np.array(self._chunks, np.uint64).reshape(-1, 3)
+        children: Any = chunks[:, 0]
+        final = (
+            self._series.steps // self._series.chunk[0] * self._series.cells
+        )  # children that do not change
+        level, span = 0, 1
+        while level == 0 or len(children) > 1:
+            if level == len(self._nodes):
+                self._nodes.append([])
+            kept, new = self._nodes[level], list[int]()
+            for first in range(_CHILDREN * len(kept), len(children), _CHILDREN):
+                part = children[first : first + _CHILDREN]
+                place = append(self._node(level, span, first, part, chunks))
+                (kept if first + _CHILDREN <= final else new).append(place)
+            children, final = [*kept, *new], len(kept)
+            level, span = level + 1, span * _CHILDREN
+        self._root = children[0]
+        return children[0]
+
+    def _node(self, level: int, span: int, first: int, children: Sequence[int], chunks: np.ndarray) -> bytes:
+        """Return a node whose children have ``span`` chunks each. Keys are what lies left and right of a child."""
+        series, count = self._series, len(children)
+        numbers = np.minimum((first + np.arange(count + 1)) * span, len(chunks))
+        axes = len(series.chunk)
+        keys = np.zeros(
+            _CHILDREN + 1,
+            [("bytes", "<u4"), ("mask", "<u4"), ("offset", "<u8", (axes + 1,)), ("child", "<u8")],
+        )
+        keys["bytes"][:count], keys["mask"][:count] = chunks[numbers[:-1], 1:].T
+        keys["child"][:count] = children
+        places = np.unravel_index(numbers, (int(numbers[-1]) // series.cells + 1, *series.grid))
+        keys["offset"][: count + 1, :-1] = np.stack(places, 1) * series.chunk
+        head = struct.pack("<4sBBH8s8s", b"TREE", 1, level, count, _UNDEFINED, _UNDEFINED)
+        return head + keys.tobytes()[:-8]
+
+
+def not_of_writer(names: Sequence[str]) -> str:
+    """Return what is wrong with a file that has other contents than a `Writer` makes."""
+    shown = ", ".join(map(repr, names[:5]))
+    return (
+        f"mode 'a' goes on with files that a Writer with the same compress= has made, and {shown} is not of that kind; "
+        "fix: write another file, or give the compress= of the first run"
+    )

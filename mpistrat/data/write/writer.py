@@ -1,0 +1,431 @@
+"""Output of simulations: datasets that grow by steps, written by all ranks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from mpistrat import context
+from mpistrat.arrays.arrays import as_numpy
+from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.write.block import Block
+from mpistrat.data.write.boxes import Box, require_cover
+from mpistrat.data.write.by_all_ranks import all_or_raise, writers
+from mpistrat.data.write.growing_hdf5 import GrowingHdf5
+from mpistrat.data.write.growing_zarr import GrowingZarr
+from mpistrat.data.write.step_series import StepSeries, rows_of_a_chunk
+from mpistrat.data.write.writable import column_of
+from mpistrat.data.write.write import check_targets
+from mpistrat.process import mpi
+from mpistrat.process.local_path import local_path
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
+from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.topology import Topology
+
+_SMALL = 64 << 10  # bytes of a chunk that has several steps
+_LARGEST, _LARGEST_COMPRESSED = (4 << 30) - 1, 16 << 20  # bytes of a chunk
+_GUARDED = 1 << 40  # a byte that no file has, whose lock is that of the writer
+_CREATE, _COMMIT = operation("Writer: make a dataset"), operation("Writer: commit the steps")
+_EXCHANGE = operation("Writer: exchange rows")
+_Result = TypeVar("_Result")
+
+
+def _ranks_of(writer: Writer) -> Topology:
+    return writer._ranks
+
+
+class _Own(NamedTuple):
+    """What a rank gives to a step. ``box`` is None if the blocks of the ranks lie side by side."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    box: Box | None
+    global_shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        where = "" if self.box is None else f" at {self.box.offset} of {self.global_shape}"
+        return f"{self.dtype} {self.shape}{where}"
+
+
+class Writer:
+    """A file to which all ranks append the steps of a simulation. A context manager.
+
+    Each name is a dataset whose first axis grows by one with every step. After `flush` the file is whole: other
+    programs read the steps so far while it grows, and if this one is killed at any moment, they remain. All methods but
+    `steps` are collective.
+
+    Parameters
+    ----------
+    path : path
+        The same on all ranks. A folder of Zarr (version 2 of the format) if it ends in ``.zarr``, else one HDF5 file.
+    mode : {"w", "a"}
+        Whether to make a new file, or to go on with one that a `Writer` has made, if there is one.
+    overwrite : bool
+        Whether mode ``"w"`` may replace an existing file.
+    compress : {"gzip", "zstd"}, optional
+        How to compress datasets whose steps have more than 32 KiB. Each rank compresses its own block, in HDF5 after
+        the shuffle filter. ``"zstd"`` needs the package hdf5plugin, or numcodecs for Zarr.
+    attributes : dict, optional
+        Attributes of the file. Those of rank 0 count.
+    strategy : Strategy, optional
+        Whose ranks write. By default those of the current strategy, and without one all ranks of the job.
+
+    Raises
+    ------
+    ValueError
+        On every rank, if the arguments differ between the ranks or are wrong.
+    FileExistsError, FileNotFoundError, PermissionError
+        On every rank, as for other files.
+    DataFileError
+        In mode ``"a"``, if the file is damaged, or has other contents than a `Writer` makes.
+    OSError
+        If another program is writing to the file, or a rank cannot write to files that rank 0 makes in this folder.
+
+    Notes
+    -----
+    In HDF5, ranks write their boxes where these belong, without parallel HDF5. A chunk is one step, or 64 KiB of small
+    steps. With ``compress``, and in Zarr, it is one rank's block of a step. Blocks of one size are the fastest, then:
+    where chunks do not end with blocks, ranks exchange rows.
+
+    A flush takes two syncs of the disk and, in HDF5, 2 KiB of the file, and 4 KiB for each dataset. Do not flush small
+    steps one by one.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = pathlib.Path(folder.name) / "heat.h5"
+    >>> with Writer(path, attributes={"rate": 0.2}) as writer:
+    ...     for step in range(3):
+    ...         writer.append("u", np.full((2, 4), step), attributes={"unit": "K"})
+    ...         writer.append("time", 0.1 * step)
+    ...         writer.flush()
+    >>> import h5py
+    >>> with h5py.File(path) as file:
+    ...     file["u"].shape, file["time"].shape
+    ((3, 2, 4), (3,))
+    >>> folder.cleanup()
+    """
+
+    _path = Path()
+    _store: Any = None  # a GrowingHdf5 or GrowingZarr
+    _guard: Any = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mode: Literal["w", "a"] = "w",
+        *,
+        overwrite: bool = False,
+        compress: Literal["gzip", "zstd"] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        strategy: Any = None,
+    ):
+        if strategy is None and not context.is_default():
+            strategy = context.current().strategy
+        self._ranks: Topology = (
+            Topology.of(mpi.start().COMM_WORLD) if strategy is None else strategy.extended.engine.topology
+        )
+        self._closed = False
+        self._failure: Exception | None = None
+        self._attributes = dict(attributes or {})
+
+        def described() -> tuple[Any, ...]:
+            self._path = local_path(path)
+            if mode not in ("w", "a"):
+                raise ValueError(f"mode must be 'w' or 'a', not {mode!r}")
+            check_targets([self._path], "rows", None, compress, overwrite or mode == "a")
+            kind = GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5
+            self._store = kind(self._path, compress)
+            self._store.check(self._attributes)
+            return os.fspath(path), mode, overwrite, compress
+
+        self._ranks.lock.compare(operation("Writer"))  # within the limit of time, which the next call has not
+        everyone = all_or_raise(self._ranks, described)
+        for rank, each in enumerate(everyone):
+            if each != everyone[0]:
+                raise ValueError(
+                    f"the ranks must write one file in the same way, but rank {rank} has {each} and rank 0 has "
+                    f"{everyone[0]} (path, mode, overwrite, compress)"
+                )
+        able, folder = writers(self._ranks, self._path.parent), self._path.parent
+        if len(able) < self._ranks.size:
+            raise OSError(
+                f"only the ranks {ranges(able)} of {self._ranks.size} can write to files that rank 0 makes in "
+                f"{folder}; fix: write to a folder that all nodes share"
+            )
+        try:
+            begin = partial(self._begin, mode == "a", overwrite)
+            self._series = all_or_raise(self._ranks, begin if self._ranks.rank == 0 else dict)[0]
+            self._store.end = all_or_raise(self._ranks, self._store.attach)[0]
+        except BaseException:
+            self._release()
+            raise
+        self._compress, self._continued = compress is not None, bool(self._series)
+
+    def _begin(self, goes_on: bool, overwrite: bool) -> dict[str, StepSeries]:
+        """Make the file, or see what it has, and keep others from writing to it."""
+        found: list[StepSeries] = []
+        goes_on = goes_on and self._path.exists()
+        if not goes_on:
+            self._store.make(overwrite)
+        if self._store.guard.exists():
+            self._guard = self._store.guard.open("r+b")
+            try:
+                fcntl.lockf(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _GUARDED)
+                fcntl.flock(self._guard, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 then opens it for reading only
+            except (BlockingIOError, PermissionError):
+                raise OSError(errno.EAGAIN, "another program writes to it", str(self._path)) from None
+            except OSError:  # of a file system without locks
+                pass
+        if goes_on:
+            found, attributes = self._store.found()
+            self._attributes = {**attributes, **self._attributes}
+        return {each.name: each for each in found}
+
+    @whole(_ranks_of, "Writer.append")
+    def append(self, name: str, block: Any, *, attributes: Mapping[str, Any] | None = None) -> None:
+        """Append one step to a dataset. The step is in the file after the next `flush`.
+
+        Parameters
+        ----------
+        name : str
+            Name of the dataset, in which ``/`` separates groups. All ranks append to the same one.
+        block : array, Block or number
+            This rank's part of the step. Arrays of the ranks lie side by side along their axis 0, in the order of the
+            ranks. A `Block` says where it lies. A number must be the same on all ranks. Every step of a dataset has
+            the same blocks, and a dtype that converts safely to that of the first one.
+        attributes : dict, optional
+            Attributes of the dataset, to add or to replace. Those of rank 0 count.
+
+        Raises
+        ------
+        DatasetMismatchError
+            On every rank, if a block differs from those of other ranks or of earlier steps in dtype or shape, or an
+            existing file has other datasets. This is a ValueError.
+        ValueError
+            On every rank, if blocks overlap or leave out elements, a number differs between ranks, or a name is wrong.
+        TypeError
+            On every rank, if the elements are strings, objects or times: `write_hdf5` writes strings.
+        MismatchError
+            On every rank, if one of them appends to another dataset, or makes another call.
+        OSError
+            On every rank, if this step or an earlier one cannot be written, for example because the disk is full. It
+            may come with the next call only. The steps that were flushed remain.
+        """
+
+        def check() -> tuple[Operation, tuple[_Own, np.ndarray]]:
+            own, values = self._own(name, block)
+            if attributes is not None:
+                self._store.check(attributes)
+            described = operation("Writer.append", repr(name))
+            if not own.shape and own.box is None:
+                described = Operation("Writer.append", repr(name), repr(values[()]))
+            return described, (own, values)
+
+        own, values = self._meet("Writer.append", check)
+        series = self._series.get(name)
+        if series is None or not series.boxes:
+            series = self._laid_out(name, self._ranks.all_gather_object(own))
+        series.attributes.update(attributes or {})
+        values = values.astype(series.dtype, copy=False)
+        try:
+            if series.compressed:
+                self._store.store(series, self._chunks(series, values), self._ranks)
+            else:
+                self._store.put(series, values, self._ranks.rank)
+        except OSError as error:  # the next call raises it on all ranks
+            self._failure = error
+        series.steps += 1
+
+    @whole(_ranks_of, "Writer.flush")
+    def flush(self) -> None:
+        """Make all steps so far part of the file, on the disk. Readers that open it later see them.
+
+        Raise OSError on every rank if that fails. The file then has the steps of the last flush.
+        """
+        self._flush("Writer.flush")
+
+    @whole(_ranks_of, "Writer.close")
+    def close(self) -> None:
+        """Flush, and close the file. A second call does nothing. Raise as `flush`."""
+        if not self._closed:
+            try:
+                self._flush("Writer.close")
+            finally:
+                self._release()
+
+    def steps(self, name: str) -> int:
+        """Return how many steps a dataset has, with those of an existing file. Not collective."""
+        return self._series[name].steps if name in self._series else 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # After an error of this rank, others may wait in any call: only the end of the program reaches them.
+        if error is None:
+            self.close()
+        else:
+            self._release()
+
+    def _flush(self, what: str) -> None:
+        self._meet(what, lambda: (operation(what), None))
+        try:
+            all_or_raise(self._ranks, self._store.sync)
+            commit = partial(self._store.commit, self._series, self._attributes)
+            self._store.end = self._ranks.on_first(commit, _COMMIT)
+        except MismatchError:
+            raise
+        except Exception as error:
+            self._failure = error
+            raise
+        for each in self._series.values():
+            each.committed = each.steps
+
+    def _chunks(self, series: StepSeries, values: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the chunks of a step that this rank compresses, with their numbers. Collective."""
+        size, rank = self._ranks.size, self._ranks.rank
+        parts: list[list[Any]] = [[] for _ in range(size)]
+        for cell, box, here in series.parts(rank):
+            parts[cell % size].append((cell, box, values[here]))
+        own, parts[rank] = parts[rank], []
+        with self._ranks.lock.turn(_EXCHANGE):
+            received = [own, *self._ranks.world.alltoall(parts)]
+        chunks: dict[int, np.ndarray] = {}
+        for cell, box, part in itertools.chain.from_iterable(received):
+            if cell not in chunks:
+                chunks[cell] = np.zeros(series.chunk, series.dtype)
+            where = tuple(slice(o, o + n) for o, n in zip(*box, strict=True))
+            chunks[cell][0][where] = part
+        return chunks
+
+    def _release(self) -> None:
+        self._closed = True
+        for each in (self._store, self._guard):
+            if each is not None:
+                each.close()
+
+    def _meet(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
+        """Return the second result of a function when the first one is the same on all ranks.
+
+        If it raises on one rank, all ranks raise its error.
+        """
+        failure: Exception | None = None
+        result: Any = None
+        described = refused = operation(what, "refused")
+
+        def settle() -> None:
+            if failure is not None:
+                raise failure
+
+        try:
+            if self._closed:
+                raise ValueError(f"{self._path} is closed: append in the with block")
+            if self._failure is not None:
+                raise self._failure
+            described, result = check()
+        except Exception as error:
+            failure = error
+        all_come = False
+        try:
+            self._ranks.lock.compare(described)
+        except MismatchError as error:
+            refusals = [each.description == str(refused) for each in error.said]
+            all_come = any(refusals) and all(each.name == what for each in error.said)
+            if not all_come:
+                raise
+        if all_come:
+            all_or_raise(self._ranks, settle)
+        settle()
+        return result
+
+    def _own(self, name: str, block: Any) -> tuple[_Own, np.ndarray]:
+        """Return what a rank gives, and its array. Raise if that does not fit the earlier steps."""
+        if not isinstance(name, str) or any(not part or part[0] == "." for part in name.split("/")):
+            raise ValueError(
+                f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}"
+            )
+        box: Box | None = None
+        whole_shape: tuple[int, ...] = ()
+        if isinstance(block, Block):
+            box, whole_shape, block = Box(block.offset, block.shape), block.global_shape, block.array
+        array = as_numpy(block)
+        own = _Own(array.dtype, array.shape, box, whole_shape)
+        series = self._series.get(name)
+        if series is None or not series.boxes:
+            if array.dtype.kind in "OSTU" or column_of(name, array[np.newaxis]).dtype.hasobject:
+                raise TypeError(
+                    f"{name!r}: {array.dtype} has no fixed size; fix: write strings by write_hdf5"
+                )
+            return own, array
+        mine = series.boxes[self._ranks.rank]
+        same = array.shape == mine.shape and (box is None or (box, whole_shape) == (mine, series.shape))
+        if not same or not (array.size == 0 or np.can_cast(array.dtype, series.dtype, "safe")):
+            raise DatasetMismatchError(
+                f"{name!r}: step {series.steps} has a block {own}, and earlier steps had "
+                f"{_Own(series.dtype, mine.shape, mine, series.shape)}; fix: give each step the same block"
+            )
+        return own, array
+
+    def _laid_out(self, name: str, parts: Sequence[_Own]) -> StepSeries:
+        """Return the series of a dataset, whose first step the ranks give. Collective."""
+        boxes, shape, dtype = _boxes(name, parts)
+        series, known = self._series.get(name), ", ".join(map(str, self._series.values()))
+        if self._continued if series is None else (series.dtype, series.shape) != (dtype, shape):
+            raise DatasetMismatchError(
+                f"{self._path} has {known}, but the ranks append {name!r} {dtype} {shape}; fix: append steps of these "
+                "names, dtypes and shapes, or write another file"
+            )
+        if series is None:
+            if any(f"{one}/".startswith(f"{name}/") or name.startswith(f"{one}/") for one in self._series):
+                raise ValueError(f"{name!r} would be a group and a dataset; the file has {known}")
+            steps = max(1, _SMALL // (math.prod(shape) * dtype.itemsize))
+            compressed = self._compress and steps == 1  # a chunk of several steps changes
+            part, largest = shape, _LARGEST
+            if compressed or not self._store.whole_steps:
+                part = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
+                largest = _LARGEST_COMPRESSED
+            series = StepSeries(name, dtype, shape, (steps, *rows_of_a_chunk(name, dtype, part, largest)))
+            series.compressed = compressed
+            self._ranks.on_first(partial(self._store.create, series), _CREATE)
+            self._series[name] = series
+        series.boxes = boxes
+        return series
+
+
+def _boxes(name: str, parts: Sequence[_Own]) -> tuple[list[Box], tuple[int, ...], np.dtype]:
+    """Return the box of each rank, the global shape and the dtype. Raise if the parts do not fit together."""
+    one = next((rank for rank, part in enumerate(parts) if 0 not in part.shape), None)
+    if one is None:
+        raise ValueError(f"{name!r}: the blocks of all ranks are empty, and a step must have an element")
+    first = parts[one]
+    for rank, part in enumerate(parts):
+        sizes = part.shape if first.box is None else (0, *part.global_shape)
+        wanted = first.shape if first.box is None else (0, *first.global_shape)
+        alike = (len(sizes), sizes[1:], part.box is None) == (len(wanted), wanted[1:], first.box is None)
+        if not alike or (part.dtype != first.dtype and 0 not in part.shape):
+            raise DatasetMismatchError(
+                f"{name!r}: rank {rank} has a block {part}, and rank {one} has {first}; fix: give blocks of one dtype "
+                "that fit together along axis 0, or a Block on every rank"
+            )
+    if first.box is not None:
+        boxes = [part.box for part in parts if part.box is not None]
+        require_cover(name, boxes, first.global_shape)
+        return boxes, first.global_shape, first.dtype
+    if not first.shape:
+        return [Box((), ())] * len(parts), (), first.dtype
+    starts = [0, *itertools.accumulate(part.shape[0] for part in parts)]
+    rest = first.shape[1:]
+    boxes = [Box((start, *[0] * len(rest)), part.shape) for start, part in zip(starts, parts, strict=False)]
+    return boxes, (starts[-1], *rest), first.dtype

@@ -1,0 +1,167 @@
+"""Tests of files that grow by steps: what a program leaves that ends at any write, and files with many chunks."""
+
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from mpistrat.data import Writer
+from mpistrat.data.write import boxes, growing_hdf5
+from mpistrat.data.write.boxes import Box
+from mpistrat.data.write.growing_hdf5 import GrowingHdf5
+from mpistrat.data.write.step_series import StepSeries
+
+
+def series_of(name, shape, chunk):
+    series = StepSeries(name, np.dtype("f8"), shape, chunk)
+    series.boxes = [Box((0,) * len(shape), shape)]
+    return series
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = GrowingHdf5(tmp_path / "f.h5", None)
+    file.make(replace=False)
+    file.attach()
+    yield file
+    file.close()
+
+
+@pytest.mark.parametrize("flushes", [[5000], [1, 63, 64, 65, 4095, 4096, 4097, 4098, 4160, 8193, 9000]])
+@pytest.mark.parametrize("chunk", [(1, 1, 3), (1, 2, 3)])
+def test_indexes_of_several_levels(file, tmp_path, flushes, chunk):
+    series = series_of("u", (2, 3), chunk)
+    file.create(series)
+    values = np.random.default_rng(0).random((flushes[-1], 2, 3))
+    for flush in flushes:
+        while series.steps < flush:
+            file.put(series, values[series.steps], 0)
+            series.steps += 1
+        file.commit({"u": series}, {})
+        with h5py.File(tmp_path / "f.h5") as found:
+            assert found["u"].id.get_num_chunks() == flush * series.cells
+            np.testing.assert_array_equal(found["u"][()], values[:flush])
+    file.close()
+    with h5py.File(tmp_path / "f.h5", "r+") as found:  # HDF5 goes on with such an index
+        found["u"].resize(len(values) + 100, axis=0)
+        found["u"][-100:] = values[:100]
+        found["other"] = 1
+    with h5py.File(tmp_path / "f.h5") as found:
+        np.testing.assert_array_equal(found["u"][()], np.concatenate([values, values[:100]]))
+
+
+class Disk:
+    """A file as the disk has it: of the writes since the last sync it may have any part."""
+
+    def __init__(self, path):
+        self.synced, self.later, self.states = path.read_bytes(), [], []
+
+    def write(self, data, offset):
+        self.later.append((offset, bytes(data)))
+        self.states.append((self.synced, list(self.later)))
+
+    def sync(self):
+        self.synced, self.later = applied(self.synced, self.later), []
+
+
+def applied(content, writes):
+    content = bytearray(content)
+    for offset, data in writes:
+        content.extend(bytes(max(0, offset + len(data) - len(content))))
+        content[offset : offset + len(data)] = data
+    return bytes(content)
+
+
+def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
+    """Killed after each write, and without power after each: any of the writes since the last sync are lost then."""
+    disk, draw = Disk(tmp_path / "f.h5"), np.random.default_rng(0)
+    write = growing_hdf5.write_all
+
+    def noted(descriptor, data, offset):
+        disk.write(data, offset)
+        write(descriptor, data, offset)
+
+    for module in (growing_hdf5, boxes):
+        monkeypatch.setattr(module, "write_all", noted)
+    monkeypatch.setattr(growing_hdf5.os, "fdatasync", lambda descriptor: disk.sync())
+    known = {"u": series_of("u", (3,), (1, 3)), "g/few": series_of("g/few", (), (8,))}
+    values = {"u": draw.random((90, 3)), "g/few": draw.random(90)}
+    committed, seen = [0], 0
+    for step in range(90):
+        for name, series in known.items():
+            if step == 0:
+                file.create(series)
+            file.put(series, values[name][step], 0)
+            series.steps += 1
+        if step % 7 == 0:
+            file.sync()
+            file.commit(known, {"step": step})
+            committed.append(step + 1)
+        states, disk.states = disk.states, []
+        for synced, later in states:
+            lost = [each for each in later if draw.random() < 0.5]
+            torn = [*later[:-1], (later[-1][0], later[-1][1][: draw.integers(0, 5000) // 4096 * 4096])]
+            for kept in (later, lost, torn if len(later[-1][1]) > 4096 else later):
+                (tmp_path / "left.h5").write_bytes(applied(synced, kept))
+                with h5py.File(tmp_path / "left.h5") as found:
+                    lengths = {len(found[name]) if name in found else 0 for name in known}
+                    assert len(lengths) == 1
+                    assert lengths <= set(committed[-2:]) | {step + 1}
+                    seen += 1
+                    for name in known if lengths != {0} else ():
+                        np.testing.assert_array_equal(found[name][()], values[name][: len(found[name])])
+    assert seen > 500
+
+
+PROGRAM = """
+import sys
+from mpistrat.data import Writer
+try:
+    Writer(sys.argv[1], "a")
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["f.h5", "f.zarr"])
+def test_two_programs_do_not_write_to_one_file(tmp_path, name):
+    def second():
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / name)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+    with Writer(tmp_path / name) as writer:
+        writer.append("u", 1)
+        assert "another program writes to it" in second()
+        if name == "f.h5":
+            with pytest.raises(OSError, match="lock"):
+                h5py.File(tmp_path / name, "r+")
+            h5py.File(tmp_path / name).close()
+    assert second() == ""
+    with Writer(tmp_path / name, "a") as writer:
+        writer.append("u", 2)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_file_that_hdf5_has_open_for_writing(tmp_path):
+    with Writer(tmp_path / "f.h5") as writer:
+        writer.append("u", 1)
+    with h5py.File(tmp_path / "f.h5", "r+"), pytest.raises(OSError, match="another program writes to it"):
+        Writer(tmp_path / "f.h5", "a")
+
+
+def test_what_hdf5_has_changed_stays(tmp_path):
+    path = tmp_path / "f.h5"
+    with Writer(path) as writer:
+        writer.append("u", np.arange(3))
+    with h5py.File(path, "r+") as file:
+        file.attrs["note"] = "seen"
+        file["u"].attrs["unit"] = "K"
+        file["u"].resize(2000, axis=0)
+    with Writer(path, "a") as writer:
+        writer.append("u", np.arange(3) + 1)
+    with h5py.File(path) as file:
+        assert dict(file.attrs) | dict(file["u"].attrs) == {"note": "seen", "unit": "K"}
+        np.testing.assert_array_equal(file["u"][()], [[0, 1, 2], *[[0] * 3] * 1999, [1, 2, 3]])
