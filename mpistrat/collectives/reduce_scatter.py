@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
+from mpistrat.collectives.algorithms.tree import shares_of_one_each
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.fixed_tree import combine_tree
 from mpistrat.collectives.arithmetic.operations import COMBINE, Op
+from mpistrat.collectives.packing import new_array
 from mpistrat.collectives.pieces import cut, lay
-from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
+Parts = Sequence[Sequence[np.ndarray]]
+_BY_ROWS = ("ordered", "exact", "tree")  # which combine the values of all ranks at once
 # Smaller parts go by MPI_Reduce_scatter, in fewer and larger steps than those of a ring.
 _RING_BYTES = 8 << 10
 
@@ -38,27 +45,77 @@ def reduce_scatter(
     TypeError if values of this dtype cannot be reduced by ``op``.
     """
     rows = rows_of_ranks(value, topology.size)
-    wire = dtypes.accumulator(value.dtype, op)
     flat = np.ascontiguousarray(value).reshape(-1)
     width = math.prod(value.shape[1:])
     ends = [0, *itertools.accumulate([each * width for each in rows])]
-    parts = [flat[first:last] for first, last in itertools.pairwise(ends)]
-    tiers = topology.size > 1 and topology.memory is not None and len(set(topology.ranks_per_node)) == 1
-    # The agreement between nodes takes two barriers, so this slot would be in use again after it.
-    meets = tiers and len(flat) > 0 and len(topology.nodes) == 1
+    parts = [[flat[first:last]] for first, last in itertools.pairwise(ends)]
     what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
+    total = reduce_parts(topology, op, value.dtype, parts, what, None, timeout_seconds)
+    return total.reshape(rows[topology.rank], *value.shape[1:])
+
+
+def reduce_parts(
+    topology: Topology,
+    op: Op,
+    dtype: np.dtype,
+    parts: Parts,
+    what: Operation,
+    algorithm: str | None,
+    timeout_seconds: float | None,
+    rows_of: Callable[[np.ndarray], list[np.ndarray]] | None = None,
+) -> np.ndarray:
+    """Return the reduction of this rank's part as one flat array. The ranks compare ``what``.
+
+    ``parts`` are this rank's values: for each rank, the flat arrays of ``dtype`` of which it gets the reduction. Their
+    lengths are the same on all ranks. With the algorithms "ordered", "exact" and "tree" the bits are those of the
+    all-reduce. If the arrays of all ranks lie in memory that these share, ``rows_of`` returns what each rank has in
+    the place of one of this rank's arrays. Raise TypeError if values of this dtype cannot be reduced by ``op``.
+    """
+    wire = dtypes.accumulator(dtype, op)
+    one_node = topology.memory is not None and len(topology.nodes) == 1
+    by_rows = algorithm in _BY_ROWS
+    even = topology.memory is not None and len(set(topology.ranks_per_node)) == 1
+    tiers = topology.size > 1 and even and (one_node or not by_rows)
+    # The agreement between nodes takes two barriers, so this slot would be in use again after it.
+    meets = rows_of is not None or (tiers and one_node and any(map(len, itertools.chain(*parts))))
     with np.errstate(all="ignore"), topology.lock.turn(what, meets, timeout_seconds):
         if topology.size == 1:
-            total = flat.astype(wire)
+            total = _joined(parts[0], dtype).astype(wire)
+        elif rows_of is not None:
+            topology.lock.meet()
+            total, done = new_array(sum(map(len, parts[topology.rank])), wire), 0
+            for array in parts[topology.rank]:
+                into = total[done : done + len(array)]
+                _combine(topology, COMBINE[op], rows_of(array), into, algorithm)
+                done += len(array)
+            topology.lock.meet()  # before a rank writes to its arrays again
         elif tiers:
-            total = _on_two_tiers(topology, COMBINE[op], parts, wire)
+            total = _on_two_tiers(topology, COMBINE[op], parts, dtype, wire, algorithm)
+        elif by_rows:
+            total = _by_rows(topology, COMBINE[op], parts, dtype, wire, algorithm)
         else:
-            total = _by_mpi(topology, COMBINE[op], parts, wire)
+            total = _by_mpi(topology, COMBINE[op], [_joined(each, dtype) for each in parts], wire)
         if op is ReduceOp.MEAN:
             total = divide(total, topology.size)
-    return total.astype(dtypes.result(value.dtype, op), copy=False).reshape(
-        rows[topology.rank], *value.shape[1:]
-    )
+    return total.astype(dtypes.result(dtype, op), copy=False)
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, dtype), *arrays])
+
+
+def _combine(
+    topology: Topology, combine: np.ufunc, rows: list[np.ndarray], out: np.ndarray, algorithm: str | None
+) -> None:
+    """Write the combination of all ranks' rows to ``out``, as the all-reduce of this algorithm adds them."""
+    if algorithm == "exact" and combine is np.add and out.dtype.kind in "fc":
+        exact_sum_of_rows(rows, out)
+    elif algorithm == "tree":
+        shares = shares_of_one_each(topology)
+        parts = {tree: row for (tree,), row in zip(shares.of_rank, rows, strict=True)}
+        combine_tree(combine, parts, shares.tree, out)
+    else:
+        combine_rows(combine, rows, out)
 
 
 def rows_of_ranks(value: Any, size: int) -> list[int]:
@@ -72,29 +129,62 @@ def rows_of_ranks(value: Any, size: int) -> list[int]:
 
 
 def _on_two_tiers(
-    topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype
+    topology: Topology,
+    combine: np.ufunc,
+    parts: Parts,
+    dtype: np.dtype,
+    wire: np.dtype,
+    algorithm: str | None,
 ) -> np.ndarray:
     """Combine inside each node the parts that each rail needs, then combine these along the rails."""
     memory = topology.memory
     assert memory is not None
-    rails = [[parts[rank] for rank in sorted(rail)] for rail in zip(*topology.nodes, strict=True)]
-    mine = rails[memory.rank]
-    total, done = np.empty(sum(map(len, mine)), wire), 0
-    dtype = parts[0].dtype
+    of_rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
+    rails = [[*itertools.chain(*(parts[rank] for rank in rail))] for rail in of_rails]
+    total, done = new_array(sum(map(len, rails[memory.rank])), wire), 0
     room = memory.slot_bytes // dtype.itemsize // memory.size
     for pieces in itertools.zip_longest(*(cut(rail, room) for rail in rails), fillvalue=()):
         own, slots = memory.slots(dtype, room * memory.size)
+        mine = pieces[memory.rank]
         for i, piece in enumerate(pieces):
-            lay(piece, own[i * room : (i + 1) * room])
+            if i != memory.rank or len(mine) > 1:  # one array is combined where it is
+                lay(piece, own[i * room : (i + 1) * room])
         topology.lock.meet()
-        count = sum(len(part) for _, part in pieces[memory.rank])
+        count = sum(len(part) for _, part in mine)
         if count:
             first = memory.rank * room
             rows = [slot[first : first + count] for slot in slots]
-            combine_rows(combine, rows, total[done : done + count])
+            if len(mine) == 1:
+                rows[memory.rank] = mine[0][1]
+            _combine(topology, combine, rows, total[done : done + count], algorithm)
             done += count
-    ends = [0, *itertools.accumulate(map(len, mine))]
+    ends = [0, *itertools.accumulate(sum(map(len, parts[rank])) for rank in of_rails[memory.rank])]
     return _on_rail(topology, combine, [total[first:last] for first, last in itertools.pairwise(ends)])
+
+
+def _by_rows(
+    topology: Topology,
+    combine: np.ufunc,
+    parts: Parts,
+    dtype: np.dtype,
+    wire: np.dtype,
+    algorithm: str | None,
+) -> np.ndarray:
+    """Give each rank all ranks' values of its part, in rounds of bounded memory."""
+    total, done = np.empty(sum(map(len, parts[topology.rank])), wire), 0
+    room = max(1, topology.limits.chunk_bytes // dtype.itemsize // topology.size)
+    for pieces in itertools.zip_longest(*(cut(each, room) for each in parts), fillvalue=()):
+        counts = [sum(len(part) for _, part in piece) for piece in pieces]
+        send, count = np.concatenate([part for piece in pieces for _, part in piece]), counts[topology.rank]
+        rows = np.empty((topology.size, count), dtype)
+        topology.world.Alltoallv(
+            [as_bytes(send), np.multiply(counts, dtype.itemsize)],
+            [as_bytes(rows), np.full(topology.size, count * dtype.itemsize)],
+        )
+        if count:
+            _combine(topology, combine, [*rows], total[done : done + count], algorithm)
+            done += count
+    return total
 
 
 def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -288,6 +288,13 @@ def exact_sum_over_ranks(topology: Topology, rows: np.ndarray, receive: np.ndarr
         exact_sum([rows[:, part]], out[part], summands, exchange)
 
 
+def exact_sum_of_rows(rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Write the exact sum of all ranks' flat rows to ``out``, in its dtype, with the bits of `ExactAllReduce`."""
+    for start in range(0, len(out), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        exact_sum([_rows(row[part], out.dtype) for row in rows], _reals(out[part]), len(rows))
+
+
 def _reals(values: np.ndarray) -> np.ndarray:
     return values.view(values.real.dtype) if values.dtype.kind == "c" else values
 

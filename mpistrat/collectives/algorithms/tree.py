@@ -139,18 +139,17 @@ def _by_slices(
 
 
 class _OneEach(Slot):
-    """The shares of ranks that play one replica each, numbered in the order of nodes."""
-
     shares: Shares | None = None
 
-    @classmethod
-    def of(cls, topology: Topology) -> Shares:
-        slot = topology.slot(cls)
-        if slot.shares is None:
-            place = {rank: i for i, rank in enumerate(itertools.chain(*topology.nodes))}
-            blocks = [range(place[rank], place[rank] + 1) for rank in range(topology.size)]
-            slot.shares = Shares(topology, blocks)
-        return slot.shares
+
+def shares_of_one_each(topology: Topology) -> Shares:
+    """Return the shares of ranks that play one replica each, numbered in the order of nodes."""
+    slot = topology.slot(_OneEach)
+    if slot.shares is None:
+        place = {rank: i for i, rank in enumerate(itertools.chain(*topology.nodes))}
+        blocks = [range(place[rank], place[rank] + 1) for rank in range(topology.size)]
+        slot.shares = Shares(topology, blocks)
+    return slot.shares
 
 
 class TreeAllReduce(Algorithm):
@@ -173,4 +172,4 @@ class TreeAllReduce(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
-        reduce_by_tree(topology, _OneEach.of(topology), combine, [send], receive)
+        reduce_by_tree(topology, shares_of_one_each(topology), combine, [send], receive)

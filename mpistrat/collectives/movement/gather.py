@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,6 +186,44 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
         for rank, (piece, slot) in enumerate(zip(pieces, slots, strict=True)):
             if rank != memory.rank:
                 take(piece, slot)
+
+
+def all_gather_parts(
+    topology: Topology, parts: Sequence[Sequence[np.ndarray]], form: Hashable, timeout_seconds: float | None
+) -> None:
+    """Copy the bytes that each rank has in the arrays ``parts[rank]`` into these arrays of all ranks.
+
+    They are flat arrays of uint8, whose lengths are the same on all ranks. No rank needs more than the message of a
+    round beside them. The ranks compare ``form``. ``timeout_seconds`` is as in `CollectiveLock.turn`.
+    """
+    lengths = tuple(sum(map(len, each)) for each in parts)
+    one_node = topology.memory is not None and len(topology.nodes) == 1
+    what = operation("all_gather of parts", form, lengths)
+    with topology.lock.turn(what, one_node and any(lengths), timeout_seconds):
+        if one_node:
+            _exchange(topology, parts)
+        elif topology.memory is None or len(set(topology.ranks_per_node)) > 1:
+            _exchange_by_mpi(topology.world, topology.limits, parts)
+        else:
+            rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
+            on_rail = [parts[rank] for rank in rails[topology.memory.rank]]
+            _exchange_by_mpi(topology.rail, topology.limits, on_rail)
+            _exchange(topology, [[*itertools.chain(*(parts[rank] for rank in rail))] for rail in rails])
+
+
+def _exchange_by_mpi(comm: Any, limits: Limits, by_rank: Sequence[Sequence[np.ndarray]]) -> None:
+    """Copy the parts ``by_rank[i]`` of rank ``i`` to all ranks, as `_exchange` through messages."""
+    streams = [cut(parts, limits.chunk_bytes) for parts in by_rank]
+    for pieces in itertools.zip_longest(*streams, fillvalue=()):
+        counts = [sum(len(part) for _, part in piece) for piece in pieces]
+        ends = [*itertools.accumulate(counts)]
+        got = np.empty(ends[-1], np.uint8)
+        of_ranks = [got[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        lay(pieces[comm.rank], of_ranks[comm.rank])
+        comm.Allgatherv(mpi.start().IN_PLACE, [got, counts])
+        for rank, piece in enumerate(pieces):
+            if rank != comm.rank:
+                take(piece, of_ranks[rank])
 
 
 def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:

@@ -15,6 +15,7 @@ from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
+from mpistrat.collectives.reduce_scatter import Parts
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
@@ -204,6 +205,15 @@ class CrossDeviceOps:
         """Return a prepared `all_reduce` of arrays of these dtypes and shapes into one flat array, if there is one.
 
         Its result is ``out``. The ranks compare what `all_reduce` of ``out`` compares.
+        """
+        return None
+
+    def reduce_parts(
+        self, op: Op, dtype: np.dtype, parts: Parts, options: CommunicationOptions, form: Hashable
+    ) -> np.ndarray | None:
+        """Return the reduction of this rank's part, as `reduce_scatter.reduce_parts`; None if hooks see the arrays.
+
+        The ranks compare ``form``.
         """
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from operator import attrgetter
@@ -20,8 +21,10 @@ from mpistrat.collectives.on_host import reduction_of_arrays, reduction_of_joine
 from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, whole_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.packing import Key
+from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, component
 
@@ -114,6 +117,33 @@ class CollectiveAllReduce(CrossDeviceOps):
         except (TypeError, ValueError, NotImplementedError) as error:
             structures.refuse("all_reduce", topology, error, options.timeout_seconds)
             raise
+
+    def reduce_parts(
+        self, op: Op, dtype: np.dtype, parts: Parts, options: CommunicationOptions, form: Hashable
+    ) -> np.ndarray | None:
+        if self._has_own_hooks:
+            return None
+        algorithm = self._algorithm or options.algorithm
+        with structures.refusals("reduce_scatter", self._ranks, options.timeout_seconds):
+            wire = dtypes.accumulator(dtype, op)
+        if algorithm is not None:
+            self._choice.best(0, wire, algorithm)  # raises if it does not work here
+        lengths = tuple(sum(map(len, each)) for each in parts)
+        found = arena.homes(self._ranks, [*itertools.chain(*parts)]) if self._arenas else []
+        homes = {home and home.number: home for home in found}
+        home = homes.popitem()[1] if len(homes) == 1 and len(self._ranks.nodes) == 1 else None
+        number = home.number if home is not None and home.shared else None
+        what = operation(
+            "reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number
+        )
+
+        def rows_of(array: np.ndarray) -> list[np.ndarray]:
+            assert home is not None
+            (place,) = arena.places(home, [array])
+            return arena.rows(home, arena.Stretch(place, len(array), dtype), self._ranks.node.size)
+
+        how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
+        return reduce_parts(self._ranks, op, dtype, parts, *how)
 
     def _combine(
         self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
