@@ -34,7 +34,7 @@ class Adagrad(Optimizer):
     name : str, optional
     weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps
+    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------
@@ -71,6 +71,7 @@ class Adagrad(Optimizer):
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
         gradient_accumulation_steps: int | None = None,
+        shard_state: bool = False,
     ):
         super().__init__(
             learning_rate,
@@ -83,6 +84,7 @@ class Adagrad(Optimizer):
             ema_momentum=ema_momentum,
             ema_overwrite_frequency=ema_overwrite_frequency,
             gradient_accumulation_steps=gradient_accumulation_steps,
+            shard_state=shard_state,
         )
         if not initial_accumulator_value >= 0:
             raise ValueError(

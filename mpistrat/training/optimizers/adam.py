@@ -45,7 +45,7 @@ class Adam(Optimizer):
     name : str, optional
     weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps
+    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------
@@ -83,6 +83,7 @@ class Adam(Optimizer):
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
         gradient_accumulation_steps: int | None = None,
+        shard_state: bool = False,
     ):
         super().__init__(
             learning_rate,
@@ -95,6 +96,7 @@ class Adam(Optimizer):
             ema_momentum=ema_momentum,
             ema_overwrite_frequency=ema_overwrite_frequency,
             gradient_accumulation_steps=gradient_accumulation_steps,
+            shard_state=shard_state,
         )
         for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
             if not 0 <= beta < 1:
@@ -147,7 +149,7 @@ class AdamW(Adam):
     beta_1, beta_2, epsilon, amsgrad, name
         These and the remaining parameters are as for `Adam`.
     clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency
-    gradient_accumulation_steps
+    gradient_accumulation_steps, shard_state
 
     Raises
     ------
@@ -183,6 +185,7 @@ class AdamW(Adam):
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
         gradient_accumulation_steps: int | None = None,
+        shard_state: bool = False,
     ):
         super().__init__(
             learning_rate,
@@ -199,4 +202,5 @@ class AdamW(Adam):
             ema_momentum=ema_momentum,
             ema_overwrite_frequency=ema_overwrite_frequency,
             gradient_accumulation_steps=gradient_accumulation_steps,
+            shard_state=shard_state,
         )

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter, is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays import arrays
-from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.rule import Rule, blocks, for_update
-from mpistrat.values import IndexedSlices, ReduceOp
+from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined
 
 if TYPE_CHECKING:
     from mpistrat.collectives.reduction import Reduction
     from mpistrat.engine import Engine
-    from mpistrat.strategy import StrategyExtended
 
-_MOST = 64  # steps that are kept
 _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
@@ -60,18 +56,18 @@ class FlatStep:
     """The step of an elementwise optimizer for these variables and gradients of these dtypes.
 
     The ranks must give equal arguments, except for the arrays in the variables. Each variable is given once, with its
-    value on the host. The object keeps them alive. ``slots`` has the optimizer's state of each, and ``names`` what the
+    value on the host. The object keeps them alive. ``held`` has the memory of each, or of a part of it, and of the
+    optimizer's state of it, and ``names`` what the
     ranks compare besides dtypes and shapes. ``completed`` counts the steps. From ``least_alone`` bytes on a gradient is
     not joined with others.
 
-    The attribute ``form`` is what the ranks compare: a checksum, since the hash of many names and shapes would take as
-    long as a message. The attribute ``completed`` is the memory of the variable.
+    The attribute ``form`` is what the ranks compare, see `form_of`, and ``completed`` the memory of the variable.
     """
 
     def __init__(
         self,
         variables: Sequence[Variable],
-        slots: Sequence[Sequence[Variable]],
+        held: Sequence[Sequence[np.ndarray]],
         dtypes: Sequence[np.dtype],
         names: tuple[Hashable, ...],
         completed: Variable,
@@ -79,18 +75,13 @@ class FlatStep:
     ):
         self.variables = list(variables)
         self.completed = completed.own_copy()
-        self._values = [variable.own_copy() for variable in variables]
-        self._state = [[slot.own_copy() for slot in each] for each in slots]
+        self._values = [weights for weights, *_ in held]
+        self._state = [state for _, *state in held]
         kept: dict[Hashable, Any] = {}
         self.dtypes = list(dtypes)
         # Equal shapes are one object: cold, each object that a comparison reads costs 0.1 us.
         self.shapes = [kept.setdefault(value.shape, value.shape) for value in self._values]
-        compared = repr([*names, *map(str, self.dtypes), *self.shapes])
-        more = ", ..." if len(names) > _SHOWN else ""
-        self.form = (
-            f"of {', '.join(map(str, names[:_SHOWN]))}{more}",
-            Checksum(f"{zlib.crc32(compared.encode()):08x}"),
-        )
+        self.form = form_of(names, self.dtypes, self.shapes)
         groups: dict[Hashable, list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
             alone = value.size * dtype.itemsize >= least_alone
@@ -232,34 +223,11 @@ class FlatStep:
         return [found[i] for i in range(len(found))]
 
 
-class FlatSteps(Cache[Hashable, FlatStep]):
-    """Steps by their strategies and variables. A copy of an optimizer prepares its own.
-
-    ``last`` is the last step of variables that all had gradients, and ``owner`` the part of the strategy that made it.
-    """
-
-    __slots__ = ("last", "owner")
-
-    def __init__(self) -> None:
-        super().__init__(_MOST)
-        self.last: FlatStep | None = None
-        self.owner: StrategyExtended | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FlatSteps:
-        return FlatSteps()
-
-
-def may_join(
-    engine: Engine, slots: Mapping[int, Any], gradients: Sequence[Any], variables: Sequence[Variable]
-) -> bool:
-    """Return whether a `FlatStep` can make this step. Equal on all ranks if they give equal kinds of gradients."""
-    return (
-        engine.joins_arrays
-        and not engine.topology.compares_variables
-        and len(set(map(id, variables))) == len(variables)
-        and all(id(variable) in slots for variable in variables)
-        and all(variable.each_replica_writes for variable in variables)
-        and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
-        and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
-        and not engine.holds_buffer(gradients)
-    )
+def form_of(
+    names: Sequence[Hashable], dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
+) -> tuple[str, Checksum]:
+    """Return what the ranks compare: a checksum, since the hash of many names would take as long as a message."""
+    compared = repr([*names, *map(str, dtypes), *shapes])
+    more = ", ..." if len(names) > _SHOWN else ""
+    shown = f"of {', '.join(map(str, names[:_SHOWN]))}{more}"
+    return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")

@@ -14,16 +14,16 @@ import numpy as np
 
 from mpistrat import absent, context, representation
 from mpistrat import strategy as strategies
-from mpistrat.arrays import arrays
 from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.training.optimizers.flat_step import FlatStep, FlatSteps, may_join
-from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, fitting, names_of, no_nan, places
+from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, no_nan, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
+from mpistrat.training.optimizers.parts import cut, require, unit_of
+from mpistrat.training.optimizers.prepared_steps import PreparedSteps, Step
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
 from mpistrat.training.optimizers.rule import Rule, WeightDecay, place_of, rate_of
 from mpistrat.training.optimizers.separate_step import SeparateStep
@@ -34,7 +34,6 @@ from mpistrat.variables import LocalVariable, Variable
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
-_Step = FlatStep | SeparateStep
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
 
@@ -69,6 +68,11 @@ class Optimizer(ABC):
     gradient_accumulation_steps : int, optional
         Calls of `apply_gradients` for each step. The gradients of these calls are averaged. Variables of
         `CentralStorageStrategy` and `ParameterServerStrategy` have one copy for all replicas, and are refused.
+    shard_state : bool
+        Each of ``n`` ranks keeps and updates ``1 / n`` of the optimizer's state (ZeRO-1), in place of all of it. All
+        ranks must set it. Weights are those of a step without it: to the bit with the implementations ``"ordered"``,
+        ``"exact"`` and ``"tree"``. Files of `mpistrat.training.save` are the same, and are loaded on any number of
+        ranks, with it or without. Sparse rows, GPUs, and variables with one copy for all replicas are refused.
 
     Raises
     ------
@@ -132,6 +136,7 @@ class Optimizer(ABC):
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
         gradient_accumulation_steps: int | None = None,
+        shard_state: bool = False,
     ):
         self.learning_rate = learning_rate
         self._name = name or type(self).__name__
@@ -145,6 +150,7 @@ class Optimizer(ABC):
             "ema_momentum": ema_momentum,
             "ema_overwrite_frequency": ema_overwrite_frequency,
             "gradient_accumulation_steps": gradient_accumulation_steps,
+            "shard_state": bool(shard_state),
         }
         clipping = Clipping(clipnorm, clipvalue, global_clipnorm)
         self._clipping = clipping if clipping.limits else None
@@ -154,9 +160,9 @@ class Optimizer(ABC):
         self._rule: Rule = self if weight_decay is None else WeightDecay(self, weight_decay)
         if use_ema:
             self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency)
-        self._averages = bool(use_ema)
+        self._averages, self._shard_state = bool(use_ema), bool(shard_state)
         self._state = State(self._name)
-        self._flat_steps = FlatSteps()
+        self._steps = PreparedSteps()
         self._when_grown: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +175,7 @@ class Optimizer(ABC):
                 base = vars(Optimizer)[each]
                 super().__setattr__(each, types.MethodType(base, self) if callable(base) else base)
         if name == "update" or name in _OF_UPDATE:
-            self._flat_steps = FlatSteps()  # the prepared ones are for another `update`
+            self._steps = PreparedSteps()  # the prepared ones are for another `update`
 
     @property
     def learning_rate(self) -> Any:
@@ -322,8 +328,8 @@ class Optimizer(ABC):
             try:
                 # Fast path: the variables, dtypes and shapes of the last step. One loop looks at each object once.
                 rest, gradients = iter(given), []
-                step: _Step | None = None
-                last = self._flat_steps.last if self._flat_steps.owner is extended else None
+                step: Step | None = None
+                last = self._steps.last if self._steps.owner is extended else None
                 if last is not None:
                     for known, dtype, shape, (gradient, variable) in zip(
                         last.variables, last.dtypes, last.shapes, rest, strict=False
@@ -374,42 +380,22 @@ class Optimizer(ABC):
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
         self._take(strategy, *self._prepared(strategy.extended, pairs), None)
 
-    def _take(self, strategy: Strategy, step: _Step, gradients: list[Any], summing: Any) -> None:
+    def _take(self, strategy: Strategy, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
-        if isinstance(step, FlatStep):
-            step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
-        else:
+        if isinstance(step, SeparateStep):
             self._apply(strategy, step, gradients, aggregate=summing is not None)
+        else:
+            step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
         if self._accumulation is not None:
             self._accumulation.clear(strategy)
         flight_record.step(flight_record.UPDATE)
 
-    def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[_Step, list[Any]]:
-        """Return the step for these variables, and the gradients that are not None."""
-        pairs = [pair for pair in given if pair[0] is not None]
-        if not pairs:
-            raise ValueError("No gradients provided for any variable")
-        variables = [variable for _, variable in pairs]
-        for variable in variables:
-            extended.check_variable(variable, "apply_gradients")
-        gradients = [fitting(gradient, variable) for gradient, variable in pairs]
-        known, completed = self._state.slots, self._state.iterations
-        if completed is None or not (
-            self.elementwise and may_join(extended.engine, known, gradients, variables)
-        ):
-            return SeparateStep(extended, variables, known, names_of(given)), gradients
-        gradients = [*map(arrays.to_host, gradients)]
-        key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
-        flat = self._flat_steps.get(key)
-        if flat is None or not flat.fits(gradients):
-            slots = [known[id(variable)][1] for variable in variables]
-            dtypes = [gradient.dtype for gradient in gradients]
-            least_alone = extended.engine.topology.limits.alone_bytes
-            flat = FlatStep(variables, slots, dtypes, names_of(given), completed, least_alone)
-            self._flat_steps.keep(key, flat)
-        if len(pairs) == len(given):
-            self._flat_steps.owner, self._flat_steps.last = extended, flat
-        return flat, gradients
+    def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[Step, list[Any]]:
+        create = self._create if self._shards(extended) else None
+        return self._steps.step_for(extended, given, self._state, self.elementwise, create)
+
+    def _shards(self, extended: StrategyExtended) -> bool:
+        return self._shard_state and extended.engine.topology.size > 1
 
     def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
@@ -434,11 +420,19 @@ class Optimizer(ABC):
         function = getattr(self.initial_state, "__func__", None)  # of the class, or set on this object
         zeros = function is Optimizer.initial_state and not self._averages
         known = len(self._state.slots)
-        self._state.create(variables, slots, self._initial_state, are_equal=zeros)
+        extended = variables[0].distribute_strategy.extended
+        parts = None
+        if self._shards(extended):
+            require(extended.engine, variables)
+            parts = partial(cut, ranks=extended.engine.topology.size, unit=self._unit)
+        self._state.create(variables, slots, self._initial_state, zeros, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()
+
+    def _unit(self, variable: Variable) -> int:
+        return unit_of(variable, self.elementwise, self._clipping)
 
     def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         if slot == AVERAGE and self._averages:

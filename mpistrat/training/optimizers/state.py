@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives import structures
+from mpistrat.training.optimizers.parts import Ends, SharedOutVariable
 from mpistrat.variables import Variable
 
 Initial = Callable[[str, Variable], np.ndarray]
@@ -19,17 +20,19 @@ class State:
     """The variables of an optimizer. They are created when a variable is first seen.
 
     ``name`` is a prefix of their names. ``iterations`` counts the completed steps. ``slots`` has, by the identity of a
-    variable, the variable and its slots.
+    variable, the variable and its slots. ``ends`` has the parts of variables whose slots are shared out.
     """
 
     def __init__(self, name: str):
         self._name = name
         self.iterations: Variable | None = None
         self.slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
+        self.ends: dict[int, Ends] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.slots = {id(variable): (variable, slots) for variable, slots in self.slots.values()}
+        self.ends = dict(zip(self.slots, self.ends.values(), strict=False))  # all or none have parts
 
     @property
     def variables(self) -> list[Variable]:
@@ -49,20 +52,28 @@ class State:
         return named
 
     def create(
-        self, variables: list[Variable], slots: Sequence[str], initial: Initial, are_equal: bool
+        self,
+        variables: list[Variable],
+        slots: Sequence[str],
+        initial: Initial,
+        are_equal: bool,
+        parts: Callable[[list[Variable]], list[Ends]] | None = None,
     ) -> None:
         """Create the slots of new variables, with the values that ``initial`` returns. Collective for new ones.
 
-        ``are_equal`` says that ``initial`` returns the same on all ranks. Then the values are not sent.
+        ``are_equal`` says that ``initial`` returns the same on all ranks. Then the values are not sent. With ``parts``,
+        which cuts variables, the slots are shared out.
         """
-        new = [variable for variable in variables if id(variable) not in self.slots]
+        new = [*{id(each): each for each in variables if id(each) not in self.slots}.values()]
         if not new:
             return
         engine = new[0].distribute_strategy.extended.engine
         names = tuple(variable.name for variable in new)
         values = "not sent" if are_equal else "sent"
         what = "the state of an optimizer", self._name, tuple(slots), "for", names, values
-        structures.agree(engine.topology, *what)
+        structures.agree(engine.topology, *what, *(() if parts is None else ["shared out"]))
+        if parts is not None:
+            self.ends |= zip(map(id, new), parts(new), strict=True)
         with engine.equal_initial_values() if are_equal else nullcontext():
             self._create(new, slots, initial)
 
@@ -71,18 +82,18 @@ class State:
             with new[0].distribute_strategy.extended.engine.variables_on_host():
                 self.iterations = Variable(np.int64(0), trainable=False, name=f"{self._name}/iterations")
         # Slot by slot, so that the values of one slot lie side by side.
-        distinct = {id(variable): variable for variable in new}
-        made = {}
+        made: dict[tuple[int, str], Variable] = {}
         for slot in slots:
-            for key, variable in distinct.items():
+            for variable in new:
+                key, name = id(variable), f"{self._name}/{variable.name}/{slot}"
+                if key in self.ends:
+                    value = initial(slot, variable)
+                    made[key, slot] = SharedOutVariable.of(variable, name, value, self.ends[key])
+                    continue
                 with variable.distribute_strategy.extended.colocate_vars_with(variable):
-                    made[key, slot] = Variable(
-                        initial(slot, variable),
-                        trainable=False,
-                        name=f"{self._name}/{variable.name}/{slot}",
-                    )
-        for key, variable in distinct.items():
-            self.slots[key] = variable, tuple(made[key, slot] for slot in slots)
+                    made[key, slot] = Variable(initial(slot, variable), trainable=False, name=name)
+        for variable in new:
+            self.slots[id(variable)] = variable, tuple(made[id(variable), slot] for slot in slots)
 
 
 def add_named(

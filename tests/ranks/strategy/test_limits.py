@@ -46,6 +46,8 @@ class Case:
             )
             self.mean = mpistrat.metrics.Mean()
             self.optimizer = mpistrat.optimizers.SGD(0.1)
+            self.shared_out = mpistrat.optimizers.Adam(shard_state=True)
+            self.shared_out.build([self.mirrored])
         training.save([self.mirrored], self.path)
         self.buffer = self.strategy.experimental_buffers_like(np.zeros(3))
         endless = data.Dataset.from_iterable(lambda: iter(range(8))).batch(2)
@@ -160,6 +162,10 @@ CALLS = {
     "Optimizer.apply_gradients": lambda case: case.strategy.run(
         lambda: case.optimizer.apply_gradients([(np.ones((2, 2)), case.mirrored)])
     ),
+    "Optimizer.apply_gradients of shared-out state": lambda case: case.strategy.run(
+        lambda: case.shared_out.apply_gradients([(np.ones((2, 2)), case.mirrored)])
+    ),
+    "Variable.read_value of shared-out state": lambda case: case.shared_out.variables[1].read_value(),
     "Optimizer.build": lambda case: case.optimizer.build([case.mirrored]),
     "Metric.add_total": lambda case: in_scope(case, lambda: case.mean.add_total("more")),
     "Metric.add_weight": lambda case: in_scope(case, lambda: case.mean.add_weight("more")),
@@ -214,6 +220,7 @@ LOCAL = [
     "CrossDeviceOps.joined_all_reduce",
     "CrossDeviceOps.joins_arrays",
     "CrossDeviceOps.reduce_implementation",
+    "CrossDeviceOps.reduce_parts",
     "Variable.after_local_write",
     *(f"Variable.{name}" for name in ("fill", "partition", "put", "resize", "sort")),  # they refuse
     "Variable.batch_scatter_update",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from mpistrat.arrays.device import cupy_for
 from mpistrat.arrays.gpu import kernels
 from mpistrat.values import IndexedSlices
 
-_ELEMENTS = 1 << 15  # squared together; another number would change the last bits of norms
+BLOCK = 1 << 15  # real numbers that are squared together; another number would change the last bits of norms
 
 
 class Clipping:
@@ -41,18 +41,28 @@ class Clipping:
         The result has the same bits on all replicas that give the same bits on one kind of device.
         """
         gradients = [_as_arrays(gradient) for gradient in gradients]
-        if self._value is not None:
-            limit = self._value
-            return [_changed(gradient, lambda values: _within(values, limit)) for gradient in gradients]
-        squares = squared_norms([_values(gradient) for gradient in gradients])
+        squares = squared_norms([_values(each) for each in gradients]) if self.by_norm else []
+        return self.clipped(gradients, self.norms(squares))
+
+    @property
+    def by_norm(self) -> bool:
+        """Whether a norm is limited."""
+        return self._value is None
+
+    def norms(self, squares: Sequence[float]) -> list[float]:
+        """Return the norm that is limited for each gradient of a step, from its `squared_norms`."""
         if self._global_norm is not None:
-            largest, squares = self._global_norm, [math.fsum(squares)] * len(squares)
-        else:
-            assert self._norm is not None
-            largest = self._norm
-        norms = map(math.sqrt, squares)
+            squares = [math.fsum(squares)] * len(squares)
+        return [*map(math.sqrt, squares)]
+
+    def clipped(self, gradients: Sequence[Any], norms: Sequence[float]) -> list[Any]:
+        """Return gradients, or parts of them, with their limit. ``norms`` has that of each; none without `by_norm`."""
+        limit = self._value or self._norm or self._global_norm
+        assert limit is not None
+        if self._value is not None:
+            return [_changed(gradient, lambda values: _within(values, limit)) for gradient in gradients]
         return [
-            gradient if norm <= largest else _scaled(gradient, largest / norm)
+            gradient if norm <= limit else _scaled(gradient, limit / norm)
             for gradient, norm in zip(gradients, norms, strict=True)
         ]
 
@@ -70,7 +80,7 @@ def squared_norms(values: Sequence[Any]) -> list[float]:
         if arrays.on_gpu(each) and each.dtype.name in kernels.FLOATS:
             on_gpu.setdefault(each.dtype, []).append(i)
         else:
-            norms[i] = _squared_norm(each)
+            norms[i] = added(squares_of_blocks(np.ascontiguousarray(arrays.to_host(each)).reshape(-1)))
     for members in on_gpu.values():
         given = [cupy_for("a norm").ascontiguousarray(values[i]) for i in members]
         for i, norm in zip(members, kernels.squared_norms(given), strict=True):
@@ -78,13 +88,19 @@ def squared_norms(values: Sequence[Any]) -> list[float]:
     return norms
 
 
-def _squared_norm(values: Any) -> float:
-    flat = np.ascontiguousarray(arrays.to_host(values)).reshape(-1)
-    total = 0.0
-    for start in range(0, flat.size, _ELEMENTS):
-        wide = flat[start : start + _ELEMENTS].astype(np.float64)
+def squares_of_blocks(flat: np.ndarray) -> Iterator[float]:
+    """Yield the sum of the squares of each `BLOCK` of a flat array of real numbers on the host."""
+    for start in range(0, flat.size, BLOCK):
+        wide = flat[start : start + BLOCK].astype(np.float64)
         np.multiply(wide, wide, out=wide)
-        total += float(np.add.reduce(wide))
+        yield float(np.add.reduce(wide))
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Return the sum in this order. Since Python 3.12 the built-in function has other bits."""
+    total = 0.0
+    for number in numbers:
+        total += number
     return total
 
 
