@@ -65,6 +65,10 @@ COMPARISONS = {
             }
         },
     ),
+    "shared_out": (
+        ("--repetitions", "1", "--megabytes", "1", "--arrays", "3", "--implementation", "ordered", "--clip"),
+        {"adam": {"mpistrat", "all on each rank"}, "memory": {"mpistrat", "all on each rank"}},
+    ),
     "small": (
         ("--repetitions", "1", "--epochs", "3", "--inner", "2"),
         {
