@@ -1,5 +1,6 @@
 """`mpistrat slurm write`, and that the scripts of ``slurm/`` are what it writes."""
 
+import mmap
 import os
 import re
 import shlex
@@ -265,7 +266,7 @@ def test_farm(options, signals, restarts, told, status):
     folder.mkdir()
     send = "sleep 0.3; kill -USR2 $PPID; " * signals
     for name, body in {
-        "srun": f"{send} sleep 0.3; exit {status}",
+        "srun": f'[ "$1" != --mpi=none ] || exec touch cleaned; {send} sleep 0.3; exit {status}',
         "mpirun": f"{send} sleep 0.3; exit {status}",
         "scontrol": 'echo "$@" >>told',
         "python": "",  # beside which mpirun is looked for
@@ -285,6 +286,19 @@ def test_farm(options, signals, restarts, told, status):
     ended = subprocess.run(["bash", "script"], env=environ, timeout=60, check=False)
     assert ended.returncode == status
     assert Path("told").read_text() == told
+    assert Path("cleaned").exists() == (restarts > 0 and not options)
+
+
+def test_memory_that_a_killed_run_left_is_removed(tmp_path):
+    """By the lines of the script that run on each node: what a process has mapped stays."""
+    script = (ROOT / "slurm" / "farm.sbatch").read_text()
+    lines = re.search(r"bash -c '(.*?)'", script, re.DOTALL)[1]
+    for name in ("mpich_shm_1_0", "mpich_shm_2_0", "other"):
+        (tmp_path / name).write_bytes(bytes(4096))
+    with Path("mpich_shm_2_0").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        command = ["bash", "-c", lines.replace("/dev/shm", str(tmp_path))]
+        subprocess.run(command, timeout=60, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"mpich_shm_2_0", "other", "prog.py"}
 
 
 @pytest.mark.parametrize(

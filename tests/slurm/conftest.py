@@ -199,7 +199,7 @@ def signalled(submit_slow: Callable[..., Job]) -> Callable[[], Job]:
 
 
 @pytest.fixture(scope="session")
-def farm(submit_to_stop: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
+def farm(submit_to_stop: Callable[..., Job], plugin: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A task farm whose time limit is a minute. It comes back while the other tests run."""
     folder = tmp_path_factory.mktemp("farm")
     (folder / "farm.py").write_text(FARM)
@@ -211,4 +211,9 @@ def farm(submit_to_stop: Callable[..., Job], tmp_path_factory: pytest.TempPathFa
         "--ntasks-per-node=3",
         "--nodelist=node2",
     ]
-    return submit_to_stop(folder, *wanted, SCRIPTS / "farm.sbatch", "farm.py")
+    job = submit_to_stop(folder, *wanted, SCRIPTS / "farm.sbatch", "farm.py")
+    if plugin == "pmi2":  # the limit itself is tested with Open MPI
+        ran = folder / "ran-0"
+        job.wait_until("its first calls", lambda: ran.exists() and len(ran.read_text().split()) > 9)
+        job.scontrol("requeue", job.number)
+    return job

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import EXAMPLES, FARM_LIMITS, SLOW_STEPS, SLOW_WORDS, Job, run_here, unstuck, with_digits
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.mpich]
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,19 @@ def check_resumed(start, loss):
     assert result(job.folder) == pytest.approx(loss, rel=1e-9)
 
 
-@pytest.mark.mpich
 def test_signal_by_hand(signalled, undisturbed):
     check_resumed(signalled, undisturbed)
 
 
-@pytest.mark.mpich
 def test_time_limit(limited, undisturbed):
     check_resumed(limited, undisturbed)
 
 
 def test_farm_goes_on_after_time_limits(farm):
-    """Each of 1,000 calls has one result; those that were running, or not yet written, ran again."""
+    """Each of 1,000 calls has one result; those that were running, or not yet written, ran again.
+
+    A run is killed, so MPICH finds the memory that it has left: its name is that of the job and the step.
+    """
     output = farm.ended(limit=600)
     assert "1000 results as in one process" in output
     assert farm.facts()["Restarts"] == str(FARM_LIMITS)

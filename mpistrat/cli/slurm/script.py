@@ -219,6 +219,15 @@ def _start(script: Script) -> Iterator[str]:
         yield "done"
         command = '"${command[@]}"'
     by_srun = f'srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+    if script.signal is not None:
+        yield "# MPICH names the memory of a node after the job and its step. If a run was killed, its memory is still"
+        yield "# there, and the next run would wait for it in MPI_Init. Remove what no process has mapped."
+        yield 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then'
+        yield '    srun --mpi=none --ntasks="${SLURM_JOB_NUM_NODES:-1}" --ntasks-per-node=1 bash -c \''
+        yield "        for file in /dev/shm/mpich_*; do"
+        yield '            grep -qsF "$file" /proc/[0-9]*/maps || rm -f "$file"'
+        yield "        done' 2>/dev/null || :"
+        yield "fi"
     if script.farm:
         yield from _farm(script, by_srun)
         return
