@@ -1,7 +1,11 @@
 """Sphinx: ``sphinx-build -W docs docs/_build``."""
 
+import contextlib
 import functools
 import importlib
+import inspect
+import pkgutil
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -130,6 +134,35 @@ def link_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
             link += literal
 
 
+def map_methods(app: Sphinx, env: BuildEnvironment) -> None:
+    """Tell codeautolink under which name the reference has each method: a program reaches it by the class's file."""
+    objects = env.get_domain("py").objects
+    for address in sorted(objects, key=len, reverse=True):  # the shortest address wins
+        owner, _, name = address.rpartition(".")
+        with contextlib.suppress(AttributeError, ImportError, ValueError):
+            method = inspect.getattr_static(pkgutil.resolve_name(owner), name)
+            function = getattr(method, "__func__", getattr(method, "fget", method))
+            place = f"{function.__module__}.{function.__qualname__}"
+            app.config.codeautolink_inventory_map[place] = address
+
+
+# --- names break between their parts, not inside of words ----------------------------------------------------
+
+
+def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Let a line end after each dot, underscore and the like of a long literal."""
+    for text in [text for literal in doctree.findall(nodes.literal) for text in literal.findall(nodes.Text)]:
+        if len(text) <= 20:
+            continue
+        parts = re.split(r"(?<=[._=/,(\[-])(?=\w)", text.astext())
+        broken = [
+            each for part in parts for each in (nodes.raw("", "<wbr>", format="html"), nodes.Text(part))
+        ]
+        text.parent.replace(text, broken[1:])
+
+
 def setup(app: Sphinx) -> None:
     app.connect("env-check-consistency", warn_of_missing_names)
+    app.connect("env-updated", map_methods, priority=100)  # before codeautolink
     app.connect("doctree-resolved", link_names)
+    app.connect("doctree-resolved", let_names_break)

@@ -3,6 +3,7 @@
 They run one after another in one launch of the ranks: starting a launch takes longer than most of them.
 """
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,20 @@ def test_gallery(run_ranks, tmp_path):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name
     ended = run_ranks(2, program, limit=100, cwd=tmp_path).check()
     ended.shows(*(summary for summary, _ in PROGRAMS.values()))
+
+
+def test_every_example_has_a_card():
+    """A card of the gallery leads to the section that shows the program."""
+    cards, *sections = (ROOT / "docs" / "examples.md").read_text().split("\n## ")
+    links = {
+        each.strip('"') for each in re.findall(r"(?:\]\(|^:link: )([^\s)]*#[^\s)]+)", cards, re.MULTILINE)
+    }
+    shown = {"asynchronous.html#tutorials": ["sweep", "train_digits_async"]}
+    for section in sections:
+        anchor = "#" + section.partition("\n")[0].lower().replace(" ", "-")
+        shown[anchor] = re.findall(r"literalinclude:: examples/(\w+)\.py", section)
+    assert links == {*shown}
+    assert sorted(sum(shown.values(), [])) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def test_every_example_is_on_a_page_and_tested():

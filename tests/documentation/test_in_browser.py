@@ -51,6 +51,9 @@ if (root.scrollWidth > root.clientWidth)
 for (const table of document.querySelectorAll("article table.docutils"))  // on a phone it may scroll
     if (root.clientWidth > 1000 && table.parentElement.scrollWidth > table.parentElement.clientWidth + 1)
         wide.push("a table is cut: " + table.innerText.slice(0, 80));
+for (const each of document.querySelectorAll("article .highlight-text pre, article .highlight-console pre"))
+    if (root.clientWidth > 1000 && each.scrollWidth > each.clientWidth + 1)
+        wide.push("a report is cut: " + each.innerText.slice(0, 80));
 const numbers = color => color.match(/[\\d.]+/g).map(Number);
 const light = color => numbers(color).slice(0, 3).map(c => c / 255)
     .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
@@ -71,7 +74,26 @@ for (const each of document.querySelectorAll("article *")) {
     const [a, b] = [getComputedStyle(each).color, behind(each)].map(light).sort((x, y) => y - x);
     if ((a + 0.05) / (b + 0.05) < 3) faint.push(each.outerHTML.slice(0, 120));
 }
+// Words of tables of which a part is on another line. A name ends its line after a dot or an underscore.
+const broken = [];
+for (const table of document.querySelectorAll("article table.docutils")) {
+    const texts = document.createTreeWalker(table, NodeFilter.SHOW_TEXT), range = document.createRange();
+    for (let text = texts.nextNode(); text; text = texts.nextNode())
+        for (const word of text.data.matchAll(/[\\p{L}\\p{N}]+/gu)) {
+            range.setStart(text, word.index);
+            range.setEnd(text, word.index + word[0].length);
+            const tops = [...range.getClientRects()].map(box => box.top);
+            if (Math.max(...tops) - Math.min(...tops) > 4) broken.push(word[0]);
+        }
+}
+const shown = (element, name) => [...element.querySelectorAll(name)].filter(each => each.getClientRects().length);
 return {
+    broken: broken.slice(0, 5),
+    names: shown(document, "article a.sphinx-codeautolink-a").map(each => each.innerText),
+    programs: shown(document, "article div.highlight pre").length,
+    copied: document.querySelectorAll("article div.highlight button.copybtn").length,
+    screens: shown(document, "article img.screen").map(each => each.src),
+    entries: document.querySelectorAll(".sidebar-tree > ul > li").length,
     wide: wide.slice(0, 5),
     faint: faint.slice(0, 5),
     links: [...document.querySelectorAll("a[href]")].map(each => each.href),
@@ -159,12 +181,40 @@ def test_pages_fit(looks, view):
     findings = []
     for name, seen in looks[view].items():
         findings += [
-            f"{name}: {kind}: {each}" for kind in ("wide", "faint", "missing") for each in seen[kind]
+            f"{name}: {kind}: {each}"
+            for kind in ("wide", "faint", "missing", "broken")
+            for each in seen[kind]
         ]
         if (seen["background"] < 0.2) != (view == "dark"):
             findings.append(f"{name}: the background is not {VIEWS[view][1]}")
     assert findings == []
     assert len(looks[view]) > 30
+
+
+def test_names_in_programs_are_links(looks):
+    """To the class, and to methods of objects that the program has made."""
+    names = {name: seen["names"] for name, seen in looks["desktop"].items()}
+    assert {"mpistrat.MultiWorkerMirroredStrategy", "mpistrat.data.Dataset.from_arrays", "strategy.run"} <= {
+        *names["index.html"]
+    }
+    programs = ("tutorial", "concepts", "collectives", "checkpoints", "data", "examples", "sharp-edges")
+    assert [name for name in programs if not names[f"{name}.html"]] == []
+
+
+def test_programs_can_be_copied(looks):
+    counts = {name: (seen["copied"], seen["programs"]) for name, seen in looks["desktop"].items()}
+    assert {name: each for name, each in counts.items() if each[0] < each[1]} == {}
+    assert counts["index.html"][0] == 2
+
+
+def test_pictures_of_terminals_follow_the_theme(looks):
+    for view, (_, theme) in VIEWS.items():
+        screens = looks[view]["index.html"]["screens"]
+        assert [each.rpartition("/")[2] for each in screens] == [f"hang-{theme}.svg", f"top-{theme}.svg"]
+
+
+def test_sidebar_is_short(looks):
+    assert {seen["entries"] for seen in looks["desktop"].values()} <= set(range(6, 13))
 
 
 def test_links(looks, html, address):
