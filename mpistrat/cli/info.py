@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mpistrat.cli import table
 from mpistrat.cli.check.checks.library import LEVELS
 from mpistrat.cli.run import machine
 from mpistrat.launch.launch import launcher_variables
@@ -40,7 +41,7 @@ def command(as_json: bool) -> None:
     mpistrat run -n 4 -m mpistrat info
     """
     found: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": {}, "ranks": {}}
-    rank, table = _mpi(found["MPI"], found["ranks"])
+    rank, algorithms = _mpi(found["MPI"], found["ranks"])
     if rank != 0:
         return
     found["HDF5"] = _hdf5()
@@ -48,15 +49,18 @@ def command(as_json: bool) -> None:
     found["launcher"] = dict(launcher_variables(os.environ)) or {"variables": "none: not started by one"}
     found["options"] = _options()
     if as_json:
-        click.echo(json.dumps({**found, "all-reduce": table}, indent=2))
+        click.echo(json.dumps({**found, "all-reduce": algorithms}, indent=2))
         return
-    width = max(len(name) for part in found.values() for name in part) + 2
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = Table("part", "fact", "value")
     for title, part in found.items():
-        click.echo(title)
-        for name, value in part.items():
-            click.echo(f"  {name:<{width}}{_text(value)}")
-    click.echo("all-reduce")
-    click.echo("\n".join(f"  {line}" for line in table.splitlines()))
+        for first, (name, value) in zip([title, *[""] * len(part)], part.items(), strict=False):
+            rows.add_row(first, name, escape(table.printable(_text(value))))
+        rows.add_section()
+    table.console().print(rows)
+    click.echo(f"all-reduce\n{algorithms}")
 
 
 def _options() -> dict[str, str]:
@@ -68,8 +72,8 @@ def _options() -> dict[str, str]:
         except environment.OptionError as error:
             found[option.attribute] = f"not usable: {error}"
             continue
-        shown = " ".join(sorted(value)) or "none" if isinstance(value, frozenset) else _text(value)
-        found[option.attribute] = f"{shown} ({option.origin(rc)})"
+        shown = " ".join(sorted(value)) if isinstance(value, frozenset) else _text(value)
+        found[option.attribute] = f"{shown or 'none'} ({option.origin(rc)})"
     known = {option.variable for option in environment.options()}
     unknown = sorted(name for name in os.environ if name.startswith("MPISTRAT_") and name not in known)
     return {**found, "not options": " ".join(unknown)} if unknown else found

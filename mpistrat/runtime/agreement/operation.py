@@ -76,11 +76,13 @@ class Operation:
 
     @property
     def label(self) -> str:
-        """The text without checksums, for the flight record."""
+        """The text without checksums and bare numbers, for the flight record."""
         return self._in_words(False)
 
     def _in_words(self, checksums: bool) -> str:
-        words = (_word(part, checksums) for part in self.parts if part not in ((), None))
+        # A root or an axis tells calls of an error apart. Elsewhere a bare number says nothing.
+        parts = (part for part in self.parts if checksums or not isinstance(part, int))
+        words = (_word(part, checksums) for part in parts if part not in ((), None))
         return " ".join([self.name, *filter(None, words)])
 
 
