@@ -210,6 +210,11 @@ OF_DATASET = {
     "dataset": "the dataset itself: batch() makes batches",
     "sampler": "strategy.experimental_distribute_dataset()",
 }
+# A method of tf.data.Dataset, called on a dataset that is distributed already -> what to use.
+OF_DISTRIBUTED_DATASET = dict.fromkeys(
+    ("map", "filter", "shuffle", "batch", "repeat", "take", "skip", "prefetch", "cache", "enumerate", "zip"),
+    "the method of the dataset, before it is distributed",
+)
 _VALUES = "mpistrat.metrics.Mean of the values that you compute for each row"
 _COUNTS = (
     "mpistrat.metrics.ConfusionMatrix, whose entries are counts, or a subclass of mpistrat.metrics.Metric"

@@ -26,6 +26,11 @@ OBJECTS = {
     "strategy": (mpistrat.MultiWorkerMirroredStrategy, "MultiWorkerMirroredStrategy", absent.OF_STRATEGY),
     "class": (lambda: Dataset, "Dataset", absent.OF_DATASET),
     "dataset": (lambda: Dataset.range(3), "Dataset", absent.OF_DATASET),
+    "distributed": (
+        lambda: mpistrat.OneDeviceStrategy("cpu:0").experimental_distribute_dataset(Dataset.range(4).batch(2)),
+        "DistributedDataset",
+        absent.OF_DISTRIBUTED_DATASET,
+    ),
     "optimizer": (optimizers.Adam, "Adam", absent.OF_OPTIMIZER),
 }
 # The names of tf.data.Dataset (TensorFlow 2.21). Those of installed libraries are asked in tests/integrations.

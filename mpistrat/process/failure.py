@@ -83,6 +83,8 @@ def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackT
             folded += len(each.stack) - len(own)
             each.stack = traceback.StackSummary.from_list(own)
         told += [each.__cause__, each.__context__]
+        if each.__context__ and all(is_own(frame.filename) for frame in each.__context__.stack):
+            each.__suppress_context__ = True  # an error that the package has handled
     lines = [*whole.format()]
     if not folded:
         return lines

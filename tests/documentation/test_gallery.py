@@ -3,6 +3,7 @@
 They run one after another in one launch of the ranks: starting a launch takes longer than most of them.
 """
 
+import itertools
 import re
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_every_example_has_a_card():
         anchor = "#" + section.partition("\n")[0].lower().replace(" ", "-")
         shown[anchor] = re.findall(r"literalinclude:: examples/(\w+)\.py", section)
     assert links == {*shown}
-    assert sorted(sum(shown.values(), [])) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
+    assert sorted(itertools.chain(*shown.values())) == sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def test_every_example_is_on_a_page_and_tested():

@@ -1,5 +1,6 @@
 """What beginners type, and what they read: what is wrong, on which rank, in which line, and what to do."""
 
+import json
 import re
 
 import pytest
@@ -69,6 +70,98 @@ TOLD = {
     ),
 }
 
+# The same for mistakes that leave the strategy as it was. One job makes them all: a launch takes longer than they do.
+ALSO_TOLD = {
+    "another_strategy": (
+        "other = mpistrat.MultiWorkerMirroredStrategy()\n"
+        "other.run(lambda: optimizer.apply_gradients([(np.ones(3), v)]))",
+        r"ValueError: .*'v' was created by .*create it in this strategy's scope",
+    ),
+    "outside_of_run": (
+        "outside = mpistrat.optimizers.Adam(0.1)\noutside.apply_gradients([(np.ones(3), v)])",
+        r"ValueError: .*'v' was created by .*not by <default strategy.*create it in this strategy's scope",
+    ),
+    "a_gradient_without_an_axis": (
+        "with strategy.scope(): w = mpistrat.Variable(np.ones((3, 1)))\n"
+        "strategy.run(lambda: optimizer.apply_gradients([(np.ones(3), w)]))",
+        r"has shape \(3, 1\), and its gradient \(3,\): .*gradient\.reshape\(variable\.shape\)",
+    ),
+    "a_part_is_assigned": (
+        "def step(): v[:] = v - 0.1 * rank\nstrategy.run(step)",
+        r"'v': assign in a replica context needs to know .*aggregation=VariableAggregation\.SUM, MEAN",
+    ),
+    "a_reduction_of_another_name": ("strategy.reduce('AVG', 1.0, axis=None)", r"use 'SUM', 'MEAN', 'MAX'"),
+    "minimize": ("optimizer.minimize(lambda: 1.0, [v])", r"no 'minimize': use optimizer\.apply_gradients"),
+    "lr": ("mpistrat.optimizers.SGD(lr=3)", r"has no argument 'lr': use learning_rate="),
+    "fit": ("strategy.fit()", r"has no 'fit': use a loop over strategy\.experimental_distribute_dataset"),
+    "no_such_file": (
+        "data('nofile.h5', 'x')",
+        r"FileNotFoundError: .*nofile\.h5.*check the path, also on the other nodes",
+    ),
+    "a_pattern_of_windows": (
+        "data(r'C:\\data\\*.h5', 'x')",
+        r"FileNotFoundError: pattern .*matches no file: check the path",
+    ),
+    "no_such_column": (
+        "data('n.h5', 'temperatur')",
+        r"n\.h5' has no dataset 'temperatur'; it has 'data/temperature'; fix: name one",
+    ),
+    "files_of_other_dtypes": (
+        "data('d?.h5', 'x')",
+        r"rows of float32 .*d0\.h5' and of float64 .*d1\.h5'; fix: give all rows",
+    ),
+    "rows_without_batches": (
+        "strategy.experimental_distribute_dataset(mpistrat.data.Dataset.from_arrays(np.ones(10)))",
+        r"ValueError: .*call \.batch\(global_batch_size\) first",
+    ),
+    "another_length_on_each_rank": (
+        "strategy.experimental_distribute_dataset(mpistrat.data.Dataset.from_arrays(np.ones(10 + rank)).batch(2))",
+        r"11 rows .*on rank 1 and 10 rows .*on rank 0: build it in the same way on all ranks",
+    ),
+    "a_list_of_arrays": (
+        "mpistrat.data.Dataset.from_arrays([np.ones((10, 2)), np.ones(10)])",
+        r"use a tuple for a structure of several arrays",
+    ),
+    "columns_of_other_lengths": (
+        "mpistrat.data.Dataset.from_arrays((np.ones((10, 2)), np.ones(9)))",
+        r"array 0 has 10 rows and array 1 has 9",
+    ),
+    "map_of_a_distributed_dataset": (
+        "strategy.experimental_distribute_dataset(mpistrat.data.Dataset.range(8).batch(4)).map(abs)",
+        r"DistributedDataset has no 'map': use the method of the dataset, before it is distributed",
+    ),
+    "a_file_of_another_model": (
+        "with strategy.scope(): w = mpistrat.Variable(np.ones(4), name='v')\nmpistrat.training.load([w], 'v.h5')",
+        r"v\.h5: variable 'v' is float64 of shape \(3,\) there, and float64 of shape \(4,\) here",
+    ),
+    "a_file_without_the_variable": (
+        "with strategy.scope(): w = mpistrat.Variable(np.ones(3), name='w')\nmpistrat.training.load([w], 'v.h5')",
+        r"v\.h5 has no variable 'w': it has 'v'",
+    ),
+    "no_such_checkpoint": ("mpistrat.training.load([v], 'none.h5')", r"none\.h5: there is no such file"),
+    "no_such_gpu": ("mpistrat.MirroredStrategy(['GPU:0', 'GPU:1'])", r"RuntimeError: .*(CuPy|GPU)"),
+    "all_reduce_outside_of_run": (
+        "warnings.simplefilter('error')\nmpistrat.get_replica_context().all_reduce('SUM', 1.0)",
+        r"RuntimeWarning: all_reduce outside of `strategy\.run` .*Call it in the function that `strategy\.run` runs",
+    ),
+}
+MAKES_ALL = """
+import h5py, json, sys, warnings
+def data(path, name):
+    strategy.experimental_distribute_dataset(mpistrat.data.Dataset.from_hdf5(path, name).batch(3))
+if strategy.is_chief:
+    for name, column, dtype in ("n", "data/temperature", "f4"), ("d0", "x", "f4"), ("d1", "x", "f8"):
+        with h5py.File(f"{name}.h5", "w") as file: file[column] = np.ones(5, dtype)
+mpistrat.training.save([v], "v.h5")
+told = {}
+for name, (text, _) in json.load(open("mistakes.json")).items():
+    try: exec(text)
+    except Exception as error: told[name] = f"{type(error).__name__}: {error}"
+    except RuntimeWarning as warning: told[name] = f"RuntimeWarning: {warning}"
+everyone = strategy.comm.gather(told)
+if strategy.is_chief: print("told", json.dumps(everyone))
+"""
+
 # The same for what goes on without a word, and is told by MPISTRAT_DEBUG=1: an error, or a line and status 0.
 ONLY_BY_DEBUG = {
     "an_assignment_that_differs": (
@@ -98,6 +191,14 @@ ONLY_BY_DEBUG = {
         "for _ in range(2): strategy.run(lambda: optimizer.apply_gradients([(gradient, v)]))",
         r"replica 1, step 1: the gradient of variable 'v' has NaN.*divisions by zero",
         1,
+    ),
+    "a_mean_over_own_rows": (
+        "def gradients(rows): return [(v - rows.mean(), v)]\n"
+        "def step(rows): optimizer.apply_gradients(gradients(rows))\n"
+        "for _ in range(2): strategy.run(step, args=(np.ones(3),))",
+        r"(?s)program\.py:9: RuntimeWarning: apply_gradients adds up the gradients of 2 replicas, and this function "
+        r"takes a mean\. .*divide sums by the number of rows of the whole batch",
+        0,
     ),
     "all_ranks_print": (
         "for _ in range(2): print('here')\nprint('on', rank)",
@@ -156,6 +257,22 @@ def test_mistakes_say_what_to_do(ends, name):
     assert {each.rpartition("/")[2] for each in lines} == {"program.py"}, str(ended)
     folded = "inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\nTraceback"
     assert (folded in ended.output) == (name not in ("no_axis",)), str(ended)
+
+
+@pytest.fixture(scope="module")
+def told_together(run_ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "mistakes.json").write_text(json.dumps(ALSO_TOLD))
+    (folder / "program.py").write_text(START + MAKES_ALL)
+    ended = run_ranks(2, "program.py", cwd=folder).check()
+    return json.loads(re.search(r"^told (.*)", ended.output, re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize("name", ALSO_TOLD)
+def test_mistakes_that_all_ranks_survive(told_together, name):
+    # The default strategy warns on rank 0 alone.
+    for told in told_together[: 1 if name == "all_reduce_outside_of_run" else None]:
+        assert re.search(ALSO_TOLD[name][1], told.get(name, "nothing"), re.DOTALL), told.get(name)
 
 
 @pytest.mark.parametrize("name", [f"debug {each}" for each in ONLY_BY_DEBUG])

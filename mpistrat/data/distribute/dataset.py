@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from mpistrat import representation
+from mpistrat import absent, representation
 from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.distribute.autoshard import Division, divide, pipelines_of
@@ -70,6 +70,11 @@ class DistributedDataset:
     >>> list(DistributedDataset(Dataset.range(7).batch(4), second_of_two))
     [array([2, 3]), array([6])]
     """
+
+    if not TYPE_CHECKING:  # a type checker must find wrong names itself
+
+        def __getattr__(self, name: str) -> Any:
+            return absent.of_object(self, name, absent.OF_DISTRIBUTED_DATASET)
 
     def __init__(
         self,

@@ -117,7 +117,8 @@ def call_site(frame: FrameType | None = None) -> str:
 
 def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
-    lines = _in_groups([each.description + each.place for each in said])
+    # The check `collectives` has put the line into the description.
+    lines = _in_groups([each.description.removesuffix(each.place) + each.place for each in said])
     error: MismatchError
     if len({each.name for each in said}) == 1:
         error = ValueMismatchError(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.process.own_files import is_own
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
 Pairs = list[tuple[Any, Variable]]
+_looked_at: set[CodeType] = set()
 
 
 def as_pair(each: Any) -> tuple[Any, Any]:
@@ -41,6 +46,30 @@ def no_nan(
                 f"replica {replicas.first}, step {step}: the gradient of variable {variable.name!r} has NaN, as would "
                 "the sum. Look at the batch of this replica, and for divisions by zero, logarithms and roots"
             )
+
+
+def warn_of_means(replicas: int) -> None:
+    """Warn if the function of the program that applies gradients, or one that it calls, takes a mean."""
+    frame, level = sys._getframe(), 1
+    while is_own(frame.f_code.co_filename) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    code = frame.f_code
+    if code in _looked_at:
+        return
+    _looked_at.add(code)
+    known = {**frame.f_globals, **frame.f_locals}
+    called = (known.get(name) for name in (*code.co_names, *code.co_freevars))
+    if any(
+        "mean" in each.co_names
+        for each in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))
+    ):
+        warnings.warn(
+            f"apply_gradients adds up the gradients of {replicas} replicas, and this function takes a mean. The mean "
+            f"over the rows of one replica makes the step about {replicas} times too large: divide sums by the number "
+            "of rows of the whole batch",
+            RuntimeWarning,
+            stacklevel=level,
+        )
 
 
 def names_of(pairs: Pairs) -> tuple[str, ...]:
