@@ -34,6 +34,7 @@ VIEWS = {"desktop": (DESKTOP, "light"), "phone": (PHONE, "light"), "dark": (DESK
 # What the search must find, and a page that must be among the first results.
 SEARCHES = {
     "clip": "migration.html",
+    "install": "install.html",
     "parameter server": "asynchronous.html",
     "requeue": "preemption.html",
     "hang": "hangs.html",

@@ -35,10 +35,16 @@ def as_pair(each: Any) -> tuple[Any, Any]:
     return gradient, variable
 
 
-def no_nan(
-    variables: Sequence[Variable], gradients: Sequence[Any], replicas: ReplicaGroup, step: int
+def checked(
+    variables: Sequence[Variable],
+    gradients: Sequence[Any],
+    replicas: ReplicaGroup,
+    step: int,
+    aggregate: bool,
 ) -> None:
-    """Raise FloatingPointError if a gradient has NaN."""
+    """Raise FloatingPointError if a gradient has NaN. Warn if it may be a mean, and is to be added to others."""
+    if aggregate and replicas.size > 1:
+        _warn_of_means(replicas.size)
     for variable, gradient in zip(variables, gradients, strict=True):
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
         if np.isnan(arrays.to_host(values)).any():
@@ -48,7 +54,7 @@ def no_nan(
             )
 
 
-def warn_of_means(replicas: int) -> None:
+def _warn_of_means(replicas: int) -> None:
     """Warn if the function of the program that applies gradients, or one that it calls, takes a mean."""
     frame, level = sys._getframe(), 1
     while is_own(frame.f_code.co_filename) and frame.f_back is not None:

@@ -18,7 +18,7 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, no_nan, places, warn_of_means
+from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
@@ -350,9 +350,7 @@ class Optimizer(ABC):
                     pairs += [as_pair(each) for each in others]
                     step, gradients = self._prepared(extended, pairs)
                 if "gradients" in topology.checks:
-                    if aggregate and engine.replicas.size > 1:
-                        warn_of_means(engine.replicas.size)
-                    no_nan(step.variables, gradients, engine.replicas, self.iterations + 1)
+                    checked(step.variables, gradients, engine.replicas, self.iterations + 1, aggregate)
             except (TypeError, ValueError, NotImplementedError, FloatingPointError):
                 if not aggregate:
                     raise
