@@ -4,7 +4,7 @@ import sys
 
 from mpistrat.bench import allreduce
 from mpistrat.bench.allreduce import ArrayWay
-from mpistrat.bench.reduction.array_way import BUFFERS, PLAIN
+from mpistrat.bench.reduction import BUFFERS, PLAIN
 
 
 def rivals(comm, count):

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from mpistrat.bench.measuring.report import LIBRARY, Row
 from mpistrat.bench.measuring.sizes import in_words
-from mpistrat.bench.reduction.array_way import BOUND, BUFFERS, COPY, WIRE, least_bytes
+from mpistrat.bench.reduction import BOUND, BUFFERS, COPY, WIRE, least_bytes
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:

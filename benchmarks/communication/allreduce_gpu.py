@@ -12,7 +12,7 @@ from mpistrat.arrays.gpu.bounds import bounds
 from mpistrat.bench.allreduce import SIZES, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction.array_way import BOUND, ArrayWay, wrong_sums
+from mpistrat.bench.reduction import BOUND, ArrayWay, all_reduces, wrong_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,6 @@ def _ways(
     import cupy
     import numpy as np
 
-    from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.process import mpi
 
     MPI = mpi.start()

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction.array_way import (
+from mpistrat.bench.reduction import (
     BOUND,
     BUFFERS,
     COPY,
     PLAIN,
     WIRE,
     ArrayWay,
+    all_reduces,
     least_bytes,
     wrong_sums,
 )
@@ -90,8 +91,6 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
 
 def _ways(comm: Any, strategy: Any, count: int, named: Sequence[str]) -> dict[tuple[str, str], ArrayWay]:
     import numpy as np
-
-    from mpistrat.bench.reduction.by_library import all_reduces
 
     def array() -> np.ndarray:
         return np.zeros(count, np.float32)

@@ -9,6 +9,7 @@ from statistics import median
 
 from mpistrat.bench.allreduce import algorithms, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
+from mpistrat.bench.reduction import all_reduces
 from mpistrat.process import cache_file
 from mpistrat.runtime.environment import RuntimeOptions
 
@@ -33,7 +34,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.reduction.by_library import all_reduces
     from mpistrat.collectives.algorithms import cost_file
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, Choice
     from mpistrat.runtime.topology import Topology

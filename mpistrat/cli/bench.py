@@ -10,9 +10,6 @@ import click
 
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
-    "input": "Reading batches from HDF5 files.",
-    "checkpoint": "Saving variables to a file, and loading them.",
-    "files": "Starting on many small HDF5 files.",
     "allreduce": "All-reduce of one array, by size and algorithm.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }

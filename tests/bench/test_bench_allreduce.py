@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpistrat.bench.measuring import sizes
-from mpistrat.bench.reduction.array_way import least_bytes
+from mpistrat.bench.reduction import least_bytes
 from mpistrat.collectives.algorithms import cost_file
 
 PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", "one call"}

@@ -1,4 +1,4 @@
-"""A way to reduce an array, its lower bound, and the check of the sums of all ways before they are timed."""
+"""Ways to reduce an array: the library's, a lower bound, and the check of the sums of all before they are timed."""
 
 from __future__ import annotations
 
@@ -41,6 +41,29 @@ class ArrayWay(NamedTuple):
     result: Callable[[], Any]
 
 
+def all_reduces(
+    strategy: Any, value: Any, totals: list[Any], name: str | None = None
+) -> Callable[[int], object]:
+    """Return ``times(k)``, which sums a value k times over the ranks, and keeps the last sum in ``totals[0]``.
+
+    ``name`` is the algorithm; by default the library chooses it.
+    """
+    # Not sooner than here: this loads the BLAS, which reads its number of threads from the environment.
+    import mpistrat
+    from mpistrat.experimental import CommunicationOptions
+
+    options = None if name is None else CommunicationOptions(implementation=name)
+
+    def times(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            total = replica.all_reduce("SUM", value, options)
+        totals[:] = [total]
+
+    return lambda k: strategy.run(times, (k,))
+
+
 def wrong_sums(
     comm: Any,
     ways: Mapping[tuple[str, str], ArrayWay],
@@ -48,7 +71,7 @@ def wrong_sums(
     to_host: Callable[[Any], np.ndarray] = lambda array: array,
 ) -> list[str]:
     """Return the wrong sums of all ways. A bound copies its array. Set the arrays to zero, and so their sums."""
-    import numpy as np  # not sooner: it loads the BLAS, which reads its number of threads from the environment
+    import numpy as np  # not sooner, as above
 
     faults = []
     for (case, name), way in ways.items():

@@ -44,7 +44,7 @@ def made(folder: Path, layout: str, how: dict[str, Any], nbytes: int, seed: int)
     for number in range(FILES):
         path = folder / f"input-{layout.replace(' ', '-')}-{rows}-{number}.h5"
         paths.append(str(path))
-        mark = f"mpistrat bench input, {layout}, {rows} rows, seed {seed}"
+        mark = f"benchmarks/files/input.py, {layout}, {rows} rows, seed {seed}"
         if path.exists():
             _check(path, mark)
             continue

@@ -1,1 +1,0 @@
-"""Common parts of the measurements of all-reduce: the library, bounds, arrays on GPUs."""
