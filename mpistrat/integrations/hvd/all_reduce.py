@@ -5,31 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mpistrat.arrays import arrays
-from mpistrat.integrations.hvd.handles import with_handle
+from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, op_of
 from mpistrat.integrations.hvd.reductions import all_reduced, reduce_scattered
-
-
-def copy_into(target: Any, result: np.ndarray) -> Any:
-    """Write a result into an array that can be written to, of NumPy or PyTorch, and return that.
-
-    Raise TypeError if the arrays of the library do not change.
-    """
-    if hasattr(target, "copy_"):
-        target.detach().copy_(arrays.from_host(result, target))
-    elif isinstance(target, np.ndarray):
-        np.copyto(target, result)
-    else:
-        raise TypeError(
-            f"an array of {type(target).__name__} cannot be changed in place: use the call without an underscore at "
-            "the end of its name"
-        )
-    return target
 
 
 def allreduce(
@@ -80,30 +61,6 @@ def allreduce(
     return arrays.from_host(all_reduced([tensor], *args)[0], tensor)
 
 
-def allreduce_(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Combine the arrays of all ranks in place, as `allreduce`, and return the array. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> total = np.ones(2)
-    >>> hvd.allreduce_(total) is total
-    True
-    """
-    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
-    return copy_into(tensor, all_reduced([tensor], *args)[0])
-
-
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -126,30 +83,6 @@ def grouped_allreduce(
     args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
     totals = all_reduced(tensors, *args)
     return [arrays.from_host(*each) for each in zip(totals, tensors, strict=True)]
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Combine several arrays in place, in as few messages as possible, and return them. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.grouped_allreduce_([np.ones(2)], op=hvd.Min)
-    [array([1., 1.])]
-    """
-    args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
-    totals = all_reduced(tensors, *args)
-    return [copy_into(*each) for each in zip(tensors, totals, strict=True)]
 
 
 def reducescatter(
@@ -176,27 +109,8 @@ def reducescatter(
     return arrays.from_host(reduce_scattered(tensor, *args), tensor)
 
 
-def grouped_reducescatter(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: Op = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Any]:
-    """Combine and scatter several arrays, one after the other, as `reducescatter`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> [len(each) for each in hvd.grouped_reducescatter([np.ones(hvd.size())])]
-    [1]
-    """
-    return [reducescatter(each, name, op, process_set, prescale_factor, postscale_factor) for each in tensors]
-
-
+allreduce_, grouped_allreduce_ = in_place(allreduce), in_place(grouped_allreduce)
+grouped_reducescatter = one_by_one(reducescatter)
 allreduce_async, allreduce_async_ = with_handle(allreduce), with_handle(allreduce_)
 grouped_allreduce_async = with_handle(grouped_allreduce)
 grouped_allreduce_async_ = with_handle(grouped_allreduce_)

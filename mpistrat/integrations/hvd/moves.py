@@ -11,8 +11,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.collectives.movement import gather, scatter
-from mpistrat.integrations.hvd.all_reduce import copy_into
-from mpistrat.integrations.hvd.handles import with_handle
+from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
@@ -58,22 +57,6 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
         gather.checked_axis(host, 0)
     rows = _named_collective("allgather", name, process_set, lambda: gather.all_gather(topology, host, 0))
     return arrays.from_host(rows, tensor)
-
-
-def grouped_allgather(
-    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Gather several arrays, one after the other, as `allgather`. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.grouped_allgather([np.ones(2), np.zeros(3)]))
-    2
-    """
-    return [allgather(each, name, process_set) for each in tensors]
 
 
 def broadcast_to_hosts(
@@ -124,23 +107,6 @@ def broadcast(
     """
     (host,) = broadcast_to_hosts([tensor], root_rank, name, process_set, "broadcast")
     return arrays.from_host(host, tensor)
-
-
-def broadcast_(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Overwrite an array with that of one rank, as `broadcast`, and return it. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.broadcast_(np.ones(2) * hvd.rank(), root_rank=0)
-    array([0., 0.])
-    """
-    (host,) = broadcast_to_hosts([tensor], root_rank, name, process_set, "broadcast")
-    return copy_into(tensor, host)
 
 
 def alltoall(
@@ -259,6 +225,7 @@ def _named_collective(
     return collective(process_set, call, compare_and_make)
 
 
+broadcast_, grouped_allgather = in_place(broadcast), one_by_one(allgather)
 allgather_async, grouped_allgather_async = with_handle(allgather), with_handle(grouped_allgather)
 broadcast_async, broadcast_async_ = with_handle(broadcast), with_handle(broadcast_)
 alltoall_async = with_handle(alltoall)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd.handles import one_by_one
 from mpistrat.integrations.hvd.joining import refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum, op_of
@@ -134,22 +135,6 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return _Collective.apply(make, back, tensor)[0]
 
 
-def grouped_allgather(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet = _all
-) -> list[Tensor]:
-    """Gather several tensors, one after the other, as `allgather`. Collective.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> len(hvd.grouped_allgather([torch.ones(2), torch.zeros(3)]))
-    2
-    """
-    return [allgather(each, name, process_set) for each in tensors]
-
-
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all
 ) -> Tensor:
@@ -247,27 +232,7 @@ def reducescatter(
     return compression.decompress(_Collective.apply(make, back, sent)[0], ctx)
 
 
-def grouped_reducescatter(
-    tensors: Tensors,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
-    process_set: ProcessSet = _all,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Tensor]:
-    """Combine and scatter several tensors, one after the other, as `reducescatter`. Collective.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> [len(each) for each in hvd.grouped_reducescatter([torch.ones(hvd.size())])]
-    [1]
-    """
-    scales = prescale_factor, postscale_factor
-    return [reducescatter(each, name, compression, op, process_set, *scales) for each in tensors]
+grouped_allgather, grouped_reducescatter = one_by_one(allgather), one_by_one(reducescatter)
 
 
 def sparse_allreduce_async(

@@ -10,7 +10,7 @@ import torch
 
 from mpistrat import nest
 from mpistrat.integrations.hvd import job, moves
-from mpistrat.integrations.hvd.all_reduce import copy_into
+from mpistrat.integrations.hvd.handles import copy_into
 from mpistrat.integrations.hvd.joining import refusals
 
 
