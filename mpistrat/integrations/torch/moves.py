@@ -1,9 +1,9 @@
-"""Moves of tensors between the ranks of a process group: what is checked, and which moves of this library serve."""
+"""The moves of a process group: torch's signatures, what is checked, and which moves of this library serve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast, gather
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.torch.tensors import (
+    collective,
     host_array,
     host_bytes,
     require,
@@ -24,31 +25,30 @@ from mpistrat.integrations.torch.tensors import (
     write_bytes,
     write_each,
 )
+from mpistrat.integrations.torch.work import Done
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
-
-_collective = whole(attrgetter("topology"))
 
 
 class Moves:
     """The moves of a process group. All are collective."""
 
-    def __init__(self, topology: Topology):
-        self.topology = topology
+    topology: Topology
 
-    @_collective
-    def broadcast(self, tensors: list[Tensor], root: int) -> None:
+    @collective
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:
         """Copy the tensors of a rank to all ranks."""
+        root = opts.rootRank
         with structures.refusals("broadcast", self.topology):
             require_rank("broadcast", root, self.topology.size)
             hosts = [host_array(tensor) for tensor in tensors]
         found = broadcast.broadcast(self.topology, hosts, root=root)
         if self.topology.rank != root:
             write_each(tensors, found)
+        return Done(list(tensors))
 
-    @_collective
-    def all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
+    @collective
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
         """Gather a tensor of each rank, one behind the other in one tensor."""
         with structures.refusals("all_gather", self.topology):
             size, own = self.topology.size, tensor.numel()
@@ -59,10 +59,39 @@ class Moves:
             require_dtype("all_gather", output, tensor)
             row = host_array(tensor).reshape(1, own)
         write(output, gather.all_gather(self.topology, row, 0))
+        return Done([output])
 
-    @_collective
-    def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
+    @collective
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Done:
+        """Gather several tensors, one after the other."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, tensor)
+        return Done(list(outputs))
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @collective
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Done:
         """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            self._all_gather(list(parts), tensor)
+        return Done([part for parts in outputs for part in parts])
+
+    @collective
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Done:
+        """Gather several tensors; ``outputs[rank][i]`` takes the tensor ``i`` of a rank."""
+        for i, tensor in enumerate(inputs):
+            self._all_gather([parts[i] for parts in outputs], tensor)
+        return Done([part for parts in outputs for part in parts])
+
+    def _all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
         with structures.refusals("all_gather", self.topology):
             require_one_for_each_rank("all_gather", "output", outputs, self.topology.size)
             require_dtype("all_gather", tensor, *outputs)
@@ -84,8 +113,22 @@ class Moves:
         joined = gather.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
-    @_collective
-    def to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
+    @collective
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Done:
+        """Gather a tensor of each rank in a list of one rank."""
+        (tensor,) = inputs
+        parts = list(outputs[0]) if outputs else []
+        self._to_or_from_one("gather", parts, tensor, opts.rootRank)
+        return Done(parts)
+
+    @collective
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Done:
+        """Send each rank a tensor of a list of one rank."""
+        (tensor,) = outputs
+        self._to_or_from_one("scatter", list(inputs[0]) if inputs else [], tensor, opts.rootRank)
+        return Done([tensor])
+
+    def _to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
         """Gather ``tensor`` of all ranks in ``parts`` of the root, or scatter these, as ``name`` says."""
         is_root, gathers = self.topology.rank == root, name == "gather"
         with structures.refusals(name, self.topology):
@@ -113,18 +156,23 @@ class Moves:
         else:
             write_bytes([tensor], [one[root]])
 
+    @collective
     def all_to_all_single(
         self,
         output: Tensor,
         tensor: Tensor,
         output_sizes: Sequence[int] | None,
         input_sizes: Sequence[int] | None,
-    ) -> None:
+        opts: Any = None,
+    ) -> Done:
         """Send consecutive rows of a tensor to rank 0, 1, and so on: equally many, or so many as the sizes say."""
         with structures.refusals("all_to_all", self.topology):
             received = self._cut(output, output_sizes)
             sent = self._cut(tensor, input_sizes)
-        self.all_to_all(received, sent)
+        self.alltoall(received, sent)
+        return Done([output])
+
+    alltoall_base = all_to_all_single
 
     def _cut(self, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
         """Return the rows for each rank."""
@@ -142,8 +190,8 @@ class Moves:
         )
         return list(torch.split(tensor.detach(), list(sizes)))
 
-    @_collective
-    def all_to_all(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
+    @collective
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Send tensor ``i`` of a list to rank ``i``."""
         with structures.refusals("all_to_all", self.topology):
             require_one_for_each_rank("all_to_all", "output", outputs, self.topology.size)
@@ -171,3 +219,4 @@ class Moves:
                 )
             exchange(topology, sends, receives)
         write_bytes(outputs, receives)
+        return Done(list(outputs))

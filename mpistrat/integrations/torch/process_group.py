@@ -1,4 +1,4 @@
-"""The process group that torch calls: torch's signatures over the collectives of this library."""
+"""The process group that torch calls: its collectives, its messages, and what torch asks of any group."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
-from mpistrat.collectives import CommunicationOptions, structures
+from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
 from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.moves import Moves
 from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
-from mpistrat.integrations.torch.reductions import TensorReductions, op_of
-from mpistrat.integrations.torch.tensors import require_rank, write_each
+from mpistrat.integrations.torch.reductions import Reductions
 from mpistrat.integrations.torch.work import Done, PendingWork
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -93,7 +91,7 @@ class DescribedGroup(torch.distributed.ProcessGroup):
         return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
 
 
-class ProcessGroup(DescribedGroup):
+class ProcessGroup(Reductions, Moves, DescribedGroup):
     """A process group of ``torch.distributed`` over MPI.
 
     Every collective is complete when its call returns. Its handle, if the program asks for one, is complete, too.
@@ -143,8 +141,8 @@ class ProcessGroup(DescribedGroup):
             limit = seconds
         self.topology: Topology = topology.limited(limit)
         options = options.merge(CommunicationOptions(timeout_seconds=limit))
-        self._reductions = TensorReductions(self.topology, options)
-        self._moves = Moves(self.topology)
+        self._of_reductions = options
+        self._ops = CollectiveAllReduce().bound_to(self.topology)
         self._messages: Messages | None = Messages(topology, seconds)
 
     # --- the end ---------------------------------------------------------------------
@@ -164,13 +162,11 @@ class ProcessGroup(DescribedGroup):
             raise RuntimeError(f"rank {self.rank()}: the process group {self._name!r} was destroyed")
         return self._messages
 
-    def _open_reductions(self) -> TensorReductions:
+    @property
+    def open_topology(self) -> Topology:
+        """The topology of the group. Raise RuntimeError if the group was destroyed."""
         self._open()
-        return self._reductions
-
-    def _open_moves(self) -> Moves:
-        self._open()
-        return self._moves
+        return self.topology
 
     # --- parts -----------------------------------------------------------------------
 
@@ -206,130 +202,6 @@ class ProcessGroup(DescribedGroup):
         part = ProcessGroup(comm, group_name or "", timeout or default_pg_timeout, opts or self._options)
         part.setGroupDesc(group_desc or "")
         return part
-
-    # --- reductions ------------------------------------------------------------------
-
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
-        """Combine a tensor over all ranks, in place."""
-        return self._all_reduce("all_reduce", list(tensors), op_of(opts))
-
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
-        """Combine tensors over all ranks, in place, in as few messages as possible."""
-        return self._all_reduce("all_reduce_coalesced", list(tensors), op_of(opts))
-
-    def average_buffer(self, buffer: np.ndarray) -> None:
-        """Average an array in an arena over all ranks, in place."""
-        self._open_reductions().average_buffer(buffer)
-
-    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
-        """Combine a tensor over all ranks. Only the root's is written to."""
-        self._open()
-        with structures.refusals("reduce", self.topology):
-            require_rank("reduce", opts.rootRank, self.size())
-        totals = self._reductions.combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
-        if self.rank() == opts.rootRank:
-            write_each(tensors, totals)
-        return Done(list(tensors))
-
-    def _all_reduce(self, name: str, tensors: list[Tensor], op: Any) -> Done:
-        write_each(tensors, self._open_reductions().combined(name, tensors, op, in_place=True))
-        return Done(tensors)
-
-    def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
-    ) -> Done:
-        """Combine a list of tensors, one for each rank, and return each to its rank."""
-        for output, parts in zip(outputs, inputs, strict=True):
-            self._open_reductions().reduce_scatter_parts(output, list(parts), op_of(opts))
-        return Done(list(outputs))
-
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
-        """Combine a tensor, and return a part of it to each rank."""
-        self._open_reductions().reduce_scatter(output, tensor, op_of(opts))
-        return Done([output])
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Done:
-        """Combine and scatter several tensors, one after the other."""
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self._open_reductions().reduce_scatter(output, tensor, op_of(opts))
-        return Done(list(outputs))
-
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    # --- moves -----------------------------------------------------------------------
-
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:
-        """Copy the tensors of a rank to all ranks."""
-        self._open_moves().broadcast(list(tensors), opts.rootRank)
-        return Done(list(tensors))
-
-    def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Done:
-        """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
-        for parts, tensor in zip(outputs, inputs, strict=True):
-            self._open_moves().all_gather(list(parts), tensor)
-        return Done([part for parts in outputs for part in parts])
-
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
-        """Gather a tensor of each rank, one behind the other in one tensor."""
-        self._open_moves().all_gather_single(output, tensor)
-        return Done([output])
-
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Done:
-        """Gather several tensors, one after the other."""
-        for output, tensor in zip(outputs, inputs, strict=True):
-            self._open_moves().all_gather_single(output, tensor)
-        return Done(list(outputs))
-
-    def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Done:
-        """Gather several tensors; ``outputs[rank][i]`` takes the tensor ``i`` of a rank."""
-        for i, tensor in enumerate(inputs):
-            self._open_moves().all_gather([parts[i] for parts in outputs], tensor)
-        return Done([part for parts in outputs for part in parts])
-
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Done:
-        """Gather a tensor of each rank in a list of one rank."""
-        (tensor,) = inputs
-        parts = list(outputs[0]) if outputs else []
-        self._open_moves().to_or_from_one("gather", parts, tensor, opts.rootRank)
-        return Done(parts)
-
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Done:
-        """Send each rank a tensor of a list of one rank."""
-        (tensor,) = outputs
-        parts = list(inputs[0]) if inputs else []
-        self._open_moves().to_or_from_one("scatter", parts, tensor, opts.rootRank)
-        return Done([tensor])
-
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Done:
-        """Send tensor ``i`` of a list to rank ``i``."""
-        self._open_moves().all_to_all(list(outputs), list(inputs))
-        return Done(list(outputs))
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_sizes: Sequence[int] | None,
-        input_sizes: Sequence[int] | None,
-        opts: Any = None,
-    ) -> Done:
-        """Send consecutive rows of a tensor to rank 0, 1, and so on: equally many, or so many as the sizes say."""
-        self._open_moves().all_to_all_single(output, tensor, output_sizes, input_sizes)
-        return Done([output])
-
-    alltoall_base = all_to_all_single
 
     # --- messages and barriers -------------------------------------------------------
 

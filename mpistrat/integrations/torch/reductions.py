@@ -1,28 +1,31 @@
-"""Reductions of tensors: which of this library serve torch's, and in which pieces."""
+"""The reductions of a process group: torch's signatures, which of this library serve them, and in which pieces."""
 
 from __future__ import annotations
 
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, reduce_scatter, structures
+from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, reduce_scatter, structures
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.movement import gather
 from mpistrat.integrations.torch.tensors import (
     BYTES_ONLY,
+    collective,
     host_array,
     require,
     require_dtype,
     require_one_for_each_rank,
+    require_rank,
     write,
+    write_each,
 )
+from mpistrat.integrations.torch.work import Done
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
@@ -50,7 +53,6 @@ _BITWISE: dict[str, np.ufunc] = {
 # Up to this size a prepared reduction is kept for further calls, and its result is copied. A reduction of larger arrays
 # writes to one of them, and is prepared for it alone.
 _CACHED_BYTES = 1 << 20
-_collective = whole(attrgetter("topology"))
 
 
 def op_of(options: Any) -> Any:
@@ -102,16 +104,41 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     return _BITWISE.get(name) or _OPS[name]
 
 
-class TensorReductions:
-    """The reductions of a process group, all with the same options."""
+class Reductions:
+    """The reductions of a process group, all by the same ops and with the same options. All are collective."""
 
-    def __init__(self, topology: Topology, options: CommunicationOptions):
-        self.topology = topology
-        self._options = options
-        self._ops = CollectiveAllReduce().bound_to(topology)
+    topology: Topology
+    _ops: CrossDeviceOps
+    _of_reductions: CommunicationOptions
 
-    @_collective
-    def combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[np.ndarray]:
+    @collective
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None, name: str = "all_reduce") -> Done:
+        """Combine a tensor over all ranks, in place."""
+        write_each(tensors, self._combined(name, list(tensors), op_of(opts), in_place=True))
+        return Done(list(tensors))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
+        """Combine tensors over all ranks, in place, in as few messages as possible."""
+        return self.allreduce(tensors, opts, "all_reduce_coalesced")
+
+    @collective
+    def average_buffer(self, buffer: np.ndarray) -> None:
+        """Average an array in an arena over all ranks, in place."""
+        self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._of_reductions, "all_reduce")
+
+    @collective
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
+        """Combine a tensor over all ranks. Only the root's is written to."""
+        with structures.refusals("reduce", self.topology):
+            require_rank("reduce", opts.rootRank, self.topology.size)
+        totals = self._combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
+        if self.topology.rank == opts.rootRank:
+            write_each(tensors, totals)
+        return Done(list(tensors))
+
+    def _combined(
+        self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False
+    ) -> list[np.ndarray]:
         """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors."""
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
@@ -121,10 +148,10 @@ class TensorReductions:
             divides = any(is_integer_mean(op, dtype) for dtype in dtypes)
             own = kinds[0] if kinds and not divides else ReduceOp.SUM
             hosts = [_countable(host_array(tensor)) for tensor in tensors]
-        totals = self._combined(name, hosts, own, in_place)
+        totals = self._on_host(name, hosts, own, in_place)
         return [divided(total, self.topology.size) for total in totals] if divides else totals
 
-    def _combined(
+    def _on_host(
         self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool
     ) -> list[np.ndarray]:
         if isinstance(own, np.ufunc):
@@ -137,22 +164,17 @@ class TensorReductions:
             total = self._large(own, hosts[0], name, in_place)
             if total is not None:
                 return [total]
-        return self._ops.all_reduce(own, hosts, self._options, name)
-
-    @_collective
-    def average_buffer(self, buffer: np.ndarray) -> None:
-        """Average an array in an arena over all ranks, in place."""
-        self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._options, "all_reduce")
+        return self._ops.all_reduce(own, hosts, self._of_reductions, name)
 
     def _large(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray | None:
         """Combine an array in its own memory or in new one; None if this is not possible."""
         flat = host.reshape(-1)
         out = flat if in_place else np.empty_like(flat)
         key = ((flat.dtype, flat.shape),)
-        found = self._ops.joined_all_reduce(own, key, out, self._options, (name, host.shape))
+        found = self._ops.joined_all_reduce(own, key, out, self._of_reductions, (name, host.shape))
         if found is None:
             return None
-        found.run([flat], self._options.timeout_seconds)
+        found.run([flat], self._of_reductions.timeout_seconds)
         return out.reshape(host.shape)
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
@@ -160,9 +182,16 @@ class TensorReductions:
         rows = gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
-    @_collective
-    def reduce_scatter_parts(self, output: Tensor, parts: list[Tensor], op: Any) -> None:
-        """Combine a list of tensors, one for each rank, and write the one of this rank into ``output``."""
+    @collective
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> Done:
+        """Combine a list of tensors, one for each rank, and return each to its rank."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            self._scatter_parts(output, list(parts), op_of(opts))
+        return Done(list(outputs))
+
+    def _scatter_parts(self, output: Tensor, parts: list[Tensor], op: Any) -> None:
         with structures.refusals("reduce_scatter", self.topology):
             require_one_for_each_rank("reduce_scatter", "input", parts, self.topology.size)
             require(
@@ -176,13 +205,13 @@ class TensorReductions:
             self._scattered(output, np.stack(hosts), op)
             return
         joined = torch.cat([part.detach().reshape(-1) for part in parts])
-        (total,) = self.combined("reduce_scatter", [joined], op)
+        (total,) = self._combined("reduce_scatter", [joined], op)
         start = sum(map(len, hosts[: self.topology.rank]))
         write(output, total[start : start + output.numel()])
 
-    @_collective
-    def reduce_scatter(self, output: Tensor, tensor: Tensor, op: Any) -> None:
-        """Combine a tensor, and write the part of this rank into ``output``."""
+    @collective
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Done:
+        """Combine a tensor, and return a part of it to each rank."""
         with structures.refusals("reduce_scatter", self.topology):
             require(
                 output.numel() * self.topology.size == tensor.numel(),
@@ -190,9 +219,21 @@ class TensorReductions:
             )
             require_dtype("reduce_scatter", output, tensor)
             rows = host_array(tensor).reshape(self.topology.size, output.numel())
-        self._scattered(output, rows, op)
+        self._scattered(output, rows, op_of(opts))
+        return Done([output])
 
-    @_collective
+    @collective
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Done:
+        """Combine and scatter several tensors, one after the other."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self.reduce_scatter_single(output, tensor, opts)
+        return Done(list(outputs))
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
     def _scattered(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
         """Combine ``rows``, one for each rank, and write the one of this rank into ``output``."""
         with structures.refusals("reduce_scatter", self.topology):
@@ -201,8 +242,10 @@ class TensorReductions:
             own = ReduceOp.SUM if divides else own
         if isinstance(own, np.ufunc):
             total = self._bitwise(own, rows)[self.topology.rank]
-        elif self._options.algorithm is not None:  # what the user names is the algorithm of all reductions
-            (totals,) = self._ops.all_reduce(own, [rows], self._options, "reduce_scatter")
+        elif (
+            self._of_reductions.algorithm is not None
+        ):  # what the user names is the algorithm of all reductions
+            (totals,) = self._ops.all_reduce(own, [rows], self._of_reductions, "reduce_scatter")
             total = totals[self.topology.rank]
         else:
             total = reduce_scatter.reduce_scatter(self.topology, own, rows)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
 
 from mpistrat.arrays import arrays
+from mpistrat.runtime.agreement.whole_call import whole
+
+# Decorates the collectives of a process group. Its ``open_topology`` raises if the group was destroyed.
+collective = whole(attrgetter("open_topology"))
 
 # NumPy has no such dtype, and none is needed to move the bytes.
 BYTES_ONLY = frozenset(
