@@ -14,7 +14,6 @@ from mpistrat.launch import proc
 from mpistrat.launch.launch_key import hashed, key_of
 from mpistrat.launch.launchers import LAUNCHERS
 from mpistrat.record import read
-from mpistrat.record.layout import Phase
 from mpistrat.record.read import Record
 
 
@@ -51,32 +50,15 @@ def find(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
 
 def _empty(process: int, rank: int, own: Record) -> Record:
     return Record(
-        path="",
-        pid=process,
-        started=proc.started(process),
-        rank=rank,
-        size=own.size,
-        main_thread=0,
-        signal=0,
+        process,
+        rank,
+        own.size,
+        proc.started(process),
         host=socket.gethostname(),
         launch=own.launch,
         job=own.job,
-        program="",
-        note="",
-        phase=Phase.USER_CODE,
         phase_since=time.monotonic(),
-        heartbeat=0.0,
-        beat_every=0.0,
         clock=own.clock,
-        step=0,
-        step_since=0.0,
-        bytes=0,
-        moves=None,
-        exit_status=None,
-        out_of_memory_kills=None,
-        memberships=(),
-        steps=(),
-        entries=(),
     )
 
 

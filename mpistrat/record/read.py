@@ -46,34 +46,34 @@ class Membership:
 class Record:
     """The flight record of one process, at one time. Times are by the monotonic clock of the node."""
 
-    path: str
     pid: int
-    started: int
     rank: int
     size: int
-    main_thread: int
-    signal: int
-    host: str
-    launch: str  # equal for the ranks of a node that were started together; empty if there is one rank
-    job: str
-    program: str
-    note: str
-    phase: Phase
-    phase_since: float
-    heartbeat: float
-    beat_every: float
-    clock: float
-    step: int  # the number of steps
-    step_since: float
-    bytes: int  # that collectives were given
+    started: int = 0
+    path: str = ""
+    main_thread: int = 0
+    signal: int = 0
+    host: str = ""
+    launch: str = ""  # equal for the ranks of a node that were started together; empty if there is one rank
+    job: str = ""
+    program: str = ""
+    note: str = ""
+    phase: Phase = Phase.USER_CODE
+    phase_since: float = 0.0
+    heartbeat: float = 0.0
+    beat_every: float = 0.0
+    clock: float = 0.0
+    step: int = 0  # the number of steps
+    step_since: float = 0.0
+    bytes: int = 0  # that collectives were given
     # whether the main thread ran Python code when this was last looked at; None if it was not
-    moves: bool | None
-    exit_status: int | None  # the status that was given to `os._exit`
-    out_of_memory_kills: int | None  # those of the cgroup when the record was made
-    memberships: tuple[Membership, ...]
+    moves: bool | None = None
+    exit_status: int | None = None  # the status that was given to `os._exit`
+    out_of_memory_kills: int | None = None  # those of the cgroup when the record was made
+    memberships: tuple[Membership, ...] = ()
     # of the last steps, the oldest first: seconds in all, in collectives, in input, in saving
-    steps: tuple[tuple[float, float, float, float], ...] = field(repr=False)
-    entries: tuple[Entry, ...] = field(repr=False)  # the last collectives, the oldest first
+    steps: tuple[tuple[float, float, float, float], ...] = field(default=(), repr=False)
+    entries: tuple[Entry, ...] = field(default=(), repr=False)  # the last collectives, the oldest first
     # whether the main thread let the watchdog wait for the interpreter's lock before its last heartbeat
     kept_lock: bool = False
 

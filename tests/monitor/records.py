@@ -7,23 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from mpistrat.record.flight_record import FlightRecord
-from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Membership, Record
 
 
 def record_of(rank: int, entry: Entry) -> Record:
     """Return the record of one of two ranks, which is in an entry of the communicator 7 or left it last."""
     return Record(
-        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
         pid=1000 + rank,
         rank=rank,
         size=2,
-        phase=Phase.USER_CODE,
         memberships=(Membership(7, 2, rank, entry),),
-        steps=(),
         entries=(entry,),
     )
 

@@ -14,17 +14,12 @@ SIZE = 4
 def record(rank, inside, phase=Phase.USER_CODE, exit_status=None):
     entry = Entry(7, 1 + inside, "barrier", "train.py:1 in <module>", 0, 5.0, 0.0, 0.0 if inside else 6.0)
     return Record(
-        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "out_of_memory_kills")),
         exit_status=exit_status,
         pid=1000 + rank,
         rank=rank,
         size=SIZE,
         phase=phase,
         memberships=(Membership(7, SIZE, rank, entry),),
-        steps=(),
         entries=(entry,),
     )
 

@@ -15,11 +15,7 @@ def record(rank, inside, phase=Phase.USER_CODE, exit_status=None, kills=None):
     """A rank that was in the second collective, or on its way to it. The higher ranks lived longer."""
     entry = Entry(7, 1 + inside, "barrier", "train.py:1 in <module>", 0, 5.0, 0.0, 0.0 if inside else 6.0)
     return Record(
-        **dict.fromkeys(("path", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "beat_every", "clock", "step_since"), 0.0),
         host="node",
-        moves=None,
         out_of_memory_kills=kills,
         heartbeat=7.0 + rank,
         exit_status=exit_status,
@@ -28,7 +24,6 @@ def record(rank, inside, phase=Phase.USER_CODE, exit_status=None, kills=None):
         size=SIZE,
         phase=phase,
         memberships=(Membership(7, SIZE, rank, entry),),
-        steps=(),
         entries=(entry,),
     )
 

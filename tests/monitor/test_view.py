@@ -13,7 +13,6 @@ from mpistrat.monitor.between_nodes import Notices
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Membership, Record
 
 SIZE = 4
@@ -24,19 +23,13 @@ def record(rank, inside, clock=0.0):
     """The record of a rank: of two, node0 and node1 have two each, with clocks of their own."""
     entry = Entry(7, 3, "barrier", "a.py:1 in f", 0, 50.0 - clock, 0.0, 0.0 if inside else 51.0 - clock)
     return Record(
-        **dict.fromkeys(("launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
         path=f"record-{rank}",
         clock=clock,
         host=f"node{rank // 2}",
         pid=1000 + rank % 2,  # processes of two nodes may have the same number
         rank=rank,
         size=SIZE,
-        phase=Phase.USER_CODE,
         memberships=(Membership(7, SIZE, rank, entry),),
-        steps=(),
         entries=(entry,),
     )
 

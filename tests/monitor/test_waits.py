@@ -5,21 +5,15 @@ import dataclasses
 import pytest
 
 from mpistrat.monitor import waits
-from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Membership, Record
 
 
 def record(rank, *memberships):
     """A record of a process: (token, size, number of its collective, whether it is inside)."""
     return Record(
-        **dict.fromkeys(("path", "host", "launch", "job", "program", "note"), ""),
-        **dict.fromkeys(("started", "main_thread", "signal", "step", "bytes"), 0),
-        **dict.fromkeys(("phase_since", "heartbeat", "beat_every", "clock", "step_since"), 0.0),
-        **dict.fromkeys(("moves", "exit_status", "out_of_memory_kills")),
         pid=1000 + rank,
         rank=rank,
         size=4,
-        phase=Phase.USER_CODE,
         memberships=tuple(
             Membership(
                 token,
@@ -29,8 +23,6 @@ def record(rank, *memberships):
             )
             for token, size, number, inside in memberships
         ),
-        steps=(),
-        entries=(),
     )
 
 
