@@ -28,14 +28,7 @@ _QUICK = 0.002  # seconds; a worker whose last task took less is handed one more
 
 
 class Decisions:
-    """The tasks whose writes parameter servers are told to commit.
-
-    Parameters
-    ----------
-    post : Post
-    servers : tuple of int
-        The ranks of the parameter servers.
-    """
+    """The tasks whose writes parameter servers are told to commit. ``servers`` are the ranks of these."""
 
     def __init__(self, post: Post, servers: tuple[int, ...]):
         self._post = post
@@ -57,10 +50,7 @@ class Decisions:
     def committed(self, letter: Letter) -> tuple[Task, Any, BaseException | None] | None:
         """Take the news that a server has applied the writes of a task.
 
-        Returns
-        -------
-        tuple of Task, value and error, or None
-            None until all servers of the task have applied its writes.
+        Return the task, its value and its error, or None until all servers of the task have applied its writes.
         """
         (number,) = letter.head
         task, value, missing = self._open[number]
@@ -109,10 +99,6 @@ class Dispatcher:
 
     The tasks of a lost worker are queued again, before all others. Without a parameter server nothing goes on:
     `progress` raises.
-
-    Parameters
-    ----------
-    contact : Contact
     """
 
     def __init__(self, contact: Contact):
@@ -179,10 +165,7 @@ class Dispatcher:
     def progress(self) -> bool:
         """Take the results that have arrived, and hand out tasks. Return whether a result arrived.
 
-        Raises
-        ------
-        LostRankError
-            If a parameter server is lost.
+        Raise LostRankError if a parameter server is lost.
         """
         arrived = self._advance()
         self._tell_owners()
@@ -235,13 +218,7 @@ class Dispatcher:
                         del self._open[id(task.owner)]
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Make progress until a condition holds.
-
-        Raises
-        ------
-        RuntimeError
-            If the workers have been let go, so that it never holds.
-        """
+        """Make progress until a condition holds. Raise RuntimeError if the workers are gone, so that it never does."""
         backoff = Backoff()
         while not until():
             self._post.require_open()

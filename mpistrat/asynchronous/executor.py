@@ -451,13 +451,7 @@ _entered: list[Executor] = []  # those whose with block this rank is in
 
 
 def current_executor() -> Executor:
-    """Return the executor of the innermost ``with`` block that this rank is in.
-
-    Raises
-    ------
-    RuntimeError
-        Outside of such a block.
-    """
+    """Return the executor of the innermost ``with`` block that this rank is in. Raise RuntimeError outside of one."""
     if not _entered:
         raise RuntimeError("no Executor is in use: call this in its with block, on the coordinator")
     return _entered[-1]

@@ -29,27 +29,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class KeptResults:
-    """The results of the calls of a function, in a file.
+    """The results of the calls of a function, in a file, which is read if it exists.
 
-    Parameters
-    ----------
-    path : path
-        Read if it exists.
-    function : callable
-    calls : sequence of tuple
-        The arguments of each call.
-
-    Attributes
-    ----------
-    found : dict of int to object
-        The results that the file had, by the numbers of their calls.
-
-    Raises
-    ------
-    ValueError
-        If the file has results of another function, of other arguments, or is of another kind.
-    TypeError
-        If an argument cannot be compared with that of the file.
+    ``calls`` has the arguments of each call, and ``found`` the results that the file had, by the numbers of their
+    calls. Raise ValueError if the file has results of another function, of other arguments, or is of another kind.
+    Raise TypeError if an argument cannot be compared with that of the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], function: Any, calls: Sequence[tuple[Any, ...]]):
@@ -97,12 +81,7 @@ class KeptResults:
     def close(self) -> None:
         """Write what has not been written.
 
-        Raises
-        ------
-        OSError
-            If the file cannot be written.
-        TypeError
-            If a result cannot be kept.
+        Raise OSError if the file cannot be written, and TypeError if a result cannot be kept.
         """
         self._closing.set()
         self._news.set()
@@ -176,10 +155,7 @@ class KeptResults:
 def _encoded(value: Any) -> Any:
     """Return a result as what JSON can hold.
 
-    Raises
-    ------
-    TypeError
-        If it is not of numbers, texts, NumPy's arrays of numbers, and lists, tuples and dicts of these.
+    Raise TypeError if it is not of numbers, texts, NumPy's arrays of numbers, and lists, tuples and dicts of these.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -203,13 +179,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the result that `_encoded` got.
-
-    Raises
-    ------
-    ValueError
-        If it is not of this form.
-    """
+    """Return the result that `_encoded` got. Raise ValueError if it is not of this form."""
     if not isinstance(value, dict):
         return value
     match value:
@@ -233,12 +203,8 @@ def _decoded(value: Any) -> Any:
 def fingerprint(value: Any, home: str | None = None) -> str:
     """Return a digest of a function or of arguments that is the same in every process, unlike that of a pickle.
 
-    Functions count by their code and by what they capture; those of other modules than ``home`` by their names.
-
-    Raises
-    ------
-    TypeError
-        If a value has parts that cannot be compared, such as a lock.
+    Functions count by their code and by what they capture; those of other modules than ``home`` by their names. Raise
+    TypeError if a value has parts that cannot be compared, such as a lock.
     """
     digest = xxhash.xxh3_128()
     _feed(digest, value, home, {})

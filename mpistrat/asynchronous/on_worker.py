@@ -92,13 +92,7 @@ def require_together(comm: Any) -> None:
 
 
 def is_worker() -> bool:
-    """Return whether this process runs functions for a coordinator at the moment.
-
-    Examples
-    --------
-    >>> is_worker()
-    False
-    """
+    """Return whether this process runs functions for a coordinator at the moment."""
     return _number is not None
 
 

@@ -14,12 +14,7 @@ from mpistrat.messages.pickling import unpack
 class OneRank:
     """Tasks that run in the thread that calls `progress`, one after the other.
 
-    They get copies of functions and arguments, as on another rank.
-
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Of this rank alone, for calls that want a communicator.
+    They get copies of functions and arguments, as on another rank, and ``comm`` if they want a communicator.
     """
 
     def __init__(self, comm: Any):

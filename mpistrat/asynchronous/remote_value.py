@@ -48,7 +48,7 @@ class RemoteValue:
 
     def get(self) -> Any:
         """Return the result, as `fetch` does."""
-        raise NotImplementedError("RemoteValue.get: ClusterCoordinator.schedule makes values that have it")
+        return self.fetch()
 
 
 class ScheduledValue(RemoteValue):
@@ -72,9 +72,6 @@ class ScheduledValue(RemoteValue):
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
-
-    def get(self) -> Any:
-        return self.fetch()
 
     def __reduce__(self) -> NoReturn:
         refuse("a RemoteValue")

@@ -102,16 +102,7 @@ class Clock:
 class CallsBar:
     """A bar from the first call until `close` on a terminal, a line a minute in a log. The next call begins another.
 
-    Parameters
-    ----------
-    shown : bool
-        Whether it is shown at all. ``mpistrat.rc.progress`` may turn it off.
-
-    Examples
-    --------
-    >>> bar = CallsBar(False)
-    >>> bar.queued(), bar.ended(), bar.close()
-    (None, None, None)
+    ``shown`` is whether it is shown at all. ``mpistrat.rc.progress`` may turn it off.
     """
 
     def __init__(self, shown: bool):

@@ -107,13 +107,7 @@ class LaunchedClusterResolver(ClusterResolver):
         return self._placement
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the addresses of all ranks.
-
-        Raises
-        ------
-        RuntimeError
-            If the environment does not tell which rank is on which node.
-        """
+        """Return the addresses of all ranks. Raise RuntimeError if the environment does not tell the node of each."""
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
