@@ -14,7 +14,7 @@ import click
 
 from mpistrat.cli import table
 from mpistrat.cli.check.checks.library import LEVELS
-from mpistrat.cli.run import machine
+from mpistrat.cli.run import job
 from mpistrat.launch.launch import launcher_variables
 from mpistrat.process.ranges import ranges
 from mpistrat.runtime import affinity, environment
@@ -180,10 +180,10 @@ def _hdf5() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    free = machine.shared_memory_free()
+    free = job.shared_memory_free()
     found: dict[str, Any] = {
         "host": platform.node(),
-        "cores": machine.cores(),
+        "cores": job.cores(),
         "affinity": ranges(affinity.cores() or ()) or "unknown",
         "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli.run import machine, mpirun, running_job
+from mpistrat.cli.run import mpirun, running_job
 from mpistrat.cli.run.job import Job, Machine, plan
 from mpistrat.cli.run.streams import RANK
 from mpistrat.launch.launch import without_launcher
@@ -116,13 +116,7 @@ def command(
         environ[RuntimeOptions.debug.variable] = "1"
     if trace is not None:
         environ[RuntimeOptions.trace.variable] = _writable(trace)
-    here = Machine(
-        cores=machine.cores(),
-        root=os.geteuid() == 0,
-        terminal=os.isatty(1),
-        shared=machine.shared_memory_free(),
-        reads=machine.reads_other_processes(),
-    )
+    here = Machine.here()
     job = plan(
         found, ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft
     )

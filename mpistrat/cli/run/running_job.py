@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpistrat.cli.run import job_end, processes
+from mpistrat.cli.run import job_end
 from mpistrat.cli.run.banners import Death, LauncherMessages
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.job_end import EndOrder, Guard
 from mpistrat.cli.run.streams import Streams
+from mpistrat.launch import proc
+from mpistrat.launch.launchers import HYDRA, OPEN_MPI
 from mpistrat.record import end_mark, layout
 from mpistrat.record.layout import Phase
 
@@ -172,7 +174,7 @@ class _RunningJob:
 
     def _look(self) -> dict[int, int]:
         """Return the running ranks, and record them: one that ends is not found later."""
-        ranks = processes.ranks_below(self._process.pid)
+        ranks = ranks_below(self._process.pid)
         self.ranks.update(ranks)
         return ranks
 
@@ -219,7 +221,7 @@ class _RunningJob:
     def _end_orphans(self) -> None:
         """Kill the ranks that still run after the launcher was killed."""
         for process, rank in self.ranks.items():
-            if processes.rank_of(process) == rank:
+            if rank_of(process) == rank:
                 _kill(process, signal.SIGKILL)
 
     def _status(self, code: int) -> int:
@@ -260,6 +262,29 @@ class _RunningJob:
         start = "" if self._streams.line_ended else "\n"
         with contextlib.suppress(OSError):
             os.write(2, f"{start}mpistrat run: {text}\n".encode())
+
+
+def ranks_below(launcher: int) -> dict[int, int]:
+    """Return the ranks that a launcher has started: process id -> rank. None without /proc (macOS)."""
+    children: dict[int, list[int]] = {}
+    for process in proc.everyone():
+        children.setdefault(proc.parent(process), []).append(process)
+    found, pending = {}, [launcher]
+    while pending:
+        for process in children.get(pending.pop(), []):
+            rank = rank_of(process)
+            if rank is None:
+                pending.append(process)  # a daemon of the launcher
+            else:
+                found[process] = rank
+    return found
+
+
+def rank_of(process: int) -> int | None:
+    """Return the rank of a process, or None if the process is not a rank or does not exist."""
+    environ = proc.environ(process)
+    value = next((environ[name] for name in (*OPEN_MPI.rank, *HYDRA.rank) if name in environ), "")
+    return int(value) if value.isdecimal() else None
 
 
 def _temporary_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mpistrat.cli.run import machine
+from mpistrat.cli.run import job
 from mpistrat.cli.run.job import Machine, plan
 from mpistrat.cli.run.mpirun import Launcher
 
@@ -128,7 +128,7 @@ def test_output_comes_at_once(launcher):
 
 
 def test_cores_are_those_of_the_affinity_mask():
-    assert 1 <= machine.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= job.cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_quota_of_a_container(tmp_path, text, expected):
     if text is not None:
         (tmp_path / "root/a/b").mkdir(parents=True)
         (tmp_path / "root/a/b/cpu.max").write_text(text + "\n")
-    assert machine._quota(groups, tmp_path / "root") == expected
-    assert machine._quota(tmp_path / "missing", tmp_path) is None
+    assert job._quota(groups, tmp_path / "root") == expected
+    assert job._quota(tmp_path / "missing", tmp_path) is None
 
 
 def test_reading_other_processes_is_probed():
-    assert machine.reads_other_processes() in (True, False)
+    assert job.reads_other_processes() in (True, False)

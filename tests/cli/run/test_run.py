@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.cli.run import processes
+from mpistrat.cli.run import running_job
 from mpistrat.cli.run.mpirun import find
 
 ROOT = Path(__file__).parents[3]
@@ -398,9 +398,9 @@ def test_a_killed_launcher_is_not_in_the_way_of_the_next(write, tmp_path, monkey
 def test_ranks_are_found_by_process(write):
     with waiting(write(WAIT), "SIGUSR1", ranks=3) as (job, pids):
         launcher = launcher_of(job)
-        assert sorted(processes.ranks_below(launcher)) == sorted(pids)
-        assert sorted(processes.ranks_below(launcher).values()) == [0, 1, 2]
-        assert processes.ranks_below(next(iter(pids))) == {}
+        assert sorted(running_job.ranks_below(launcher)) == sorted(pids)
+        assert sorted(running_job.ranks_below(launcher).values()) == [0, 1, 2]
+        assert running_job.ranks_below(next(iter(pids))) == {}
         job.send_signal(signal.SIGUSR1)
         job.communicate(timeout=LIMIT)
 
