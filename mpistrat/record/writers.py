@@ -32,22 +32,6 @@ _COLLECTIVE = int(Kind.COLLECTIVE)
 _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
 
 
-class Described(Protocol):
-    """What an entry names: an operation of the ranks.
-
-    The record sets ``record``, the number of its text there. Before that it is 0. ``label`` is its text, and ``nbytes``
-    what a rank gives to it.
-    """
-
-    record: int
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class Texts:
     """The texts in the memory of a record or a trace. The table has room for ``most``.
 
@@ -86,8 +70,8 @@ class Texts:
         self._words[offset // 8] = number
         return number
 
-    def add_operation(self, operation: Described) -> int:
-        """Return the number of the text of an operation, which keeps it."""
+    def add_operation(self, operation: Any) -> int:
+        """Return the number of the text ``label`` of an operation, which keeps it as its ``record``."""
 
         def forget() -> None:
             operation.record = 0
