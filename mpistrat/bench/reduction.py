@@ -17,8 +17,6 @@ def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
 
     Patarasuk and Yuan 2009, theorem 1.
 
-    Examples
-    --------
     >>> least_bytes((2, 2, 2, 2), 1000)
     1500.0
     >>> least_bytes((2,), 1000)

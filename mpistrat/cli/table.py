@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 def counted(number: int, thing: str) -> str:
     """Return a number and its noun, in the plural unless the number is 1.
 
-    Examples
-    --------
     >>> counted(1, "file"), counted(1200, "file")
     ('1 file', '1,200 files')
     """
@@ -26,8 +24,6 @@ def counted(number: int, thing: str) -> str:
 def printable(text: str) -> str:
     """Return a text without the characters by which a file could command a terminal.
 
-    Examples
-    --------
     >>> printable("a" + chr(27) + "[2Jb" + chr(10))
     'a?[2Jb\\n'
     """
@@ -61,8 +57,6 @@ def console() -> Console:
 def three_digits(number: float) -> str:
     """Return a number rounded to three digits, without an exponent.
 
-    Examples
-    --------
     >>> three_digits(0.01234), three_digits(999.9), three_digits(1234.5)
     ('0.0123', '1000', '1230')
     """
@@ -72,8 +66,6 @@ def three_digits(number: float) -> str:
 def amount(nbytes: float) -> str:
     """Return a number of bytes in three digits and its unit.
 
-    Examples
-    --------
     >>> amount(1_234_567)
     '1.23 MB'
     """

@@ -14,8 +14,6 @@ def snapshot(value: Any) -> Any:
 
     A reduction with one contribution returns this copy, so that later writes to its input do not change its result.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> x = np.zeros(2)
     >>> total = snapshot(x)

@@ -40,8 +40,6 @@ class Row(NamedTuple):
 class Report:
     """The rows of one subject, measured with ``n`` ranks.
 
-    Examples
-    --------
     >>> report = Report("step", 2)
     >>> report.add("sgd", "mpistrat", 4096, 0.011)
     >>> report.add("sgd", "by hand", 4096, 0.010)

@@ -12,8 +12,6 @@ _BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 def size(text: str) -> int:
     """Return the bytes of a size with a unit.
 
-    Examples
-    --------
     >>> size("64KiB")
     65536
     """
@@ -26,8 +24,6 @@ def size(text: str) -> int:
 def sizes(text: str) -> list[int]:
     """Return the bytes of sizes separated by commas.
 
-    Examples
-    --------
     >>> sizes("4KiB,1MiB")
     [4096, 1048576]
     """
@@ -37,8 +33,6 @@ def sizes(text: str) -> list[int]:
 def rate(text: str) -> float:
     """Return the bytes per second of a rate in bits per second, with a unit of ``tc``.
 
-    Examples
-    --------
     >>> rate("1gbit")
     125000000.0
     """
@@ -51,8 +45,6 @@ def rate(text: str) -> float:
 def in_words(nbytes: int) -> str:
     """Return a size in the largest unit that divides it.
 
-    Examples
-    --------
     >>> in_words(1 << 20), in_words(1000)
     ('1 MiB', '1000 B')
     """

@@ -26,8 +26,6 @@ def interleaved(
     measurement. The first ``warmup`` repetitions are not counted. Before each measurement ``before`` is called, then
     all ranks meet at a barrier.
 
-    Examples
-    --------
     >>> from mpi4py import MPI
     >>> seconds = interleaved(MPI.COMM_SELF, {"sleep": lambda k: time.sleep(0.001 * k)}, repetitions=3)
     >>> len(seconds["sleep"]), min(seconds["sleep"]) >= 0.001

@@ -66,8 +66,6 @@ def command(n: int, launcher: str | None, program: Sequence[str]) -> list[str]:
 def one_thread(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that give a rank one BLAS thread: none if the user has set one of them.
 
-    Examples
-    --------
     >>> one_thread({"OMP_NUM_THREADS": "4"})
     {}
     """

@@ -66,8 +66,6 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
 def combined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the adaptive sum of two vectors.
 
-    Examples
-    --------
     >>> x, y = np.array([2.0, 0.0]), np.array([0.0, 3.0])
     >>> combined(x, x), combined(x, y)
     (array([2., 0.]), array([2., 3.]))

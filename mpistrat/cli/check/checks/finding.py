@@ -115,8 +115,6 @@ class Check(NamedTuple):
 def size(count: float) -> str:
     """Return a number of bytes as text.
 
-    Examples
-    --------
     >>> size(64 * 2**20), size(3 * 2**30)
     ('64 MiB', '3.0 GiB')
     """

@@ -104,8 +104,6 @@ def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
 
     With more than ``most`` rounds some pairs are left out.
 
-    Examples
-    --------
     >>> rounds([0, 1, 2], 9)
     [[(1, 2)], [(0, 2)], [(0, 1)]]
     """

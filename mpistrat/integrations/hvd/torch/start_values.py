@@ -52,8 +52,6 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def abbreviated(names: list[str]) -> str:
     """Return names as one text that is short and differs if the names differ.
 
-    Examples
-    --------
     >>> abbreviated(["a", "b"]), abbreviated([f"layer{i}" for i in range(9)])
     ('a, b', 'layer0, ..., layer8 (9 names, checksum 46d44bda)')
     """
