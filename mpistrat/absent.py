@@ -7,345 +7,255 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-_START = "strategy = mpistrat.MultiWorkerMirroredStrategy(); MPI knows the ranks"
 _END = "nothing: MPI ends with the program"
 _ALL_REDUCE = "strategy.all_reduce(), or mpistrat.get_replica_context().all_reduce() in a replica function"
 _ALL_GATHER = "strategy.gather(), or mpistrat.get_replica_context().all_gather() in a replica function"
-_SCATTER = "mpistrat.get_replica_context().experimental_reduce_scatter()"
-_OPTIMIZER = "mpistrat.optimizers: apply_gradients() sums the gradients of all replicas"
-_START_EQUAL = "mpistrat.Variable: in strategy.scope() it starts with the value of replica 0"
-
-# A name of tf.distribute, Horovod or torch.distributed -> what to use.
-OF_DISTRIBUTE = {
-    "AUTOTUNE": "mpistrat.data.AUTOTUNE",
-    "Dataset": "mpistrat.data.Dataset",
-    "Options": "mpistrat.data.Options",
-    "CommunicationImplementation": "mpistrat.experimental.CommunicationImplementation",
-    "CommunicationOptions": "mpistrat.experimental.CommunicationOptions",
-    "PreemptionCheckpointHandler": "mpistrat.experimental.PreemptionCheckpointHandler",
-    "TerminationConfig": "mpistrat.experimental.TerminationConfig",
-    "ValueContext": "mpistrat.experimental.ValueContext",
-    "Optimizer": "mpistrat.optimizers.Optimizer",
-    "SGD": "mpistrat.optimizers.SGD",
-    "Adam": "mpistrat.optimizers.Adam",
-    "AdamW": "mpistrat.optimizers.AdamW",
-    "SlurmClusterResolver": "mpistrat.cluster_resolver.SlurmClusterResolver",
-    "TFConfigClusterResolver": "mpistrat.cluster_resolver.TFConfigClusterResolver",
-    "init": _START,
-    "init_process_group": _START,
-    "shutdown": _END,
-    "destroy_process_group": _END,
-    "rank": "strategy.comm.rank",
-    "get_rank": "strategy.comm.rank",
-    "size": "strategy.num_replicas_in_sync",
-    "get_world_size": "strategy.num_replicas_in_sync",
-    "local_rank": 'device="cuda" of a strategy, which gives each rank of a node its own GPU',
-    "allreduce": _ALL_REDUCE,
-    "all_reduce": _ALL_REDUCE,
-    "grouped_allreduce": _ALL_REDUCE,
-    "reduce": _ALL_REDUCE,
-    "allgather": _ALL_GATHER,
-    "all_gather": _ALL_GATHER,
-    "gather": _ALL_GATHER,
-    "reducescatter": _SCATTER,
-    "reduce_scatter": _SCATTER,
-    "broadcast": "strategy.broadcast()",
-    "scatter": "strategy.scatter()",
-    "barrier": "strategy.barrier()",
-    "DistributedOptimizer": _OPTIMIZER,
-    "DistributedGradientTape": _OPTIMIZER,
-    "DistributedDataParallel": _OPTIMIZER,
-    "DistributedSampler": "strategy.experimental_distribute_dataset()",
-    "broadcast_parameters": _START_EQUAL,
-    "broadcast_variables": _START_EQUAL,
-    "broadcast_object": "strategy.broadcast_object()",
-    "allgather_object": "strategy.gather_object()",
-}
-# A name of tf.data or torch.utils.data -> what to use.
-OF_DATA = {
-    "TFRecordDataset": "mpistrat.data.Dataset.from_hdf5() or from_parquet()",
-    "TextLineDataset": "mpistrat.data.Dataset.from_iterable()",
-    "CsvDataset": "mpistrat.data.Dataset.from_csv()",
-    "FixedLengthRecordDataset": "mpistrat.data.Dataset.from_sequence() of a numpy.memmap",
-    "Iterator": "iter() of a dataset",
-    "NumpyIterator": "iter() of a dataset",
-    "IteratorSpec": "mpistrat.data.Dataset.element_spec",
-    "DatasetSpec": "mpistrat.data.Dataset.element_spec",
-    "ThreadingOptions": "mpistrat.data.Dataset.map() with num_parallel_calls=",
-    "experimental": "mpistrat.data itself, which has AutoShardPolicy and the formats of files",
-    "DataLoader": "mpistrat.data.Dataset",
-    "TensorDataset": "mpistrat.data.Dataset.from_arrays()",
-    "IterDataPipe": "mpistrat.data.Dataset.from_iterable()",
-    "MapDataPipe": "mpistrat.data.Dataset.from_sequence()",
-    "DataChunk": "mpistrat.data.Dataset.batch()",
-    "StackDataset": "mpistrat.data.Dataset.zip()",
-    "ConcatDataset": "mpistrat.data.Dataset.concatenate()",
-    "ChainDataset": "mpistrat.data.Dataset.concatenate()",
-    "Subset": "mpistrat.data.Dataset.skip() and take()",
-    "random_split": "mpistrat.data.Dataset.shuffle() with a seed, then take() and skip()",
-    "get_worker_info": "nothing: functions of map() run in threads of their rank",
-    "default_collate": "mpistrat.data.Dataset.batch()",
-    "default_convert": "mpistrat.data.Dataset.map()",
-    **dict.fromkeys(("Sampler", "SequentialSampler", "BatchSampler"), "mpistrat.data.Dataset.batch()"),
-    **dict.fromkeys(("RandomSampler", "SubsetRandomSampler"), "mpistrat.data.Dataset.shuffle()"),
-    "WeightedRandomSampler": "mpistrat.data.Dataset.sample_from_datasets() with weights",
-    "DistributedSampler": "strategy.experimental_distribute_dataset()",
-}
-# A name of tf.distribute.experimental -> what to use.
-OF_EXPERIMENTAL: dict[str, str] = {}
-
-_LOOP = "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, args=(batch,))"
+_LOOP = (
+    "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, "
+    "args=(batch,))"
+)
 _GRADIENTS = "gradients of torch, JAX or TensorFlow, and optimizer.apply_gradients() in strategy.run()"
-_NUMPY = "NumPy: a function of a replica takes and returns arrays"
-_TORCH = (
-    "torch.distributed itself, after import mpistrat.integrations.torch and init_process_group('mpistrat')"
-)
-_OF_PYTHON = "plain Python in strategy.run(): nothing is traced"
 _SAVE = "mpistrat.training.save() and mpistrat.training.load()"
-
-OF_DISTRIBUTE |= {
-    "keras": f"mpistrat.optimizers, mpistrat.metrics and {_LOOP}",
-    "losses": f"a loss of your own, divided by the global number of rows, and {_GRADIENTS}",
-    "GradientTape": _GRADIENTS,
-    "save": _SAVE,
-    "load": _SAVE,
-    "train": "mpistrat.training, with Checkpoint, CheckpointManager and latest_checkpoint",
-    "saved_model": _SAVE,
-    "horovod": "mpistrat.integrations.hvd, which has Horovod's names",
-    "hvd": "mpistrat.integrations.hvd, which has Horovod's names",
-    "torch": "mpistrat.integrations.torch, which registers the backend 'mpistrat'",
-    "distribute": "mpistrat itself: it has the names of tf.distribute",
-    "is_initialized": "nothing: a strategy starts MPI when it is made",
-    "local_size": "len() of the ranks of one node in strategy.extended.engine.topology.nodes",
-    "device": 'device="cuda" of a strategy',
-    **dict.fromkeys(
-        ("function", "py_function", "numpy_function", "map_fn", "while_loop", "cond"), _OF_PYTHON
-    ),
-    **dict.fromkeys(
-        (
-            "Tensor",
-            "constant",
-            "convert_to_tensor",
-            "zeros",
-            "ones",
-            "reduce_mean",
-            "reduce_sum",
-            "cast",
-            "stack",
-        )
-        + ("concat", "float32", "float64", "int32", "int64", "random", "math", "io"),
-        _NUMPY,
-    ),
-    **dict.fromkeys(("Module", "nn", "DataParallel", "FullyShardedDataParallel", "ddp", "new_group"), _TORCH),
-    **dict.fromkeys(("send", "recv", "isend", "irecv", "all_to_all", "alltoall", "ProcessGroup"), _TORCH),
-}
-# A name of a strategy of tf.distribute, or of a communicator -> what to use.
-OF_STRATEGY = {
-    "rank": "strategy.comm.rank",
-    "size": "strategy.num_replicas_in_sync",
-    "num_replicas": "strategy.num_replicas_in_sync",
-    "world_size": "strategy.num_replicas_in_sync",
-    "Get_rank": "strategy.comm.rank",
-    "Get_size": "strategy.comm.size",
-    "local_rank": 'device="cuda" of the strategy, which gives each rank of a node its own GPU',
-    "device": 'device="cuda" of the strategy',
-    "devices": "strategy.extended.worker_devices",
-    "allreduce": _ALL_REDUCE,
-    "allgather": _ALL_GATHER,
-    "bcast": "strategy.broadcast() or strategy.broadcast_object()",
-    "alltoall": "strategy.comm, the communicator of mpi4py",
-    "send": "strategy.comm, the communicator of mpi4py",
-    "recv": "strategy.comm, the communicator of mpi4py",
-    "Barrier": "strategy.barrier()",
-    "wait": "strategy.barrier()",
-    "fit": _LOOP,
-    "compile": _LOOP,
-    "evaluate": _LOOP,
-    "predict": _LOOP,
-    "save": _SAVE,
-    "load": _SAVE,
-    "initialize": "nothing: a strategy starts MPI when it is made",
-    "finalize": _END,
-    "shutdown": _END,
-    "experimental_run": "strategy.run()",
-    "make_input_fn_iterator": "strategy.distribute_datasets_from_function()",
-    "make_dataset_iterator": "iter(strategy.experimental_distribute_dataset(dataset))",
-    "experimental_make_numpy_dataset": "mpistrat.data.Dataset.from_tensor_slices()",
-    "configure": "nothing: there is no session; leave it out",
-    "update_config_proto": "nothing: there is no session; leave it out",
-}
-_OF_ROWS = "mpistrat.data.Dataset.from_generator() of a function that yields what you need"
-_WINDOWS = "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows"
-_FILES = "mpistrat.data.Dataset.from_hdf5(), from_parquet(), from_csv() or from_npy(), which take patterns of names"
-# A method of tf.data.Dataset or of torch's datasets and loaders -> what to use.
-OF_DATASET = {
-    "apply": "the call itself: fn(dataset)",
-    "as_numpy_iterator": "iter(dataset): its elements are NumPy arrays",
-    "bucket_by_sequence_length": "mpistrat.data.Dataset.padded_batch(), after sorting the rows by length",
-    "choose_from_datasets": "mpistrat.data.Dataset.sample_from_datasets(), or zip() and map()",
-    "counter": "mpistrat.data.Dataset.range() or enumerate()",
-    "fingerprint": "mpistrat.data.Dataset.options() and element_spec, which say what differs",
-    "get_single_element": "next(iter(dataset))",
-    "ignore_errors": "mpistrat.data.Dataset.filter() for bad rows: an error of a file is never skipped",
-    "list_files": _FILES,
-    "load": "mpistrat.data.Dataset.from_hdf5()",
-    "save": "mpistrat.data.write_hdf5()",
-    "snapshot": "mpistrat.data.write_hdf5() and Dataset.from_hdf5(), or cache() for memory",
-    "interleave": f"{_FILES}, and shuffle(), which mixes the rows of all files",
-    "random": "strategy.rng(), or mpistrat.data.Dataset.range() and map()",
-    "rebatch": "mpistrat.data.Dataset.batch() once: a batch is divided over the replicas",
-    "unbatch": "mpistrat.data.Dataset.from_arrays() of rows, before batch()",
-    "reduce": "functools.reduce(), or reduce() of the distributed dataset",
-    "rejection_resample": "mpistrat.data.Dataset.sample_from_datasets() with weights",
-    "ragged_batch": "mpistrat.data.Dataset.padded_batch()",
-    "sparse_batch": "mpistrat.data.Dataset.padded_batch()",
-    "unique": "mpistrat.data.Dataset.filter() of rows that you know to be new",
-    "take_while": "mpistrat.data.Dataset.take(), or a break in the loop",
-    "flat_map": _OF_ROWS,
-    "scan": _OF_ROWS,
-    "group_by_window": _WINDOWS,
-    "window": _WINDOWS,
-    "collate_fn": "mpistrat.data.Dataset.map() after batch()",
-    "num_workers": "mpistrat.data.Dataset.map() with num_parallel_calls=, and prefetch()",
-    "dataset": "the dataset itself: batch() makes batches",
-    "sampler": "strategy.experimental_distribute_dataset()",
-}
-# A method of tf.data.Dataset, called on a dataset that is distributed already -> what to use.
-OF_DISTRIBUTED_DATASET = dict.fromkeys(
-    ("map", "filter", "shuffle", "batch", "repeat", "take", "skip", "prefetch", "cache", "enumerate", "zip"),
-    "the method of the dataset, before it is distributed",
+_FILES = (
+    "mpistrat.data.Dataset.from_hdf5(), from_parquet(), from_csv() or from_npy(), which take patterns "
+    "of names"
 )
-_VALUES = "mpistrat.metrics.Mean of the values that you compute for each row"
-_COUNTS = (
-    "mpistrat.metrics.ConfusionMatrix, whose entries are counts, or a subclass of mpistrat.metrics.Metric"
-)
-_CURVES = "mpistrat.metrics.Precision and Recall with thresholds=, or a subclass of mpistrat.metrics.Metric"
-_SUMS = "mpistrat.metrics.Sum of the moments that it needs, or a subclass of mpistrat.metrics.Metric"
-# A metric of Keras -> what to use.
-OF_METRICS = {
-    **dict.fromkeys(
-        (
-            "KLDivergence",
-            "Poisson",
-        )
-        + (
-            "CategoricalHinge",
-            "Hinge",
-            "SquaredHinge",
-            "LogCoshError",
-            "CosineSimilarity",
-        )
-        + (
-            "MeanSquaredLogarithmicError",
-            "MeanMetricWrapper",
-            "MeanRelativeError",
-        )
-        + ("MeanTensor", "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy")
-        + ("kl_divergence", "poisson", "categorical_hinge", "hinge", "squared_hinge", "mean_absolute_error")
-        + ("mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error")
-        + (
-            "binary_accuracy",
-            "categorical_accuracy",
-            "sparse_categorical_accuracy",
-            "top_k_categorical_accuracy",
-        )
-        + ("sparse_top_k_categorical_accuracy", "binary_focal_crossentropy", "categorical_focal_crossentropy")
-        + ("huber", "log_cosh"),
-        _VALUES,
-    ),
-    **dict.fromkeys(
-        ("OneHotIoU", "OneHotMeanIoU")
-        + ("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives"),
-        _COUNTS,
-    ),
-    **dict.fromkeys(
-        ("PrecisionAtRecall", "RecallAtPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"),
-        _CURVES,
-    ),
-    **dict.fromkeys(
-        (
-            "pearson_correlation",
-            "concordance_correlation",
-            "PearsonCorrelation",
-            "ConcordanceCorrelation",
-        ),
-        _SUMS,
-    ),
-    **dict.fromkeys(("get", "serialize", "deserialize"), "the class itself"),
-}
 _OWN = "a subclass of mpistrat.optimizers.Optimizer, with the rule in update()"
-_STEP = "optimizer.apply_gradients(zip(gradients, variables)) in strategy.run()"
 _STATE = "mpistrat.training.save() and load() of optimizer.variables"
-# An optimizer of Keras or torch -> what to use.
-OF_OPTIMIZERS = {
-    **dict.fromkeys(
-        (
-            "Adadelta",
-            "Adafactor",
-            "Adamax",
-            "Ftrl",
-            "Lion",
-            "Muon",
-            "Nadam",
-            "NAdam",
-            "RAdam",
-            "ASGD",
-            "Rprop",
-        )
-        + ("SparseAdam", "LBFGS", "ScheduleFreeAdamW"),
+
+
+def _table(*rows: tuple[str, str]) -> dict[str, str]:
+    """Return what to use in place of each name. A row has names and what to use; there, ``*`` is the name itself."""
+    return {name: instead.replace("*", name) for names, instead in rows for name in names.split()}
+
+
+# Names of tf.distribute, Horovod or torch.distributed -> what to use.
+OF_DISTRIBUTE = _table(
+    ("AUTOTUNE Dataset Options", "mpistrat.data.*"),
+    (
+        "CommunicationImplementation CommunicationOptions PreemptionCheckpointHandler TerminationConfig "
+        "ValueContext",
+        "mpistrat.experimental.*",
+    ),
+    ("Optimizer SGD Adam AdamW", "mpistrat.optimizers.*"),
+    ("SlurmClusterResolver TFConfigClusterResolver", "mpistrat.cluster_resolver.*"),
+    ("init init_process_group", "strategy = mpistrat.MultiWorkerMirroredStrategy(); MPI knows the ranks"),
+    ("shutdown destroy_process_group", _END),
+    ("rank get_rank", "strategy.comm.rank"),
+    ("size get_world_size", "strategy.num_replicas_in_sync"),
+    ("local_rank", 'device="cuda" of a strategy, which gives each rank of a node its own GPU'),
+    ("allreduce all_reduce grouped_allreduce reduce", _ALL_REDUCE),
+    ("allgather all_gather gather", _ALL_GATHER),
+    ("reducescatter reduce_scatter", "mpistrat.get_replica_context().experimental_reduce_scatter()"),
+    ("broadcast", "strategy.broadcast()"),
+    ("scatter", "strategy.scatter()"),
+    ("barrier", "strategy.barrier()"),
+    (
+        "DistributedOptimizer DistributedGradientTape DistributedDataParallel",
+        "mpistrat.optimizers: apply_gradients() sums the gradients of all replicas",
+    ),
+    ("DistributedSampler", "strategy.experimental_distribute_dataset()"),
+    (
+        "broadcast_parameters broadcast_variables",
+        "mpistrat.Variable: in strategy.scope() it starts with the value of replica 0",
+    ),
+    ("broadcast_object", "strategy.broadcast_object()"),
+    ("allgather_object", "strategy.gather_object()"),
+    ("keras", f"mpistrat.optimizers, mpistrat.metrics and {_LOOP}"),
+    ("losses", f"a loss of your own, divided by the global number of rows, and {_GRADIENTS}"),
+    ("GradientTape", _GRADIENTS),
+    ("save load saved_model", _SAVE),
+    ("train", "mpistrat.training, with Checkpoint, CheckpointManager and latest_checkpoint"),
+    ("horovod hvd", "mpistrat.integrations.hvd, which has Horovod's names"),
+    ("torch", "mpistrat.integrations.torch, which registers the backend 'mpistrat'"),
+    ("distribute", "mpistrat itself: it has the names of tf.distribute"),
+    ("is_initialized", "nothing: a strategy starts MPI when it is made"),
+    ("local_size", "len() of the ranks of one node in strategy.extended.engine.topology.nodes"),
+    ("device", 'device="cuda" of a strategy'),
+    (
+        "function py_function numpy_function map_fn while_loop cond",
+        "plain Python in strategy.run(): nothing is traced",
+    ),
+    (
+        "Tensor constant convert_to_tensor zeros ones reduce_mean reduce_sum cast stack concat float32 "
+        "float64 int32 int64 random math io",
+        "NumPy: a function of a replica takes and returns arrays",
+    ),
+    (
+        "Module nn DataParallel FullyShardedDataParallel ddp new_group send recv isend irecv all_to_all "
+        "alltoall ProcessGroup",
+        "torch.distributed itself, after import mpistrat.integrations.torch and init_process_group('mpistrat')",
+    ),
+)
+# Names of tf.data or torch.utils.data -> what to use.
+OF_DATA = _table(
+    ("TFRecordDataset", "mpistrat.data.Dataset.from_hdf5() or from_parquet()"),
+    ("TextLineDataset IterDataPipe", "mpistrat.data.Dataset.from_iterable()"),
+    ("CsvDataset", "mpistrat.data.Dataset.from_csv()"),
+    ("FixedLengthRecordDataset", "mpistrat.data.Dataset.from_sequence() of a numpy.memmap"),
+    ("Iterator NumpyIterator", "iter() of a dataset"),
+    ("IteratorSpec DatasetSpec", "mpistrat.data.Dataset.element_spec"),
+    ("ThreadingOptions", "mpistrat.data.Dataset.map() with num_parallel_calls="),
+    ("experimental", "mpistrat.data itself, which has AutoShardPolicy and the formats of files"),
+    ("DataLoader", "mpistrat.data.Dataset"),
+    ("TensorDataset", "mpistrat.data.Dataset.from_arrays()"),
+    ("MapDataPipe", "mpistrat.data.Dataset.from_sequence()"),
+    ("DataChunk default_collate Sampler SequentialSampler BatchSampler", "mpistrat.data.Dataset.batch()"),
+    ("StackDataset", "mpistrat.data.Dataset.zip()"),
+    ("ConcatDataset ChainDataset", "mpistrat.data.Dataset.concatenate()"),
+    ("Subset", "mpistrat.data.Dataset.skip() and take()"),
+    ("random_split", "mpistrat.data.Dataset.shuffle() with a seed, then take() and skip()"),
+    ("get_worker_info", "nothing: functions of map() run in threads of their rank"),
+    ("default_convert", "mpistrat.data.Dataset.map()"),
+    ("RandomSampler SubsetRandomSampler", "mpistrat.data.Dataset.shuffle()"),
+    ("WeightedRandomSampler", "mpistrat.data.Dataset.sample_from_datasets() with weights"),
+    ("DistributedSampler", "strategy.experimental_distribute_dataset()"),
+)
+# Names of tf.distribute.experimental -> what to use.
+OF_EXPERIMENTAL: dict[str, str] = {}
+# Names of a strategy of tf.distribute, or of a communicator -> what to use.
+OF_STRATEGY = _table(
+    ("rank Get_rank", "strategy.comm.rank"),
+    ("size num_replicas world_size", "strategy.num_replicas_in_sync"),
+    ("Get_size", "strategy.comm.size"),
+    ("local_rank", 'device="cuda" of the strategy, which gives each rank of a node its own GPU'),
+    ("device", 'device="cuda" of the strategy'),
+    ("devices", "strategy.extended.worker_devices"),
+    ("allreduce", _ALL_REDUCE),
+    ("allgather", _ALL_GATHER),
+    ("bcast", "strategy.broadcast() or strategy.broadcast_object()"),
+    ("alltoall send recv", "strategy.comm, the communicator of mpi4py"),
+    ("Barrier wait", "strategy.barrier()"),
+    ("fit compile evaluate predict", _LOOP),
+    ("save load", _SAVE),
+    ("initialize", "nothing: a strategy starts MPI when it is made"),
+    ("finalize shutdown", _END),
+    ("experimental_run", "strategy.run()"),
+    ("make_input_fn_iterator", "strategy.distribute_datasets_from_function()"),
+    ("make_dataset_iterator", "iter(strategy.experimental_distribute_dataset(dataset))"),
+    ("experimental_make_numpy_dataset", "mpistrat.data.Dataset.from_tensor_slices()"),
+    ("configure update_config_proto", "nothing: there is no session; leave it out"),
+)
+# Methods of tf.data.Dataset or of torch's datasets and loaders -> what to use.
+OF_DATASET = _table(
+    ("apply", "the call itself: fn(dataset)"),
+    ("as_numpy_iterator", "iter(dataset): its elements are NumPy arrays"),
+    ("bucket_by_sequence_length", "mpistrat.data.Dataset.padded_batch(), after sorting the rows by length"),
+    ("choose_from_datasets", "mpistrat.data.Dataset.sample_from_datasets(), or zip() and map()"),
+    ("counter", "mpistrat.data.Dataset.range() or enumerate()"),
+    ("fingerprint", "mpistrat.data.Dataset.options() and element_spec, which say what differs"),
+    ("get_single_element", "next(iter(dataset))"),
+    ("ignore_errors", "mpistrat.data.Dataset.filter() for bad rows: an error of a file is never skipped"),
+    ("list_files", _FILES),
+    ("load", "mpistrat.data.Dataset.from_hdf5()"),
+    ("save", "mpistrat.data.write_hdf5()"),
+    ("snapshot", "mpistrat.data.write_hdf5() and Dataset.from_hdf5(), or cache() for memory"),
+    ("interleave", f"{_FILES}, and shuffle(), which mixes the rows of all files"),
+    ("random", "strategy.rng(), or mpistrat.data.Dataset.range() and map()"),
+    ("rebatch", "mpistrat.data.Dataset.batch() once: a batch is divided over the replicas"),
+    ("unbatch", "mpistrat.data.Dataset.from_arrays() of rows, before batch()"),
+    ("reduce", "functools.reduce(), or reduce() of the distributed dataset"),
+    ("rejection_resample", "mpistrat.data.Dataset.sample_from_datasets() with weights"),
+    ("ragged_batch sparse_batch", "mpistrat.data.Dataset.padded_batch()"),
+    ("unique", "mpistrat.data.Dataset.filter() of rows that you know to be new"),
+    ("take_while", "mpistrat.data.Dataset.take(), or a break in the loop"),
+    ("flat_map scan", "mpistrat.data.Dataset.from_generator() of a function that yields what you need"),
+    (
+        "group_by_window window",
+        "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows",
+    ),
+    ("collate_fn", "mpistrat.data.Dataset.map() after batch()"),
+    ("num_workers", "mpistrat.data.Dataset.map() with num_parallel_calls=, and prefetch()"),
+    ("dataset", "the dataset itself: batch() makes batches"),
+    ("sampler", "strategy.experimental_distribute_dataset()"),
+)
+# Methods of tf.data.Dataset, called on a dataset that is distributed already -> what to use.
+OF_DISTRIBUTED_DATASET = _table(
+    (
+        "map filter shuffle batch repeat take skip prefetch cache enumerate zip",
+        "the method of the dataset, before it is distributed",
+    ),
+)
+# Metrics of Keras -> what to use.
+OF_METRICS = _table(
+    (
+        "KLDivergence Poisson CategoricalHinge Hinge SquaredHinge LogCoshError CosineSimilarity "
+        "MeanSquaredLogarithmicError MeanMetricWrapper MeanRelativeError MeanTensor binary_crossentropy "
+        "categorical_crossentropy sparse_categorical_crossentropy kl_divergence poisson categorical_hinge "
+        "hinge squared_hinge mean_absolute_error mean_absolute_percentage_error mean_squared_error "
+        "mean_squared_logarithmic_error binary_accuracy categorical_accuracy sparse_categorical_accuracy "
+        "top_k_categorical_accuracy sparse_top_k_categorical_accuracy binary_focal_crossentropy "
+        "categorical_focal_crossentropy huber log_cosh",
+        "mpistrat.metrics.Mean of the values that you compute for each row",
+    ),
+    (
+        "OneHotIoU OneHotMeanIoU FalseNegatives FalsePositives TrueNegatives TruePositives",
+        "mpistrat.metrics.ConfusionMatrix, whose entries are counts, or a subclass of mpistrat.metrics.Metric",
+    ),
+    (
+        "PrecisionAtRecall RecallAtPrecision SensitivityAtSpecificity SpecificityAtSensitivity",
+        "mpistrat.metrics.Precision and Recall with thresholds=, or a subclass of mpistrat.metrics.Metric",
+    ),
+    (
+        "pearson_correlation concordance_correlation PearsonCorrelation ConcordanceCorrelation",
+        "mpistrat.metrics.Sum of the moments that it needs, or a subclass of mpistrat.metrics.Metric",
+    ),
+    ("get serialize deserialize", "the class itself"),
+)
+# Optimizers of Keras or torch -> what to use.
+OF_OPTIMIZERS = _table(
+    (
+        "Adadelta Adafactor Adamax Ftrl Lion Muon Nadam NAdam RAdam ASGD Rprop SparseAdam LBFGS "
+        "ScheduleFreeAdamW",
         _OWN,
     ),
-    "Lamb": "mpistrat.optimizers.LARS, or " + _OWN,
-    "LossScaleOptimizer": "float32 weights: the scale of a loss is yours to choose",
-    "lr_scheduler": "mpistrat.optimizers.schedules",
-    "MultiOptimizer": "an optimizer for each group of variables",
-    "OptimizerMap": "an optimizer for each group of variables",
-    "swa_utils": "use_ema=True of an optimizer",
-    "swap_in_optimizer_params_and_state": _STATE,
-    "legacy": "the optimizer itself",
-    **dict.fromkeys(("get", "serialize", "deserialize"), "the class itself"),
-}
-# A method of an optimizer of Keras, torch or Horovod -> what to use.
-OF_OPTIMIZER = {
-    **dict.fromkeys(
-        ("minimize", "step", "apply", "update_step", "aggregate_gradients", "synchronize"), _STEP
+    ("Lamb", f"mpistrat.optimizers.LARS, or {_OWN}"),
+    ("LossScaleOptimizer", "float32 weights: the scale of a loss is yours to choose"),
+    ("lr_scheduler", "mpistrat.optimizers.schedules"),
+    ("MultiOptimizer OptimizerMap", "an optimizer for each group of variables"),
+    ("swa_utils", "use_ema=True of an optimizer"),
+    ("swap_in_optimizer_params_and_state", _STATE),
+    ("legacy", "the optimizer itself"),
+    ("get serialize deserialize", "the class itself"),
+)
+# Methods of an optimizer of Keras, torch or Horovod -> what to use.
+OF_OPTIMIZER = _table(
+    (
+        "minimize step apply update_step aggregate_gradients synchronize stateless_apply",
+        "optimizer.apply_gradients(zip(gradients, variables)) in strategy.run()",
     ),
-    "compute_gradients": _GRADIENTS,
-    "zero_grad": "nothing: gradients are arguments of apply_gradients(), and are not kept",
-    **dict.fromkeys(("state_dict", "load_state_dict", "get_weights", "set_weights", "weights"), _STATE),
-    **dict.fromkeys(("save_own_variables", "load_own_variables", "state"), _STATE),
-    "param_groups": "an optimizer for each group of variables",
-    "add_param_group": "an optimizer for each group of variables",
-    "lr": "optimizer.learning_rate",
-    "from_config": "the class itself, with the arguments of get_config()",
-    **dict.fromkeys(("scale_loss", "scale"), "the loss itself, and float32 weights"),
-    "exclude_from_weight_decay": "an optimizer without weight_decay for these variables",
-    **dict.fromkeys(
-        ("add_variable", "add_variable_from_reference", "add_optimizer_variables"), "slots of a subclass"
+    ("compute_gradients", _GRADIENTS),
+    ("zero_grad", "nothing: gradients are arguments of apply_gradients(), and are not kept"),
+    (
+        "state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables "
+        "state",
+        _STATE,
     ),
-    **dict.fromkeys(("assign", "assign_add", "assign_sub"), "the method of the variable"),
-    "stateless_apply": _STEP,
-    **dict.fromkeys(
-        [
-            f"register_{each}_hook"
-            for each in ("step_pre", "step_post", "state_dict_pre", "state_dict_post")
-            + ("load_state_dict_pre", "load_state_dict_post")
-        ],
+    ("param_groups add_param_group", "an optimizer for each group of variables"),
+    ("lr", "optimizer.learning_rate"),
+    ("from_config", "the class itself, with the arguments of get_config()"),
+    ("scale_loss scale", "the loss itself, and float32 weights"),
+    ("exclude_from_weight_decay", "an optimizer without weight_decay for these variables"),
+    ("add_variable add_variable_from_reference add_optimizer_variables", "slots of a subclass"),
+    ("assign assign_add assign_sub", "the method of the variable"),
+    (
+        "register_step_pre_hook register_step_post_hook register_state_dict_pre_hook "
+        "register_state_dict_post_hook register_load_state_dict_pre_hook register_load_state_dict_post_hook",
         "a function around apply_gradients(), save() or load()",
     ),
-    "set_backward_passes_per_step": "gradient_accumulation_steps= of an optimizer",
-}
-# An argument of an optimizer of Keras or torch -> what to use.
-OF_OPTIMIZER_ARGUMENTS = {
-    "lr": "learning_rate=",
-    "decay": "learning_rate=mpistrat.optimizers.schedules.InverseTimeDecay(...)",
-    "betas": "beta_1= and beta_2=",
-    "eps": "epsilon=",
-    "alpha": "rho=",
-    "params": "apply_gradients(zip(gradients, variables))",
-    "clip_norm": "clipnorm=",
-    "loss_scale_factor": "a scaled loss of your own",
-}
+    ("set_backward_passes_per_step", "gradient_accumulation_steps= of an optimizer"),
+)
+# Arguments of an optimizer of Keras or torch -> what to use.
+OF_OPTIMIZER_ARGUMENTS = _table(
+    ("lr", "learning_rate="),
+    ("decay", "learning_rate=mpistrat.optimizers.schedules.InverseTimeDecay(...)"),
+    ("betas", "beta_1= and beta_2="),
+    ("eps", "epsilon="),
+    ("alpha", "rho="),
+    ("params", "apply_gradients(zip(gradients, variables))"),
+    ("clip_norm", "clipnorm="),
+    ("loss_scale_factor", "a scaled loss of your own"),
+)
 
 
 def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str]) -> Callable[[str], Any]:

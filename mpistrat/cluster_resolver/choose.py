@@ -27,10 +27,7 @@ _SRUN = slurm_step.SIZE
 
 
 def resolve(
-    environ: Mapping[str, str] | None = None,
-    *,
-    port_base: int = 8888,
-    rpc_layer: str | None = "grpc",
+    environ: Mapping[str, str] | None = None, *, port_base: int = 8888, rpc_layer: str | None = "grpc"
 ) -> ClusterResolver:
     """Return the resolver for the launcher that started this process.
 

@@ -47,13 +47,7 @@ _OWN = {
     "mvapich": (HYDRA, *MVAPICH),
 }
 
-_SRUN_PLUGIN = {
-    "openmpi": "pmix",
-    "mpich": "pmi2",
-    "mvapich": "pmi2",
-    "intel": "pmi2",
-    "cray": "cray_shasta",
-}
+_SRUN_PLUGIN = {"openmpi": "pmix", "mpich": "pmi2", "mvapich": "pmi2", "intel": "pmi2", "cray": "cray_shasta"}
 
 # Ordered: derived libraries also contain the name of the library that they derive from.
 _LIBRARIES = (

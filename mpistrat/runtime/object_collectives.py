@@ -68,11 +68,7 @@ class ObjectCollectives:
 
     @_whole
     def broadcast_object(
-        self,
-        value: Any,
-        root: int = 0,
-        name: str = "broadcast_object",
-        timeout_seconds: float | None = None,
+        self, value: Any, root: int = 0, name: str = "broadcast_object", timeout_seconds: float | None = None
     ) -> Any:
         """Return the (pickled) object of rank ``root`` on every rank. Messages call the collective ``name``."""
         what = operation(name, root)

@@ -255,13 +255,7 @@ class ReplicaContext:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
 
         return all_reduce_async(
-            engine.topology,
-            op,
-            on_host,
-            merged.bytes_per_pack,
-            merged.timeout_seconds,
-            give_back,
-            form,
+            engine.topology, op, on_host, merged.bytes_per_pack, merged.timeout_seconds, give_back, form
         )
 
     @_whole

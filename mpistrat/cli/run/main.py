@@ -36,9 +36,7 @@ class _PythonLike(click.Command):
 
 
 @click.command(
-    cls=_PythonLike,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
+    cls=_PythonLike, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
 )
 @click.option("-n", "-np", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")

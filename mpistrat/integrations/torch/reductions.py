@@ -45,11 +45,7 @@ _OF_BOOLS: dict[str, Op] = {
     "MIN": FurtherOp.MIN,
     "BAND": FurtherOp.MIN,
 }
-_BITWISE: dict[str, np.ufunc] = {
-    "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or,
-    "BXOR": np.bitwise_xor,
-}
+_BITWISE: dict[str, np.ufunc] = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
 # Up to this size a prepared reduction is kept for further calls, and its result is copied. A reduction of larger arrays
 # writes to one of them, and is prepared for it alone.
 _CACHED_BYTES = 1 << 20

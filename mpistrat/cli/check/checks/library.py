@@ -18,10 +18,7 @@ LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 def local(options: CheckOptions) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "srun": bool(os.environ.get(SRUN.size[0])),
-    }
+    facts: dict[str, Any] = {"python": platform.python_version(), "srun": bool(os.environ.get(SRUN.size[0]))}
     for name in _PACKAGES:
         try:
             facts[name] = metadata.version(name)
