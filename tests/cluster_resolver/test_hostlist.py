@@ -197,8 +197,8 @@ def scontrol(tmp_path_factory):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.lists(lists(suffix=False), min_size=12, max_size=18))
+@settings(max_examples=75, deadline=None, derandomize=True)
+@given(st.lists(lists(suffix=False), min_size=24, max_size=36))
 def test_scontrol_agrees(scontrol, cases):
     """Each call has several lists, because the start of scontrol takes most of the time."""
     text = ",".join(text for text, _ in cases)

@@ -21,6 +21,7 @@ def test_no_other_file_names_them():
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
         for path in ROOT.rglob("*.py")
         if path.name != "launchers.py"
+        if any(map(path.read_text().__contains__, NUMBERS))  # to parse all files takes 4 s
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in NUMBERS
     ]
