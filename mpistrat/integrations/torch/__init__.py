@@ -24,10 +24,10 @@ except ImportError as error:
     raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.integrations.torch.moves import Moves
+from mpistrat.integrations.torch.moves import GroupMoves
 from mpistrat.integrations.torch.new_groups import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
-from mpistrat.integrations.torch.reductions import Reductions
+from mpistrat.integrations.torch.reductions import GroupReductions
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
 from mpistrat.integrations.torch.store import register as _register_rendezvous
@@ -43,7 +43,7 @@ _untraced: set[type] = set()
 def _process_group(described: Any, options: CommunicationOptions | None) -> ProcessGroup:
     """Return the process group that torch asks for. Collective over its ranks."""
     # Here, not at import: this imports the compiler, as optimizers of torch do.
-    _leave_untraced(Reductions, Moves, ProcessGroup, Done, PendingWork)
+    _leave_untraced(GroupReductions, GroupMoves, ProcessGroup, Done, PendingWork)
     timeout: timedelta = described.timeout
     return ProcessGroup(communicator(described), described.group_id, timeout, options)
 

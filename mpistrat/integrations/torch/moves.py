@@ -30,7 +30,7 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 
 
-class Moves:
+class GroupMoves:
     """The moves of a process group. All are collective."""
 
     topology: Topology

@@ -12,10 +12,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.moves import Moves
+from mpistrat.integrations.torch.moves import GroupMoves
 from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.point_to_point import Messages
-from mpistrat.integrations.torch.reductions import Reductions
+from mpistrat.integrations.torch.reductions import GroupReductions
 from mpistrat.integrations.torch.work import Done, PendingWork
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
@@ -91,7 +91,7 @@ class DescribedGroup(torch.distributed.ProcessGroup):
         return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
 
 
-class ProcessGroup(Reductions, Moves, DescribedGroup):
+class ProcessGroup(GroupReductions, GroupMoves, DescribedGroup):
     """A process group of ``torch.distributed`` over MPI.
 
     Every collective is complete when its call returns. Its handle, if the program asks for one, is complete, too.

@@ -100,7 +100,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     return _BITWISE.get(name) or _OPS[name]
 
 
-class Reductions:
+class GroupReductions:
     """The reductions of a process group, all by the same ops and with the same options. All are collective."""
 
     topology: Topology
