@@ -115,6 +115,7 @@ OF_DATA = _table(
 OF_EXPERIMENTAL: dict[str, str] = {}
 # Names of a strategy of tf.distribute, or of a communicator -> what to use.
 OF_STRATEGY = _table(
+    ("map starmap submit imap", "mpistrat.coordinator.Executor().map() for many independent calls"),
     ("rank Get_rank", "strategy.comm.rank"),
     ("size num_replicas world_size", "strategy.num_replicas_in_sync"),
     ("Get_size", "strategy.comm.size"),

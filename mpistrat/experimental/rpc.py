@@ -16,7 +16,15 @@ def _refuse(name: str, rpc_layer: str = "grpc") -> NoReturn:
 
 
 class RpcServer:
-    """A server of calls. Cannot be created: use `mpistrat.coordinator.ClusterCoordinator`."""
+    """A server of calls. Cannot be created: use `mpistrat.coordinator.ClusterCoordinator`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.experimental.rpc.Server.create("grpc", "localhost:2222")
+    Traceback (most recent call last):
+    NotImplementedError: ...
+    """
 
     def __init__(self) -> None:
         _refuse("Server")
@@ -34,7 +42,15 @@ class RpcServer:
 
 
 class Client:
-    """A client of an `RpcServer`. Cannot be created: use `mpistrat.coordinator.ClusterCoordinator`."""
+    """A client of an `RpcServer`. Cannot be created: use `mpistrat.coordinator.ClusterCoordinator`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.experimental.rpc.Client.create("grpc", "localhost:2222")
+    Traceback (most recent call last):
+    NotImplementedError: ...
+    """
 
     def __init__(self) -> None:
         _refuse("Client")

@@ -128,7 +128,7 @@ class Mesh:
         Raises
         ------
         ValueError
-            If there is no axis of this name.
+            If the mesh has no such axis.
         """
         if name not in self._along:
             raise ValueError(f"the mesh has no axis {name!r}: it has {', '.join(map(repr, self.axes))}")

@@ -28,6 +28,12 @@ class DeviceTopology:
     num_tpus_per_task : int
         Always 1.
     mesh_shape : tuple of int
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.tpu.experimental.Topology(8).mesh_shape
+    (8, 1, 1, 1)
     """
 
     num_tasks: int
@@ -96,7 +102,13 @@ def initialize_tpu_system(cluster_resolver: ClusterResolver | None = None) -> De
 
 
 def shutdown_tpu_system(cluster_resolver: ClusterResolver | None = None) -> None:
-    """Do nothing: MPI ends the ranks."""
+    """Do nothing: MPI ends the ranks.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.tpu.experimental.shutdown_tpu_system()
+    """
 
 
 class LogicalDevices:
@@ -115,7 +127,7 @@ class LogicalDevices:
         Raises
         ------
         ValueError
-            If there is no such device, or with ``experimental_spmd_xla_partitioning``.
+            If the replica does not have this device, or with ``experimental_spmd_xla_partitioning``.
         """
         if self._is_spmd:
             raise ValueError("experimental_assign_to_logical_device does not go with SPMD partitioning")

@@ -37,7 +37,16 @@ def require_tensorboard(what: str) -> None:
 
 
 class SummaryWriter:
-    """A directory for TensorBoard. Get one by `create_file_writer`."""
+    """A directory for TensorBoard. Get one by `create_file_writer`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> writer = mpistrat.summary.create_file_writer("runs/1")
+    >>> with writer.as_default(step=0):
+    ...     mpistrat.summary.should_record_summaries()
+    True
+    """
 
     def __init__(self, directory: Path, suffix: str):
         self._directory, self._suffix = directory, suffix
@@ -131,7 +140,13 @@ def scalar(name: str, data: Any, step: Any = None) -> bool:
     Raises
     ------
     ValueError
-        On every replica, if there is no step, or the data is not of this kind.
+        On every replica, if it has no step, or the data is not of this kind.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.summary.scalar("loss", 0.5, step=1)  # without a default writer
+    False
     """
     value = _array(data)
     if value.size != 1:
@@ -140,7 +155,14 @@ def scalar(name: str, data: Any, step: Any = None) -> bool:
 
 
 def histogram(name: str, data: Any, step: Any = None, buckets: int = 30) -> bool:
-    """Record the distribution of the numbers in an array of any shape, in so many buckets. As `scalar`."""
+    """Record the distribution of the numbers in an array of any shape, in so many buckets. As `scalar`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.summary.histogram("weights", [1.0, 2.0], step=1)
+    False
+    """
     values = _array(data)
     if buckets < 1:
         raise ValueError(f"summary {name!r}: buckets must be at least 1, not {buckets}")
@@ -157,6 +179,13 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
 
     ``data`` is of shape (images, height, width, channels) with 1, 3 or 4 channels: integers from 0 to 255 of uint8, or
     numbers from 0 to 1.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> import numpy as np
+    >>> mpistrat.summary.image("digits", np.zeros((2, 8, 8, 1)), step=1)
+    False
     """
     images = _array(data)
     if images.ndim != 4 or images.shape[-1] not in (1, 3, 4):
@@ -174,14 +203,28 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
 
 
 def text(name: str, data: str, step: Any = None) -> bool:
-    """Record a text in Markdown. As `scalar`."""
+    """Record a text in Markdown. As `scalar`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.summary.text("note", "*begun*", step=1)
+    False
+    """
     if not isinstance(data, str):
         raise ValueError(f"summary {name!r}: text is a str, not {type(data).__name__}")
     return _record(name, step, lambda file, at: file.add_text(name, data, at))
 
 
 def should_record_summaries() -> bool:
-    """Return whether a summary would be recorded here: the same rules as `scalar`."""
+    """Return whether a summary would be recorded here: the same rules as `scalar`.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.summary.should_record_summaries()
+    False
+    """
     condition = _condition.get()
     wanted = condition() if callable(condition) else condition
     return _writer.get() is not None and bool(wanted) and _writes()
@@ -189,7 +232,14 @@ def should_record_summaries() -> bool:
 
 @contextmanager
 def record_if(condition: bool | Callable[[], Any]) -> Iterator[None]:
-    """Context in which summaries are recorded only if the condition holds. A function is called at each summary."""
+    """Context in which summaries are recorded only if the condition holds. A function is called at each summary.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> with mpistrat.summary.record_if(lambda: mpistrat.summary.experimental.get_step() % 100 == 0):
+    ...     pass  # the steps of a training
+    """
     before = _condition.set(condition)
     try:
         yield
@@ -215,7 +265,13 @@ experimental = StepNames()
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Write what was recorded to the file of a writer; by default of the default writer."""
+    """Write what was recorded to the file of a writer; by default of the default writer.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> mpistrat.summary.flush()
+    """
     writer = writer or _writer.get()
     if writer is not None:
         writer.flush()
