@@ -88,17 +88,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         options = communication_options or CommunicationOptions()
         if mesh is not None:
             _check_mesh(mesh, comm, virtual_replicas)
-            comm, parent = mesh.comm(_REPLICA), mesh.parent
-        else:
-            parent = world if comm is None else comm
-        topology = Topology.of(parent if mesh is None else comm).limited(options.timeout_seconds)
-        all_ranks = Topology.of(parent).limited(options.timeout_seconds)
+            comm = mesh.parent
+        comm = world if comm is None else comm
+        topology = Topology.of(comm if mesh is None else mesh.comm(_REPLICA)).limited(options.timeout_seconds)
+        all_ranks = topology if mesh is None else Topology.of(comm).limited(options.timeout_seconds)
         Choice.of(topology).heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:
             _cross_check(cluster_resolver, all_ranks, world)
-        if parent is world:
+        if comm is world:
             affinity.warn_if_few_cores(all_ranks)
         if mesh is None:
             replicas = replicas_of(topology, virtual_replicas)

@@ -29,6 +29,7 @@ COMMANDS = [
     "data {program}",
     "shard {program} out -n 2",
     "trace . --summary",
+    "checkpoint ls .",
     "completion bash",
 ]
 
