@@ -155,9 +155,7 @@ def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
         if len(text) <= 20:
             continue
         parts = re.split(r"(?<=[._=/,(\[-])(?=\w)", text.astext())
-        broken = [
-            each for part in parts for each in (nodes.raw("", "<wbr>", format="html"), nodes.Text(part))
-        ]
+        broken = [each for part in parts for each in (nodes.raw("", "<wbr>", format="html"), nodes.Text(part))]
         text.parent.replace(text, broken[1:])
 
 

@@ -10,16 +10,10 @@ from typing import Any, NoReturn
 _END = "nothing: MPI ends with the program"
 _ALL_REDUCE = "strategy.all_reduce(), or mpistrat.get_replica_context().all_reduce() in a replica function"
 _ALL_GATHER = "strategy.gather(), or mpistrat.get_replica_context().all_gather() in a replica function"
-_LOOP = (
-    "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, "
-    "args=(batch,))"
-)
+_LOOP = "a loop over strategy.experimental_distribute_dataset(dataset) that calls strategy.run(step, args=(batch,))"
 _GRADIENTS = "gradients of torch, JAX or TensorFlow, and optimizer.apply_gradients() in strategy.run()"
 _SAVE = "mpistrat.training.save() and mpistrat.training.load()"
-_FILES = (
-    "mpistrat.data.Dataset.from_hdf5(), from_parquet(), from_csv() or from_npy(), which take patterns "
-    "of names"
-)
+_FILES = "mpistrat.data.Dataset.from_hdf5(), from_parquet(), from_csv() or from_npy(), which take patterns of names"
 _OWN = "a subclass of mpistrat.optimizers.Optimizer, with the rule in update()"
 _STATE = "mpistrat.training.save() and load() of optimizer.variables"
 
@@ -33,8 +27,7 @@ def _table(*rows: tuple[str, str]) -> dict[str, str]:
 OF_DISTRIBUTE = _table(
     ("AUTOTUNE Dataset Options", "mpistrat.data.*"),
     (
-        "CommunicationImplementation CommunicationOptions PreemptionCheckpointHandler TerminationConfig "
-        "ValueContext",
+        "CommunicationImplementation CommunicationOptions PreemptionCheckpointHandler TerminationConfig ValueContext",
         "mpistrat.experimental.*",
     ),
     ("Optimizer SGD Adam AdamW", "mpistrat.optimizers.*"),
@@ -206,8 +199,7 @@ OF_METRICS = _table(
 # Optimizers of Keras or torch -> what to use.
 OF_OPTIMIZERS = _table(
     (
-        "Adadelta Adafactor Adamax Ftrl Lion Muon Nadam NAdam RAdam ASGD Rprop SparseAdam LBFGS "
-        "ScheduleFreeAdamW",
+        "Adadelta Adafactor Adamax Ftrl Lion Muon Nadam NAdam RAdam ASGD Rprop SparseAdam LBFGS ScheduleFreeAdamW",
         _OWN,
     ),
     ("Lamb", f"mpistrat.optimizers.LARS, or {_OWN}"),
@@ -228,8 +220,7 @@ OF_OPTIMIZER = _table(
     ("compute_gradients", _GRADIENTS),
     ("zero_grad", "nothing: gradients are arguments of apply_gradients(), and are not kept"),
     (
-        "state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables "
-        "state",
+        "state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables state",
         _STATE,
     ),
     ("param_groups add_param_group", "an optimizer for each group of variables"),

@@ -176,9 +176,7 @@ def _register(kind: type) -> None:
     if issubclass(kind, Mapping):
         optree.register_pytree_node(kind, _dict_to_children, partial(_dict_of, kind), namespace=_NAMESPACE)
     elif issubclass(kind, (list, tuple)) and not known:
-        optree.register_pytree_node(
-            kind, _sequence_to_children, partial(_sequence_of, kind), namespace=_NAMESPACE
-        )
+        optree.register_pytree_node(kind, _sequence_to_children, partial(_sequence_of, kind), namespace=_NAMESPACE)
     elif not known:
         _register_dataclass(kind)
     _registered.add(kind)

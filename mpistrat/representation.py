@@ -33,9 +33,7 @@ def other_than_default(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a class that differ from the defaults of its constructor."""
     parameters = inspect.signature(kind).parameters
     return {
-        name: value
-        for name, value in config.items()
-        if name not in parameters or parameters[name].default != value
+        name: value for name, value in config.items() if name not in parameters or parameters[name].default != value
     }
 
 

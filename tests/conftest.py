@@ -181,8 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     for item in items:
         if item.get_closest_marker("core") is None and (
-            item.get_closest_marker("fault") is not None
-            or _OF_THE_REST & set(getattr(item, "fixturenames", ()))
+            item.get_closest_marker("fault") is not None or _OF_THE_REST & set(getattr(item, "fixturenames", ()))
         ):
             item.add_marker("full")
     # The longest first: a worker of pytest-xdist that meets one last works alone.

@@ -27,9 +27,7 @@ OBJECTS = {
     "class": (lambda: Dataset, "Dataset", absent.OF_DATASET),
     "dataset": (lambda: Dataset.range(3), "Dataset", absent.OF_DATASET),
     "distributed": (
-        lambda: mpistrat.OneDeviceStrategy("cpu:0").experimental_distribute_dataset(
-            Dataset.range(4).batch(2)
-        ),
+        lambda: mpistrat.OneDeviceStrategy("cpu:0").experimental_distribute_dataset(Dataset.range(4).batch(2)),
         "DistributedDataset",
         absent.OF_DISTRIBUTED_DATASET,
     ),

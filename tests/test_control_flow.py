@@ -27,11 +27,7 @@ def is_text_of_error(node, names):
     """``str(error)`` or ``error.args[0]``, of something that an except clause caught."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str":
         return any(isinstance(each, ast.Name) and each.id in names for each in node.args)
-    if (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "args"
-    ):
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "args":
         return isinstance(node.value.value, ast.Name) and node.value.value.id in names
     return False
 
@@ -87,7 +83,5 @@ def test_nothing_is_found_through_the_garbage_collector():
     ],
 )
 def test_the_search_finds(text):
-    (clause,) = (
-        ast.parse(f"try:\n    f()\nexcept OSError as error:\n    if {text}:\n        pass\n").body[0].handlers
-    )
+    (clause,) = ast.parse(f"try:\n    f()\nexcept OSError as error:\n    if {text}:\n        pass\n").body[0].handlers
     assert judges_text(clause)

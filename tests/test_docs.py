@@ -132,12 +132,8 @@ def test_docstrings_run(name, tmp_path, monkeypatch):
 
 
 # What users import; the other lines of the house are its own.
-INSIDE = re.compile(
-    r"mpistrat\.(bench|cli|collectives|context|nest|runtime|strateg|training\.|values|variables)"
-)
-PUBLIC = [
-    name for name in modules() if not INSIDE.match(name) and hasattr(importlib.import_module(name), "__all__")
-]
+INSIDE = re.compile(r"mpistrat\.(bench|cli|collectives|context|nest|runtime|strateg|training\.|values|variables)")
+PUBLIC = [name for name in modules() if not INSIDE.match(name) and hasattr(importlib.import_module(name), "__all__")]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

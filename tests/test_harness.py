@@ -159,9 +159,7 @@ def test_hang_shows_every_stack(run_suite):
     assert ended.status not in (0, None), ended
     for rank in range(2):
         # Once from faulthandler, which needs no lock of the interpreter, and once with the rank's name.
-        ended.shows(
-            f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 15 s"
-        )
+        ended.shows(f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 15 s")
     assert ended.output.count("Timeout (0:00:05)!") == 2
 
 

@@ -30,9 +30,7 @@ def imported(path: Path, module: str, modules: set[str]) -> list[str]:
             package = module if path.name == "__init__.py" else module.rpartition(".")[0]
             up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             origin = ".".join([*up, *([node.module] if node.module else [])])
-            found += [
-                name if (name := f"{origin}.{alias.name}") in modules else origin for alias in node.names
-            ]
+            found += [name if (name := f"{origin}.{alias.name}") in modules else origin for alias in node.names]
     return [name for name in found if name in modules]
 
 

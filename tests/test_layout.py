@@ -22,16 +22,12 @@ def tracked(*patterns: str) -> list[str]:
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return [
-            name for name in walked() if not patterns or name.startswith(tuple(f"{p}/" for p in patterns))
-        ]
+        return [name for name in walked() if not patterns or name.startswith(tuple(f"{p}/" for p in patterns))]
     return [name for name in listed.splitlines() if (ROOT / name).exists()]
 
 
 def walked() -> list[str]:
-    left = re.compile(
-        r"(^|/)(\.[^/]*|__pycache__|build|dist|_build|[^/]*\.egg-info|digits-out|statistics-demo)(/|$)"
-    )
+    left = re.compile(r"(^|/)(\.[^/]*|__pycache__|build|dist|_build|[^/]*\.egg-info|digits-out|statistics-demo)(/|$)")
     files = (str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file())
     return sorted(name for name in files if not left.search(name))
 

@@ -31,9 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="default: this Python")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument(
-        "--closures", type=int, default=500, help="steps; there are 4 empty closures for each"
-    )
+    parser.add_argument("--closures", type=int, default=500, help="steps; there are 4 empty closures for each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, help="of each process (default: as the libraries choose)")
     options = parser.parse_args()
@@ -68,9 +66,7 @@ def run(library: str, workers: int, options: argparse.Namespace) -> Figures:
         [*command, *arguments], env=environ, timeout=SECONDS, capture_output=True, text=True, errors="replace"
     )
     if ended.returncode:
-        sys.exit(
-            f"{library}, {workers} workers: exit status {ended.returncode}\n{ended.stdout}{ended.stderr}"
-        )
+        sys.exit(f"{library}, {workers} workers: exit status {ended.returncode}\n{ended.stdout}{ended.stderr}")
     return json.loads(ended.stdout.splitlines()[-1])
 
 
@@ -79,9 +75,7 @@ def check(runs: dict[str, list[Figures]], workers: int) -> None:
     for library, found in runs.items():
         for each in found:
             if not each["last"] < each["first"] / 2:
-                sys.exit(
-                    f"{library}, {workers} workers: the loss went from {each['first']} to {each['last']}"
-                )
+                sys.exit(f"{library}, {workers} workers: the loss went from {each['first']} to {each['last']}")
     if workers == 1:  # several workers take their steps in no certain order
         for key in ("first", "last"):
             losses = [each[key] for found in runs.values() for each in found]
@@ -96,11 +90,7 @@ def report(runs: dict[str, list[Figures]], workers: int) -> None:
         scale = 1e3 if key == "latency" else 1.0
         medians = [scale * statistics.median(each[key] for each in found) for found in runs.values()]
         ratio = f"{medians[0] / medians[1]:9.2f}" if len(medians) > 1 else ""
-        print(
-            name.ljust(24)
-            + "".join(f"{each:12,.{3 if key == 'latency' else 0}f}" for each in medians)
-            + ratio
-        )
+        print(name.ljust(24) + "".join(f"{each:12,.{3 if key == 'latency' else 0}f}" for each in medians) + ratio)
     sys.stdout.flush()
 
 

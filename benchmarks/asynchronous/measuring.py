@@ -22,9 +22,7 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(
-    coordinator: Any, step: Callable[..., Any], data: Any, empty: Callable[[], Any], closures: int
-) -> None:
+def measure(coordinator: Any, step: Callable[..., Any], data: Any, empty: Callable[[], Any], closures: int) -> None:
     """Print the rates of steps and of empty closures, the latency of one, and the first and last loss."""
     losses = [coordinator.schedule(step, args=(data,)) for _ in range(WARM_UP)]
     coordinator.join()

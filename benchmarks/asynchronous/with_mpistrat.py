@@ -24,9 +24,7 @@ def main(options) -> None:
         optimizer.build(variables)
 
     def batches():
-        return (
-            mpistrat.data.Dataset.from_arrays(perceptron.synthetic_digits()).batch(perceptron.BATCH).repeat()
-        )
+        return mpistrat.data.Dataset.from_arrays(perceptron.synthetic_digits()).batch(perceptron.BATCH).repeat()
 
     def step(iterator):
         images, labels = next(iterator)

@@ -69,9 +69,7 @@ def coordinate(options) -> None:
         variables = [tf.Variable(value) for value in perceptron.initial_weights()]
 
     def batches():
-        return (
-            tf.data.Dataset.from_tensor_slices(perceptron.synthetic_digits()).batch(perceptron.BATCH).repeat()
-        )
+        return tf.data.Dataset.from_tensor_slices(perceptron.synthetic_digits()).batch(perceptron.BATCH).repeat()
 
     @tf.function
     def step(iterator):

@@ -20,9 +20,7 @@ def rivals(comm, count):
     return {
         (PLAIN, "4 MiB pieces"): way(by_hand.in_pieces),
         (PLAIN, "not blocking"): way(by_hand.not_blocking),
-        (BUFFERS, "4 MiB pieces, in place"): ArrayWay(
-            (BUFFERS,), by_hand.in_place(comm, own), own, lambda: own
-        ),
+        (BUFFERS, "4 MiB pieces, in place"): ArrayWay((BUFFERS,), by_hand.in_place(comm, own), own, lambda: own),
     }
 
 

@@ -76,9 +76,7 @@ def _style(case: str, way: str, i: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, help="what --json has written")
     parser.add_argument("chart", type=Path, help="the PNG to write")
     parser.add_argument("--ranks-per-node", required=True, help="such as 2,2,2,2")

@@ -60,9 +60,7 @@ def measure(arguments: argparse.Namespace) -> int:
         if limits.link is not None:
             report.add(BOUND, f"{limits.link_name}, as the system says", 4 * count, 4 * count / limits.link)
         if limits.memory is not None:
-            report.add(
-                BOUND, "memory read and written, as the GPU says", 4 * count, 8 * count / limits.memory
-            )
+            report.add(BOUND, "memory read and written, as the GPU says", 4 * count, 8 * count / limits.memory)
     if comm.rank == 0:
         routes = [f"route {name}: {text or 'possible'}" for name, text in found.items()]
         report.show(arguments.json, *bandwidths(report, report.rows[-1].bytes), *routes)
@@ -158,9 +156,7 @@ def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 if __name__ == "__main__":
     parser = under_ranks.parser(__doc__, repetitions=21)
-    parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
-    )
+    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
     parser.add_argument(
         "--algorithm",
         action="append",

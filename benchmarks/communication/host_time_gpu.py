@@ -76,9 +76,7 @@ def rows(number: int) -> dict[str, float]:
     return {
         "pack": packed,
         "unpack": microseconds(lambda: on_gpu.unpack(places, total, out)),
-        "the least of unpack: a view of each, by CuPy": microseconds(
-            lambda: [each.view() for each in gradients]
-        ),
+        "the least of unpack: a view of each, by CuPy": microseconds(lambda: [each.view() for each in gradients]),
         "Adam": microseconds(lambda: kernel(lists_of_adam, scalars)),
     }
 

@@ -81,9 +81,7 @@ class Network:
         return self.gradients[i]
 
 
-def _ways(
-    comm: Any, network: Network
-) -> tuple[dict[str, Callable[[int], object]], dict[str, Sequence[np.ndarray]]]:
+def _ways(comm: Any, network: Network) -> tuple[dict[str, Callable[[int], object]], dict[str, Sequence[np.ndarray]]]:
     """Return the ways to measure, and the lists that get the totals of those that reduce."""
     import numpy as np
     import overlap_by_hand

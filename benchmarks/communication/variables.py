@@ -26,9 +26,7 @@ def measure(arguments: argparse.Namespace) -> int:
     jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}
     if jobs["worker"] < 1:
         if MPI.COMM_WORLD.rank == 0:
-            sys.stderr.write(
-                f"{servers} parameter servers, a chief and a worker are {servers + 2} ranks: -n\n"
-            )
+            sys.stderr.write(f"{servers} parameter servers, a chief and a worker are {servers + 2} ranks: -n\n")
         return 1
     resolver = mpistrat.cluster_resolver.MpiClusterResolver(MPI.COMM_WORLD, jobs=jobs)
     if resolver.task_type != "chief":

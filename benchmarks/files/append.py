@@ -69,9 +69,7 @@ def by_hand(comm, path: Path, block: np.ndarray, steps: int) -> tuple[float, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--folder", type=Path, default=Path(), help="where to write; by default the working directory"
-    )
+    parser.add_argument("--folder", type=Path, default=Path(), help="where to write; by default the working directory")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", default=[*SIZES], choices=[*SIZES])
     options = parser.parse_args()
@@ -92,9 +90,7 @@ def main() -> None:
         if comm.rank == 0:
             columns = []
             for which in range(2):
-                ours, theirs = (
-                    statistics.median(run[which] for run in times[way]) for way in (by_writer, by_hand)
-                )
+                ours, theirs = (statistics.median(run[which] for run in times[way]) for way in (by_writer, by_hand))
                 columns.append(f"{ours * 1e3:9.3f} / {theirs * 1e3:9.3f} ms ({ours / theirs:.2f})")
             print(f"{size:>8}  {'  '.join(columns)}", flush=True)
 

@@ -80,10 +80,7 @@ class _Measurement:
         self._compare(
             "load",
             {LIBRARY: partial(load, variables, path)}
-            | {
-                name: self._on_first(other.read, into, self._path(name))
-                for name, other in self._others.items()
-            },
+            | {name: self._on_first(other.read, into, self._path(name)) for name, other in self._others.items()},
         )
         self._compare(
             "training stands still",

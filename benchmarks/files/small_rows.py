@@ -154,9 +154,7 @@ def main() -> None:
     for name, samples in seconds.items():
         median, best = sorted(samples[1:])[(len(samples) - 1) // 2], min(samples[1:])
         batches = -(-arguments.rows // BATCH)
-        print(
-            f"{name:24}{arguments.rows / median:14,.0f}{median / batches * 1e6:12.1f}{best / batches * 1e6:8.1f}"
-        )
+        print(f"{name:24}{arguments.rows / median:14,.0f}{median / batches * 1e6:12.1f}{best / batches * 1e6:8.1f}")
 
 
 if __name__ == "__main__":

@@ -82,9 +82,7 @@ def main():
     if strategy.is_chief:
         medians = [statistics.median(each) for each in times.values()]
         for name, median in zip(times, medians, strict=True):
-            print(
-                f"{keras.backend.backend()} {strategy.num_replicas_in_sync} ranks  {name:14}  {median:6.2f} ms"
-            )
+            print(f"{keras.backend.backend()} {strategy.num_replicas_in_sync} ranks  {name:14}  {median:6.2f} ms")
         print(f"ratio {medians[0] / medians[1]:.3f}")
 
 

@@ -51,9 +51,7 @@ def measure(arguments: argparse.Namespace) -> int:
             step(way)
     pairs = zip(made[LIBRARY][0], made[WHOLE][0], strict=True)
     equal = all(np.asarray(one).tobytes() == np.asarray(other).tobytes() for one, other in pairs)
-    close = equal or all(
-        np.allclose(*each, 1e-6, 1e-6) for each in zip(*(of for of, _ in made.values()), strict=True)
-    )
+    close = equal or all(np.allclose(*each, 1e-6, 1e-6) for each in zip(*(of for of, _ in made.values()), strict=True))
     named = arguments.implementation in ("ordered", "exact", "tree")
     if any_fault(comm, [] if (equal if named else close) else ["the weights differ"]):
         return 1
@@ -77,9 +75,7 @@ def _resident() -> int:
 if __name__ == "__main__":
     parser = under_ranks.parser(__doc__, repetitions=20)
     under_ranks.count(parser, "--megabytes", 102, "of gradients on each rank")
-    under_ranks.count(
-        parser, "--arrays", 50, "large arrays of these gradients; as many small ones are between them"
-    )
+    under_ranks.count(parser, "--arrays", 50, "large arrays of these gradients; as many small ones are between them")
     parser.add_argument("--implementation", default="AUTO", help="of the sums, such as ordered (%(default)s)")
     parser.add_argument("--clip", action="store_true", help="limit the norm of all gradients")
     sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

@@ -93,6 +93,4 @@ class Work(NamedTuple):
     epochs: int
 
 
-Call: TypeAlias = (
-    "Callable[[int], Any]"  # of k: repeats the call k times, and returns what the last one returned
-)
+Call: TypeAlias = "Callable[[int], Any]"  # of k: repeats the call k times, and returns what the last one returned

@@ -26,9 +26,7 @@ class StepWithLibrary:
             self.variables = [mpistrat.Variable(value) for value in initial_parameters()]
         self.optimizer = mpistrat.optimizers.SGD(learning_rate=0.1, momentum=momentum)
         gradients = [np.empty(shape, np.float32) for shape in SHAPES]
-        self.model = Perceptron(
-            rows, self.strategy.experimental_buffers_like(gradients) if buffers else gradients
-        )
+        self.model = Perceptron(rows, self.strategy.experimental_buffers_like(gradients) if buffers else gradients)
 
     @property
     def parameters(self) -> list[np.ndarray]:

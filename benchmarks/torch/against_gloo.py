@@ -106,9 +106,7 @@ def main(arguments: list[str]) -> int:
 # --- the programs ------------------------------------------------------------------------
 
 
-def compare_all_reduce(
-    strategy: mpistrat.Strategy, groups: dict[str, Any], nbytes: int, repetitions: int
-) -> None:
+def compare_all_reduce(strategy: mpistrat.Strategy, groups: dict[str, Any], nbytes: int, repetitions: int) -> None:
     """Compare the sum of a tensor of float32; with this library also of a tensor in shared memory."""
     calls = max(1, min(20, (1 << 20) // nbytes))
 

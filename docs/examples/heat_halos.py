@@ -49,9 +49,7 @@ def solve(strategy, plate, steps, writer=None):
     comm = strategy.comm  # the communicator for messages of your own
     cells = np.array_split(np.arange(1, len(plate) - 1), comm.size)[comm.rank]
     block = plate[cells[0] - 1 : cells[-1] + 2].copy()  # the rows of this rank, and a halo on both sides
-    own = block[
-        int(comm.rank > 0) : len(block) - int(comm.rank < comm.size - 1)
-    ]  # with the edges of the plate
+    own = block[int(comm.rank > 0) : len(block) - int(comm.rank < comm.size - 1)]  # with the edges of the plate
     for step in range(steps):
         if writer is not None and step % EVERY == 0:
             writer.append("temperature", own, attributes={"rate": RATE})

@@ -43,9 +43,7 @@ def main():
     Dataset = mpistrat.data.Dataset
     train = Dataset.from_tensor_slices((x[:1437], y[:1437])).shuffle(1437, seed=0)
     train = strategy.experimental_distribute_dataset(train.batch(BATCH, drop_remainder=True))
-    test = strategy.experimental_distribute_dataset(
-        Dataset.from_tensor_slices((x[1437:], y[1437:])).batch(BATCH)
-    )
+    test = strategy.experimental_distribute_dataset(Dataset.from_tensor_slices((x[1437:], y[1437:])).batch(BATCH))
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.005, EPOCHS * train.cardinality))
     params = init(jax.random.key(0), (64, 64, 10))  # the same key on all ranks: the same weights

@@ -59,9 +59,7 @@ def main():
         loss, predictions, gradients = gradients_of(images, labels)
         train_accuracy.update_state(labels, tf.argmax(predictions, 1))
         loss, gradients, examples = replica.all_reduce("SUM", (loss, gradients, len(labels)))
-        optimizer.apply_gradients(
-            zip([g / examples for g in gradients], model.trainable_variables, strict=True)
-        )
+        optimizer.apply_gradients(zip([g / examples for g in gradients], model.trainable_variables, strict=True))
         return loss / examples
 
     def test_step(images, labels):

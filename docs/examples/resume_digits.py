@@ -24,9 +24,7 @@ def train(options):
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     data_dir, checkpoints = options.out / "data", options.out / "checkpoint"
     with strategy.chief_first() as first:
-        if first and not all(
-            digits.is_complete(data_dir / name, rows) for name, rows in digits.FILES.items()
-        ):
+        if first and not all(digits.is_complete(data_dir / name, rows) for name, rows in digits.FILES.items()):
             digits.write_digits(data_dir)
 
     def scaled(images, labels):
@@ -39,9 +37,7 @@ def train(options):
     optimizer.build(variables)  # what it remembers belongs to the checkpoint, and has to exist to be restored
 
     # The variables have the values of the checkpoint now, if there is one.
-    handler = mpistrat.experimental.PreemptionCheckpointHandler(
-        None, [*variables, *optimizer.variables], checkpoints
-    )
+    handler = mpistrat.experimental.PreemptionCheckpointHandler(None, [*variables, *optimizer.variables], checkpoints)
     done = handler.total_run_calls
     if strategy.is_chief:
         print(f"starts with step {done}", flush=True)
@@ -86,9 +82,7 @@ def parse(arguments=None):
     parser.add_argument("--batch-size", type=int, default=128, help="of the global batch (default: 128)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the images")
-    parser.add_argument(
-        "--out", type=Path, default=Path("digits-out"), help="for results (default: digits-out)"
-    )
+    parser.add_argument("--out", type=Path, default=Path("digits-out"), help="for results (default: digits-out)")
     return parser.parse_args(arguments)
 
 

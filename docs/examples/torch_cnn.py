@@ -61,9 +61,7 @@ def main() -> None:
         return float(loss), int(count)
 
     for epoch in range(arguments.epochs):
-        done = [
-            strategy.run(step, args=(batch,)) for batch in strategy.experimental_distribute_dataset(dataset)
-        ]
+        done = [strategy.run(step, args=(batch,)) for batch in strategy.experimental_distribute_dataset(dataset)]
         loss = sum(loss for loss, _ in done) / sum(count for _, count in done)
         if strategy.is_chief:
             print(f"epoch {epoch}  loss {loss:.5f}")

@@ -101,9 +101,7 @@ def array_library(strategy):
 def train(options):
     """Train on all ranks; returns the variables."""
     start = time.monotonic()
-    strategy = mpistrat.MultiWorkerMirroredStrategy(
-        device=options.device, virtual_replicas=options.virtual_replicas
-    )
+    strategy = mpistrat.MultiWorkerMirroredStrategy(device=options.device, virtual_replicas=options.virtual_replicas)
     library = array_library(strategy)
     data_dir = options.data_dir or options.out / "data"
 
@@ -194,9 +192,7 @@ def parse(arguments=None):
     parser.add_argument("--batch-size", type=int, default=128, help="of the global batch (default: 128)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument(
-        "--device", default="cpu", help="cpu, cuda (a GPU for each rank) or auto (default: cpu)"
-    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda (a GPU for each rank) or auto (default: cpu)")
     parser.add_argument(
         "--virtual-replicas",
         type=int,

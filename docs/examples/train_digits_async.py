@@ -51,9 +51,7 @@ def train(resolver, options):
         def replica():
             weights = strategy.extended.batch_read(variables)  # one message to each parameter server
             loss, gradients = digits.loss_and_gradients(weights, images, labels)
-            optimizer.apply_gradients(
-                [(g / len(labels), v) for g, v in zip(gradients, variables, strict=True)]
-            )
+            optimizer.apply_gradients([(g / len(labels), v) for g, v in zip(gradients, variables, strict=True)])
             return loss / len(labels)
 
         return strategy.run(replica)

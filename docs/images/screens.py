@@ -83,8 +83,7 @@ def capture():
         top = re.sub(rf"{folder}/([^│]*)│", lambda cell: f"{cell[1]}{' ' * len(folder + '/')}│", top)
         texts = {"hang": report.read_text().partition("This report is in")[0], "top": top}
         return {
-            name: text.replace(f"{folder}/", "").replace(f"{package}/", "").rstrip()
-            for name, text in texts.items()
+            name: text.replace(f"{folder}/", "").replace(f"{package}/", "").rstrip() for name, text in texts.items()
         }
 
 

@@ -223,9 +223,7 @@ def refuse_masked(value: Any) -> None:
 
 @lru_cache(maxsize=4096)  # issubclass of an abstract class takes 0.5 us
 def _holds_elements(kind: Any) -> bool:
-    return issubclass(kind, (list, tuple)) or (
-        issubclass(kind, Sequence) and not issubclass(kind, _NO_ARRAYS)
-    )
+    return issubclass(kind, (list, tuple)) or (issubclass(kind, Sequence) and not issubclass(kind, _NO_ARRAYS))
 
 
 def _is_masked(kind: type) -> bool:
@@ -258,9 +256,7 @@ def require_one_device(values: Iterable[Any], own: Device | None = None) -> Devi
             f"make arrays on {own} (`with cupy.cuda.Device({own.index}):`), or copy this one there"
         )
     if len(found) > 1:
-        raise ValueError(
-            f"the arrays of one call live on {' and '.join(map(str, found))}: a rank works on one device"
-        )
+        raise ValueError(f"the arrays of one call live on {' and '.join(map(str, found))}: a rank works on one device")
     return found[0]
 
 

@@ -68,9 +68,7 @@ class ClusterCoordinator:
             raise ValueError(f"a ClusterCoordinator needs a ParameterServerStrategy, not {strategy!r}")
         return strategy.coordinator or object.__new__(cls)
 
-    def __init__(
-        self, strategy: ParameterServerStrategy, progress: bool = False, *, exactly_once: bool = False
-    ):
+    def __init__(self, strategy: ParameterServerStrategy, progress: bool = False, *, exactly_once: bool = False):
         if strategy.coordinator is self:
             if exactly_once and not self._exactly_once:
                 raise ValueError(
@@ -179,17 +177,13 @@ class ClusterCoordinator:
             if error is not None and self._error is None and not isinstance(error, CancelledError):
                 self._error = error
 
-        return Task(
-            function, arguments, self._number, self, (kept, self._strategy), ended, once=self._exactly_once
-        )
+        return Task(function, arguments, self._number, self, (kept, self._strategy), ended, once=self._exactly_once)
 
     def _raise_kept(self) -> None:
         """Raise the first error of a function, if one failed. Nothing is queued or running when it is raised."""
         if self._error is None:
             return
-        self._dispatcher.cancel_queued(
-            self, lambda: CancelledError("another function failed before this one began")
-        )
+        self._dispatcher.cancel_queued(self, lambda: CancelledError("another function failed before this one began"))
         self._wait_for_all()
         error, self._error = self._error, None
         raise error.with_traceback(None)
@@ -237,9 +231,7 @@ class ClusterCoordinator:
         """
         return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
-    def create_per_worker_dataset(
-        self, dataset_fn: Dataset | DatasetOfWorkers | Callable[[], Any]
-    ) -> PerWorkerDataset:
+    def create_per_worker_dataset(self, dataset_fn: Dataset | DatasetOfWorkers | Callable[[], Any]) -> PerWorkerDataset:
         """Build a dataset on every worker.
 
         Every worker reads all data: divide it by `experimental_get_current_worker_index` if each should read a part.
@@ -281,9 +273,7 @@ class ClusterCoordinator:
             raise TypeError(f"create_per_worker_resource takes a function, not {fn!r}")
         return self.make_parts(fn, (), KeptOnWorkers)
 
-    def make_parts(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kind: type[KeptOnWorkers]
-    ) -> KeptOnWorkers:
+    def make_parts(self, fn: Callable[..., Any], args: tuple[Any, ...], kind: type[KeptOnWorkers]) -> KeptOnWorkers:
         """Return a value of a kind whose parts are ``fn(*args)`` on each worker."""
         function = self._functions.packed(fn)
         arguments, references = pack(args, copy=True)

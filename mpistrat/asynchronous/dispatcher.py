@@ -134,12 +134,9 @@ class Dispatcher:
         """Return what the workers have done."""
         with self.lock:
             workers = tuple(
-                WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost)
-                for each in self._all
+                WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost) for each in self._all
             )
-            tasks = {
-                task.number: task.calls for each in self._workers.values() for task in each.tasks.values()
-            }
+            tasks = {task.number: task.calls for each in self._workers.values() for task in each.tasks.values()}
             running, waiting = sum(tasks.values()), sum(task.calls for task in self._queue)
             ended = sum(each.ended for each in workers)
             seconds = self._clock.seconds(bool(running or self._queue))
@@ -388,11 +385,7 @@ class Dispatcher:
         """Return the error of a task that cannot run any more."""
         lost = [each.rank for each in self._all if each.lost]
         names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
-        why = (
-            "no worker is left"
-            if not self._workers
-            else "MPI makes no communicator of some ranks after a loss"
-        )
+        why = "no worker is left" if not self._workers else "MPI makes no communicator of some ranks after a loss"
         return LostRankError(f"the function cannot run: {why}; lost: {names}. Start the job again", lost[-1])
 
     def _free_workers(self) -> Iterator[_Worker]:

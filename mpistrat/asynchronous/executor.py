@@ -197,9 +197,7 @@ class Executor(concurrent.futures.Executor):
         """
         self._require_coordinator()
         if ranks is not None and not 1 <= ranks <= self.workers:
-            raise ValueError(
-                f"ranks must be between 1 and {self.workers}, the number of workers, not {ranks}"
-            )
+            raise ValueError(f"ranks must be between 1 and {self.workers}, the number of workers, not {ranks}")
         return self._submit(self._packed(fn), fn, args, kwargs, ranks)
 
     def _packed(self, fn: Callable[..., Any]) -> SentFunction:
@@ -233,9 +231,7 @@ class Executor(concurrent.futures.Executor):
                     self._outcomes.append(lambda: self._settle(future, value, error, calls))
 
             kept = (fn, function.references, references, self._strategy)
-            return Task(
-                function, arguments, number, self, kept, ended, began, ranks, self._time_limit, calls=calls
-            )
+            return Task(function, arguments, number, self, kept, ended, began, ranks, self._time_limit, calls=calls)
 
         task = attempt(self._retries)
         with self._lock:

@@ -116,9 +116,7 @@ class KeptResults:
         members = ",".join(f'"{number}":{text}' for number, text in sorted(texts.items()))
         with appearing(self._path, replace=True) as temporary, h5py.File(temporary, "w") as file:
             for name, text in (("results", f"{{{members}}}"), ("calls", json.dumps(self._digests))):
-                file.create_dataset(
-                    name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True
-                )
+                file.create_dataset(name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True)
 
     def _read(self, calls: Sequence[tuple[Any, ...]]) -> dict[int, Any]:
         try:
@@ -137,11 +135,7 @@ class KeptResults:
         if digests != self._digests:
             pairs = enumerate(zip(digests[1:], self._digests[1:], strict=False))
             first = next((number for number, (theirs, own) in pairs if theirs != own), None)
-            what = (
-                f"call {first} is of {calls[first]!r} now"
-                if first is not None
-                else f"there are {len(calls)} now"
-            )
+            what = f"call {first} is of {calls[first]!r} now" if first is not None else f"there are {len(calls)} now"
             raise ValueError(
                 f"{self._path} has results of {len(digests) - 1} calls of other arguments: {what}. Give keep= another "
                 "name, or remove the file"

@@ -230,9 +230,7 @@ class _Worker:
         elif letter.kind == "part":
             key, digest, strategy = letter.head
             with _in_scope(strategy):
-                self._parts.make(
-                    key, lambda: self._functions.function(letter.source, digest)(*unpack(letter.body))
-                )
+                self._parts.make(key, lambda: self._functions.function(letter.source, digest)(*unpack(letter.body)))
         elif letter.kind == "free":
             self._parts.free(letter.head[0])
         elif letter.kind == "ended":
@@ -310,6 +308,4 @@ def _without_variables(result: Any) -> Any:
     """Return a result with the values of variables in their place."""
     if is_plain(result):
         return result
-    return nest.map_structure(
-        lambda leaf: leaf.read_value() if isinstance(leaf, ServerVariable) else leaf, result
-    )
+    return nest.map_structure(lambda leaf: leaf.read_value() if isinstance(leaf, ServerVariable) else leaf, result)

@@ -35,14 +35,10 @@ Key = TypeVar("Key")
 Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], ArrayWay]]"
 
 
-def main(
-    argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals
-) -> int | None:
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = under_ranks.parser(__doc__, 21, "mpistrat bench allreduce")
-    parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
-    )
+    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
     parser.add_argument(
         "--algorithm",
         action="append",
@@ -81,9 +77,7 @@ def _measure(arguments: argparse.Namespace, rivals: Rivals) -> int:
             for case in each.cases:
                 report.add(case, way[1], 4 * count, median(seconds[way]))
         if arguments.wire:
-            report.add(
-                BOUND, WIRE, 4 * count, least_bytes(topology.ranks_per_node, 4 * count) / arguments.wire
-            )
+            report.add(BOUND, WIRE, 4 * count, least_bytes(topology.ranks_per_node, 4 * count) / arguments.wire)
     if comm.rank == 0:
         report.show(arguments.json)
     return 0

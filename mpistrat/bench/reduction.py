@@ -39,9 +39,7 @@ class ArrayWay(NamedTuple):
     result: Callable[[], Any]
 
 
-def all_reduces(
-    strategy: Any, value: Any, totals: list[Any], name: str | None = None
-) -> Callable[[int], object]:
+def all_reduces(strategy: Any, value: Any, totals: list[Any], name: str | None = None) -> Callable[[int], object]:
     """Return ``times(k)``, which sums a value k times over the ranks, and keeps the last sum in ``totals[0]``.
 
     ``name`` is the algorithm; by default the library chooses it.

@@ -19,9 +19,7 @@ SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
     parser = under_ranks.parser(__doc__, 9, "mpistrat bench tune")
-    parser.add_argument(
-        "--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})"
-    )
+    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
     parser.add_argument(
         "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
     )
@@ -48,9 +46,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("one rank has no all-reduce to measure: start several, as in mpistrat bench tune -n 4")
         return 1
     points: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
-    lines = [
-        "bytes         built-in choice     fastest             " + "".join(f"{name:>20}" for name in names)
-    ]
+    lines = ["bytes         built-in choice     fastest             " + "".join(f"{name:>20}" for name in names)]
     for nbytes in sorted(set(arguments.sizes)):
         value = np.zeros(max(1, nbytes // 4), np.float32)
         ways = {name: all_reduces(strategy, value, [], name) for name in names}
@@ -64,9 +60,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
             cache_file.write(cost_file.path_of(topology), cost_file.to_json(topology, points))
-            print(
-                f"kept in {cost_file.path_of(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1"
-            )
+            print(f"kept in {cost_file.path_of(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1")
         if arguments.json:
             cache_file.write(Path(arguments.json), cost_file.to_json(topology, points))
     return 0

@@ -48,9 +48,7 @@ def command(
     paths = _files(inputs)
     found, problems, beside = _described(paths, datasets)
     report: dict[str, Any] = {
-        "files": [
-            {"path": path, "bytes": record.size, "rows": record.rows} for path, record in found.items()
-        ],
+        "files": [{"path": path, "bytes": record.size, "rows": record.rows} for path, record in found.items()],
         "datasets": _datasets(list(found.values())),
         "beside": [{"name": name, "why": why} for name, why in beside.items()],
         "problems": problems,
@@ -58,9 +56,7 @@ def command(
     rows = [record.rows for record in found.values() if record.rows]
     if found and not rows:
         problems.append(f"no row in {counted(len(found), 'file')}; fix: check what wrote them")
-    report["policies"] = (
-        [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
-    )
+    report["policies"] = [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -89,9 +85,7 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
         raise click.ClickException(str(error)) from error
 
 
-def _described(
-    paths: list[str], datasets: tuple[str, ...]
-) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
+def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
     """Return the records of intact files, the problems of the others, and the datasets without rows."""
     from mpistrat.data.hdf5.describe import describe
     from mpistrat.data.write.contents import contents

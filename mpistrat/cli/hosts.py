@@ -100,9 +100,7 @@ def _print_json(hosts: _Hosts) -> None:
         "resolver": type(resolver).__name__,
         "reason": resolver.reason,
         "facts": facts,
-        "ranks": []
-        if known is None
-        else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
+        "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
         "problems": problems,
     }
     click.echo(json.dumps(report, indent=2, default=str))

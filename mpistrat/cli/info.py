@@ -156,9 +156,7 @@ def _devices() -> str:
     try:
         count = gpu_count("a GPU")
         runtime = cupy_for("a GPU").cuda.runtime
-        names = [
-            f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)
-        ]
+        names = [f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)]
     except RuntimeError as error:  # also errors of CUDA
         return f"cpu ({error})"
     return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))

@@ -24,9 +24,7 @@ from mpistrat.cli.table import counted
     "--by", type=click.Choice(["rows", "bytes"]), default="rows", show_default=True,
     help="Quantity that is equal in all files.",
 )  # fmt: skip
-@click.option(
-    "--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows."
-)
+@click.option("--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows.")
 @click.option("--compress", type=click.Choice(["gzip", "zstd"]), help="Compress.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

@@ -81,9 +81,7 @@ def resolve(
         resolver = LsfClusterResolver(port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "jsrun", JSRUN.rank[0])
     elif _started_by_srun(environ, by):
-        resolver = SlurmClusterResolver(
-            port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=given
-        )
+        resolver = SlurmClusterResolver(port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=given)
         resolver.reason = _reason(environ, "srun", _SRUN)
     elif by is None and config(environ).get("cluster"):
         rpc_layer = config(environ).get("rpc_layer", rpc_layer)
@@ -94,9 +92,7 @@ def resolve(
         resolver.reason = _of_mpirun(environ, by)
     if not isinstance(resolver, TFConfigClusterResolver) and environ.get("TF_CONFIG"):
         jobs_only = resolver.roles.source == TF_CONFIG
-        resolver.reason += "; TF_CONFIG " + (
-            "tells the jobs" if jobs_only else "is not used: it is not the launcher's"
-        )
+        resolver.reason += "; TF_CONFIG " + ("tells the jobs" if jobs_only else "is not used: it is not the launcher's")
     return resolver
 
 
@@ -127,11 +123,7 @@ def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
         return rank is not None and environ.get(PMIX.rank[0]) == rank
     # Daemons of mpirun, one on each node, pass on the variables that srun set for them.
     daemons = size == environ.get("SLURM_STEP_NUM_NODES", size)
-    return (
-        not daemons
-        and rank is not None
-        and (environ.get(HYDRA.rank[0]), environ.get(HYDRA.size[0])) == (rank, size)
-    )
+    return not daemons and rank is not None and (environ.get(HYDRA.rank[0]), environ.get(HYDRA.size[0])) == (rank, size)
 
 
 def _scheduled(environ: Mapping[str, str]) -> type[_OfMpirun]:

@@ -229,9 +229,7 @@ def _client(location: KubernetesExecutableLocation) -> Any:
     elif location is KubernetesExecutableLocation.OFF_CLUSTER:
         config.load_kube_config()
     else:
-        raise ValueError(
-            f"executable_location must be a member of KubernetesExecutableLocation, not {location!r}"
-        )
+        raise ValueError(f"executable_location must be a member of KubernetesExecutableLocation, not {location!r}")
     return client.CoreV1Api()
 
 
@@ -278,9 +276,7 @@ class TPUClusterResolver(ClusterResolver):
         """Raise NotImplementedError."""
         _refuse()
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Raise NotImplementedError."""
         _refuse()
 

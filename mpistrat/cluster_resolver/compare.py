@@ -86,9 +86,7 @@ def differences(told: Mapping[str, Fact], known: Placement) -> tuple[str, str] |
     return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None
 
 
-def likely_cause(
-    found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None
-) -> str:
+def likely_cause(found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None) -> str:
     """Return sentences that say what is probably wrong, and what to do."""
     first = found[0]
     if first.name in ("size", "rank"):

@@ -68,9 +68,7 @@ class SimpleClusterResolver(ClusterResolver):
         """Return the cluster that was given."""
         return self._cluster_spec
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the address of a task; without a task, the ``master`` that was given.
 
         Raises
@@ -168,9 +166,7 @@ class UnionResolver(ClusterResolver):
                 there.update(own)
         return ClusterSpec(merged)
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the address of a task; without a task, the master of the first resolver.
 
         Raises

@@ -139,9 +139,7 @@ def count(environ: Mapping[str, str]) -> int:
     try:
         ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(
-            f"the GPUs of this node cannot be counted: {' '.join(command)}: {error}"
-        ) from error
+        raise RuntimeError(f"the GPUs of this node cannot be counted: {' '.join(command)}: {error}") from error
     if ended.returncode != 0:
         said = (ended.stderr + ended.stdout).strip()
         raise RuntimeError(

@@ -18,9 +18,7 @@ class Allocation:
     slots_variable: str = ""  # variable that the slots were read from; empty if it is ``variable``
     all_used: bool = False  # whether every node is known to have ranks
 
-    def ranks_per_node(
-        self, size: int, local_size: int | None, node: int | None
-    ) -> tuple[tuple[int, ...], str] | None:
+    def ranks_per_node(self, size: int, local_size: int | None, node: int | None) -> tuple[tuple[int, ...], str] | None:
         """Return the number of ranks on each node and its source, or None if the variables do not tell.
 
         There are ``size`` ranks, of which ``local_size`` are on the node of the index ``node``.

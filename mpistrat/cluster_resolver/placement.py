@@ -126,9 +126,7 @@ class Placement:
         Fact(name='size', value=4, source='SLURM_STEP_NUM_TASKS')
         """
         found = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "sources")
-        return tuple(
-            Fact(name, value, self.sources.get(name, "")) for name, value in found if value is not None
-        )
+        return tuple(Fact(name, value, self.sources.get(name, "")) for name, value in found if value is not None)
 
     def addresses(self, port_base: int) -> list[str] | None:
         """Return an address ``host:port`` for each rank, with ports from ``port_base`` on each node.

@@ -41,9 +41,7 @@ class ClusterResolver(ABC):
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of the cluster, as they are now."""
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the address of a task, by default this one; an empty string if the task is unknown.
 
         Raises
@@ -55,9 +53,7 @@ class ClusterResolver(ABC):
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
             return ""
-        return with_protocol(
-            self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer
-        )
+        return with_protocol(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None

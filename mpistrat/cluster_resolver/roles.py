@@ -98,9 +98,7 @@ class Roles:
         return ", ".join(f"{job} on ranks {list(ranks)}" for job, ranks in self.ranks.items()) or "no jobs"
 
 
-def jobs_told(
-    jobs: Mapping[str, int] | None, environ: Mapping[str, str]
-) -> tuple[dict[str, int] | None, str]:
+def jobs_told(jobs: Mapping[str, int] | None, environ: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
     """Return the number of tasks of each job, and what tells it; None if all ranks are workers.
 
     The argument comes before the environment: ``MPISTRAT_ROLES``, or a ``TF_CONFIG`` that has parameter servers. Raise
@@ -116,8 +114,7 @@ def jobs_told(
         in_config = {}
     if roles and in_config and roles != in_config:
         raise RuntimeError(
-            f"{_VARIABLE} and TF_CONFIG contradict each other: {roles} and {in_config}; set one of them, or "
-            "give jobs"
+            f"{_VARIABLE} and TF_CONFIG contradict each other: {roles} and {in_config}; set one of them, or give jobs"
         )
     if roles:
         return roles, _VARIABLE
@@ -134,9 +131,7 @@ def checked_jobs(jobs: Mapping[str, int]) -> dict[str, int]:
     try:
         counts = {job: operator.index(count) for job, count in jobs.items()}
     except TypeError:
-        raise TypeError(
-            f"jobs is a dict from names of jobs to numbers of tasks, not {dict(jobs)!r}"
-        ) from None
+        raise TypeError(f"jobs is a dict from names of jobs to numbers of tasks, not {dict(jobs)!r}") from None
     if any(count < 0 for count in counts.values()):
         raise ValueError(f"each job must have 0 tasks or more: jobs={dict(jobs)!r}")
     return counts
@@ -171,8 +166,7 @@ def dealt(
         apart = _last_of_nodes(jobs, spread, ranks_by_node)
     rest = iter(rank for rank in range(size) if rank not in apart)
     ranks = {
-        job: tuple(apart) if job == spread else tuple(next(rest) for _ in range(count))
-        for job, count in jobs.items()
+        job: tuple(apart) if job == spread else tuple(next(rest) for _ in range(count)) for job, count in jobs.items()
     }
     return Roles(ranks, source)
 
@@ -195,9 +189,7 @@ def same_task(roles: Roles, rank: int, environ: Mapping[str, str]) -> tuple[str,
     return task
 
 
-def _last_of_nodes(
-    jobs: Mapping[str, int], spread: str, ranks_by_node: Sequence[Sequence[int]] | None
-) -> list[int]:
+def _last_of_nodes(jobs: Mapping[str, int], spread: str, ranks_by_node: Sequence[Sequence[int]] | None) -> list[int]:
     if not isinstance(spread, str):
         raise TypeError(f"spread is the name of a job, not {spread!r}")
     if spread not in jobs:

@@ -62,9 +62,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
     ):
         self._here = environ is None
         self._environ = os.environ if environ is None else environ
-        required(
-            self._environ, FLUX.rank[0], "Flux sets it for every task; is this program started by flux run?"
-        )
+        required(self._environ, FLUX.rank[0], "Flux sets it for every task; is this program started by flux run?")
         super().__init__(self._place(None), port_base, rpc_layer, environ=self._environ)
         if nodes is not None:
             names = expand_hostlist(nodes) if isinstance(nodes, str) else list(nodes)
@@ -117,9 +115,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(_unknown(command, str(error))) from error
         if ended.returncode != 0 or not ended.stdout.strip():
-            raise RuntimeError(
-                _unknown(command, (ended.stderr + ended.stdout).strip() or "it printed nothing")
-            )
+            raise RuntimeError(_unknown(command, (ended.stderr + ended.stdout).strip() or "it printed nothing"))
         return expand_hostlist(ended.stdout.strip())
 
 

@@ -59,9 +59,7 @@ class TFConfigClusterResolver(ClusterResolver):
         """
         return ClusterSpec(config(self._environ).get("cluster", {}))
 
-    def master(
-        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
-    ) -> str:
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the address of a task, by default this one; an empty string if the cluster has one task.
 
         If the variable has ``session_master``, return that.
@@ -144,9 +142,7 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
     except RecursionError:
         raise ValueError(f"TF_CONFIG is nested too deeply ({len(text)} characters)") from None
     except json.JSONDecodeError as error:
-        raise json.JSONDecodeError(
-            f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos
-        ) from None
+        raise json.JSONDecodeError(f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos) from None
     if not isinstance(found, dict):
         raise ValueError(f"TF_CONFIG must be a JSON object with the keys 'cluster' and 'task', not {text!r}")
     return found
@@ -155,7 +151,5 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
 def _task(environ: Mapping[str, str]) -> dict[str, Any]:
     task = config(environ).get("task") or {}
     if not isinstance(task, dict):
-        raise TypeError(
-            f'"task" in TF_CONFIG must be an object with the keys "type" and "index", not {task!r}'
-        )
+        raise TypeError(f'"task" in TF_CONFIG must be an object with the keys "type" and "index", not {task!r}')
     return task

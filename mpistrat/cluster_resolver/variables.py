@@ -15,9 +15,7 @@ def required(environ: Mapping[str, str], name: str, where: str) -> str:
     """
     value = environ.get(name, "")
     if not value:
-        raise RuntimeError(
-            f"the environment variable {name} is {'empty' if name in environ else 'not set'}: {where}"
-        )
+        raise RuntimeError(f"the environment variable {name} is {'empty' if name in environ else 'not set'}: {where}")
     return value
 
 

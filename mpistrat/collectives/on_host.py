@@ -122,9 +122,7 @@ def reduction_of_joined(
 
     short = None if topology.size == 1 else short_steps_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
-    return Reduction(
-        topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short
-    )
+    return Reduction(topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short)
 
 
 def packed_for_host(
@@ -183,9 +181,7 @@ def _reduce_many(
     _unpack(message, total, out)
 
 
-def _reduce_pieces(
-    topology: Topology, message: Message, route: HostRoute, send: np.ndarray, total: np.ndarray
-) -> None:
+def _reduce_pieces(topology: Topology, message: Message, route: HostRoute, send: np.ndarray, total: np.ndarray) -> None:
     """Reduce a flat message piece by piece; ``total`` may be ``send``."""
     if message.length <= route.piece:
         reduce_piece(topology, message, route.algorithm, send, total)

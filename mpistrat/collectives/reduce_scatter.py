@@ -31,9 +31,7 @@ _BY_ROWS = ("ordered", "exact", "tree")  # which combine the values of all ranks
 _RING_BYTES = 8 << 10
 
 
-def reduce_scatter(
-    topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None
-) -> np.ndarray:
+def reduce_scatter(topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None) -> np.ndarray:
     """Return this replica's part, along the first axis, of the reduction over all replicas.
 
     The parts are as even as possible: of ``n`` rows over ``size`` replicas, the first ``n % size`` replicas get one row

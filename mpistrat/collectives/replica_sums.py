@@ -115,9 +115,7 @@ class ReplicaSums:
             is_exact = algorithm == EXACT and message.wire.kind in "fc"
             self._rows.append(_Rows(message, trees, adds=not is_exact or message.combine is not np.add))
         self._empty = [
-            (i, shape, dtypes.result(dtype, op))
-            for i, (dtype, shape) in enumerate(key)
-            if not math.prod(shape)
+            (i, shape, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
         ]
         self._operation = Operation(
             "all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm

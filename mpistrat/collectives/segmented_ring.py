@@ -60,9 +60,7 @@ class _Ring:
     steps a segment is combined with this rank's own and sent on. In the other ``size - 1`` steps it is final.
     """
 
-    def __init__(
-        self, comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory
-    ):
+    def __init__(self, comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory):
         self._combine = combine
         self._data = data
         self._in_memory = in_memory

@@ -133,9 +133,7 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         [(array([[1, 2],
                [1, 2]]), array([3, 3]))]
         """
-        return cls(
-            ArraySource(nest.map_structure(lambda leaf: as_array(leaf)[None], lists_to_arrays(tensors)))
-        )
+        return cls(ArraySource(nest.map_structure(lambda leaf: as_array(leaf)[None], lists_to_arrays(tensors))))
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset:

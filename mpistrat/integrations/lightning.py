@@ -120,9 +120,7 @@ class MpistratStrategy(DDPStrategy):
 
     def __init__(self, timeout: timedelta = default_pg_timeout, **options: Any):
         self._ranks, self._limit = MpiEnvironment(), timeout
-        super().__init__(
-            cluster_environment=self._ranks, process_group_backend=BACKEND, timeout=timeout, **options
-        )
+        super().__init__(cluster_environment=self._ranks, process_group_backend=BACKEND, timeout=timeout, **options)
 
     def setup_distributed(self) -> None:
         """Create the process group. Collective over all ranks."""

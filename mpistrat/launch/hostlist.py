@@ -152,8 +152,6 @@ def _bracket(text: str, opening: int) -> tuple[list[str], int]:
     return numbers, position + 1
 
 
-def _error(
-    text: str, position: int, what: str, wanted: str = "a list of hosts such as 'n[1-3,7]'"
-) -> ValueError:
+def _error(text: str, position: int, what: str, wanted: str = "a list of hosts such as 'n[1-3,7]'") -> ValueError:
     shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
     return ValueError(f"{shown!r} is not {wanted}: {what}, at position {position}")

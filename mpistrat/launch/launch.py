@@ -231,9 +231,7 @@ def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
         plugin = "pmix" if family in ("openmpi", "spectrum") else "simple"
         return f"Start it with `flux run -o pmi={plugin}`."
     if by in JSRUN.size:
-        return (
-            "jsrun starts programs of the MPI that belongs to it: load that one (module load spectrum-mpi)."
-        )
+        return "jsrun starts programs of the MPI that belongs to it: load that one (module load spectrum-mpi)."
     return (
         "Start it with the mpirun that belongs to this library, on one machine with "
         f"`mpistrat run -n {started.tasks}`, which finds it."

@@ -22,9 +22,7 @@ def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = N
     parent = os.getppid() if parent is None else parent
     for names in _KEYS:
         if all(environ.get(name) for name in names):
-            return " ".join(
-                f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ
-            )
+            return " ".join(f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ)
     if all(environ.get(name) for name in HYDRA.size):
         process = parent
         while process > 1:  # a script may be between the launcher and this process

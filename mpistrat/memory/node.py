@@ -63,9 +63,7 @@ class NodeMemory:
         self.meetings = 0
         self._barrier = node.Barrier
 
-    def slots(
-        self, dtype: np.dtype, count: int, generation: int | None = None
-    ) -> tuple[np.ndarray, list[np.ndarray]]:
+    def slots(self, dtype: np.dtype, count: int, generation: int | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return this rank's slot and the slots of all ranks, as arrays of ``count`` elements."""
         if generation is None:
             generation = self.generation

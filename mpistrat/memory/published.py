@@ -26,9 +26,7 @@ _TOKEN_BYTES = 16
 # instruction for that, which Python does not have.
 _IN_ORDER = "x86_64"
 _SPACE = 1 << 40  # bytes of addresses, which take no memory. One mapping, since each one takes a descriptor
-_BEFORE = (
-    64  # bytes before an array, so that it begins with a cache line: the first of them is 1 while it is there
-)
+_BEFORE = 64  # bytes before an array, so that it begins with a cache line: the first of them is 1 while it is there
 _T = TypeVar("_T")
 
 

@@ -34,9 +34,7 @@ def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarr
     error: Exception | None = None
     step = pages(nbytes)
     try:
-        memory = np.frombuffer(
-            mmap.mmap(-1, node.size * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8
-        )
+        memory = np.frombuffer(mmap.mmap(-1, node.size * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
         for rank, file in enumerate(files):
             if file is None:
                 raise OSError(f"rank {rank} of the node does not have a file")

@@ -68,17 +68,13 @@ class Halo:
             for dimension in range(count):
                 _check(layout, dimension, widths[dimension], boundaries[dimension])
         structures.agree(mesh.topology, "ShardedArray.halo", *layout, widths, boundaries, local.dtype)
-        self.block = np.full(
-            [n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype
-        )
+        self.block = np.full([n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype)
         self.inner = self.block[tuple(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True))]
         self.inner[...] = local
         self._exchanges: list[_Exchange] = []
         for dimension in range(count):
             if widths[dimension]:
-                self._exchanges.append(
-                    _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension])
-                )
+                self._exchanges.append(_Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension]))
         self._topology, self._sent = mesh.topology, operation("ShardedArray.halo", (local.dtype, local.shape))
         requests = [each for exchange in self._exchanges for way in exchange[:2] for each in way]
         weakref.finalize(self, _free, requests, threading.get_ident())
@@ -142,9 +138,7 @@ class _Exchange(NamedTuple):
 
         def key(start: int, stop: int, step: int = 1) -> Key:
             """Return rows of this dimension, with the borders of those before it and without those after it."""
-            whole = [
-                slice(None) if i < dimension else slice(w, block.shape[i] - w) for i, w in enumerate(widths)
-            ]
+            whole = [slice(None) if i < dimension else slice(w, block.shape[i] - w) for i, w in enumerate(widths)]
             whole[dimension] = slice(start, stop if stop >= 0 else None, step)
             return tuple(whole)
 
@@ -171,9 +165,7 @@ class _Exchange(NamedTuple):
                     exchange.copies.append((border, own if boundary == "periodic" else mirrored))
         return exchange
 
-    def _pair(
-        self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]
-    ) -> None:
+    def _pair(self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]) -> None:
         """Prepare what is sent to a neighbor and received from it."""
         self.fills.append(world.Send_init(_buffer(block, inside), other, tags[0]))
         self.fills.append(world.Recv_init(_buffer(block, border), other, tags[1]))

@@ -84,9 +84,7 @@ def common(ours: Box, theirs: Box) -> Box | None:
     >>> common((slice(0, 4),), (slice(2, 9),))
     (slice(2, 4, None),)
     """
-    shared = tuple(
-        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True)
-    )
+    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True))
     return shared if all(each.start < each.stop for each in shared) else None
 
 
@@ -109,10 +107,6 @@ def cut_like(value: Any, layout: Layout, box: Box) -> np.ndarray:
     if value.ndim > len(layout.shape) or any(
         size not in (1, whole) for size, whole in zip(value.shape[::-1], layout.shape[::-1], strict=False)
     ):
-        raise ValueError(
-            f"an array of shape {value.shape} does not fit to a cut array of shape {layout.shape}"
-        )
+        raise ValueError(f"an array of shape {value.shape} does not fit to a cut array of shape {layout.shape}")
     own = box[len(box) - value.ndim :]
-    return value[
-        tuple(slice(None) if size == 1 else part for size, part in zip(value.shape, own, strict=True))
-    ]
+    return value[tuple(slice(None) if size == 1 else part for size, part in zip(value.shape, own, strict=True))]

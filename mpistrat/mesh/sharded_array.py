@@ -156,9 +156,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         topology = mesh.topology
         with structures.refusals("ShardedArray", topology):
             if len(axes) != local.ndim:
-                raise ValueError(
-                    f"axes {axes} must have an axis or None for each dimension of the shape {local.shape}"
-                )
+                raise ValueError(f"axes {axes} must have an axis or None for each dimension of the shape {local.shape}")
         structures.agree(topology, "ShardedArray", axes, local.dtype)
         shapes = topology.all_gather_object(local.shape)
         shape, parts = [], {}
@@ -228,8 +226,7 @@ class ShardedArray(NDArrayOperatorsMixin):
             if isinstance(each, ShardedArray) and (each.layout, each.mesh) != (self.layout, self.mesh):
                 raise ValueError(f"{each!r} and {self!r} are cut differently: redistribute one of them")
         plain = [
-            each.local if isinstance(each, ShardedArray) else cut_like(each, self.layout, self.box)
-            for each in inputs
+            each.local if isinstance(each, ShardedArray) else cut_like(each, self.layout, self.box) for each in inputs
         ]
         if outs:
             kwargs["out"] = tuple(each.local if isinstance(each, ShardedArray) else each for each in outs)
@@ -421,9 +418,7 @@ def matmul(left: Any, right: Any) -> ShardedArray:
     some = left if isinstance(left, ShardedArray) else right
     mesh = some.mesh
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
-        raise ValueError(
-            f"matmul multiplies matrices that fit, not the shapes {left.shape} and {right.shape}"
-        )
+        raise ValueError(f"matmul multiplies matrices that fit, not the shapes {left.shape} and {right.shape}")
     left, right = (each if isinstance(each, ShardedArray) else _whole(each, mesh) for each in (left, right))
     inner = left.axes[1] or right.axes[0]
     # A factor that is whole along the inner dimension has the rows that the other one needs.
@@ -433,13 +428,9 @@ def matmul(left: Any, right: Any) -> ShardedArray:
         right = _cut(right, 0, left.layout, 1)
     axes = left.axes[0], right.axes[1]
     if left.axes[1] != right.axes[0] or left.layout.cuts[1] != right.layout.cuts[0]:
-        raise ValueError(
-            f"{left!r} and {right!r} are cut differently along the inner dimension: redistribute one"
-        )
+        raise ValueError(f"{left!r} and {right!r} are cut differently along the inner dimension: redistribute one")
     if (axes[0] is not None and axes[0] in (axes[1], inner)) or (axes[1] is not None and axes[1] == inner):
-        raise ValueError(
-            f"the product of {left!r} and {right!r} would be cut twice by one axis: redistribute one"
-        )
+        raise ValueError(f"the product of {left!r} and {right!r} would be cut twice by one axis: redistribute one")
     product = np.asarray(left.local @ right.local)
     if inner is not None:
         product = _all_reduce(mesh, inner, ReduceOp.SUM, product)

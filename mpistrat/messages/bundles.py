@@ -50,8 +50,7 @@ def outcomes_of(letter: Letter, outcome: Callable[[Letter], Packed]) -> Packed:
 def _bundle(parts: Sequence[tuple[str, tuple[Any, ...], Packed]]) -> Packed:
     buffers: list[pickle.PickleBuffer] = []
     wrapped = [
-        (kind, head, Packed(body.stream, tuple(map(pickle.PickleBuffer, body.buffers))))
-        for kind, head, body in parts
+        (kind, head, Packed(body.stream, tuple(map(pickle.PickleBuffer, body.buffers)))) for kind, head, body in parts
     ]
     stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
     return Packed(stream, tuple(each.raw() for each in buffers))

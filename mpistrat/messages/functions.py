@@ -47,9 +47,7 @@ class FunctionSender:
         try:
             packed, references = pack(function, copy=True)
         except TypeError as error:
-            raise TypeError(
-                f"{_name_of(function)} cannot be sent{_culprit(function)}: {_reason(error)}"
-            ) from error
+            raise TypeError(f"{_name_of(function)} cannot be sent{_culprit(function)}: {_reason(error)}") from error
         digest = xxhash.xxh3_128()
         for part in packed:
             for each in [part] if part is packed.stream else part:

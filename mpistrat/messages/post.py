@@ -105,9 +105,7 @@ class Post:
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
 
-    def send(
-        self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST
-    ) -> None:
+    def send(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST) -> None:
         """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
 
         Raise RuntimeError after `closed` has become True, or if an earlier letter was interrupted.
@@ -202,9 +200,7 @@ class Post:
         pieces = [piece for buffer in buffers for piece in _pieces(buffer)]
         arriving: list[tuple[Any, memoryview]] = []
         try:
-            arriving.extend(
-                (self._comm.Irecv([piece, self._mpi.BYTE], origin, tag), piece) for piece in pieces
-            )
+            arriving.extend((self._comm.Irecv([piece, self._mpi.BYTE], origin, tag), piece) for piece in pieces)
             for request, _ in arriving:  # one by one, because Waitall does not name a lost rank
                 request.Wait()
         except BaseException:

@@ -86,9 +86,7 @@ class Notices:
         lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
-    def collect(
-        self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]
-    ) -> JobView:
+    def collect(self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]) -> JobView:
         """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
 
         ``own`` is what this node sees. Ranks that are not seen yet have ``patience`` seconds for a sign of life. Ends

@@ -72,9 +72,7 @@ def of_package(frame: Frame) -> bool:
 def _is_users(frame: Frame) -> bool:
     # Frames of the standard library below the program (runpy, pdb, cProfile) are not the user's, nor are frozen ones:
     # a report that names them says nothing of the line that waits. What pip installed counts as the user's choice.
-    return "site-packages" in frame.file or not frame.file.startswith(
-        (_PACKAGE, _STANDARD_LIBRARY, "<frozen")
-    )
+    return "site-packages" in frame.file or not frame.file.startswith((_PACKAGE, _STANDARD_LIBRARY, "<frozen"))
 
 
 def _of_an_end(evidence: Evidence) -> Iterator[Verdict]:
@@ -190,12 +188,7 @@ def _by_call(evidence: Evidence) -> Iterator[Verdict]:
     facts, at = evidence.facts, _at(evidence)
     waits_for, runs = process.waits_for(facts.call), facts.state == "R"
     # A wait for the interpreter's lock ends every 5 ms, to ask for it again.
-    if (
-        evidence.holds_interpreter
-        and waits_for == process.LOCK
-        and not runs
-        and (facts.timed or facts.others_run)
-    ):
+    if evidence.holds_interpreter and waits_for == process.LOCK and not runs and (facts.timed or facts.others_run):
         yield Verdict(
             "C code",
             f"waits {at}; another thread of it is in C code that does not release the interpreter's lock",
@@ -216,8 +209,7 @@ def _by_call(evidence: Evidence) -> Iterator[Verdict]:
             "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
         )
     through_pipe = any(
-        each.file.startswith(_STANDARD_LIBRARY) and each.file.endswith(_CHILD_MODULES)
-        for each in evidence.stacks.main
+        each.file.startswith(_STANDARD_LIBRARY) and each.file.endswith(_CHILD_MODULES) for each in evidence.stacks.main
     )
     if waits_for == process.CHILD or through_pipe:
         yield Verdict("child", f"waits for a process that it has started, {at}", "Look at that process.")
@@ -267,9 +259,7 @@ def _reading(facts: ProcessFacts, at: str) -> Iterator[Verdict]:
         )
     elif not facts.file.startswith("socket:"):
         of = f" of {facts.file}" if facts.file else ""
-        yield Verdict(
-            "file", f"is in {facts.call}(){of}, {at}", "Look whether that file can be read with `cat`."
-        )
+        yield Verdict("file", f"is in {facts.call}(){of}, {at}", "Look whether that file can be read with `cat`.")
 
 
 def _by_phase(evidence: Evidence) -> Iterator[Verdict]:

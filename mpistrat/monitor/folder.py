@@ -32,9 +32,7 @@ def folder() -> Path:
     # them overwrite a file. The name is not secret, so that `mpistrat top --last` finds it.
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(
-            f"{path} belongs to another user, or others can write to it: set MPISTRAT_RECORD_DIR"
-        )
+        raise PermissionError(f"{path} belongs to another user, or others can write to it: set MPISTRAT_RECORD_DIR")
     return path
 
 

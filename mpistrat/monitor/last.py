@@ -110,9 +110,7 @@ def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) ->
 
 def waits_at_end(records: Sequence[Record], first: int | None) -> list[Wait]:
     """Return the collectives in which ranks waited when their job ended. Those that had left did not wait any more."""
-    return waits(
-        records, [each.key for each in records if each.rank == first or each.exit_status is not None]
-    )
+    return waits(records, [each.key for each in records if each.rank == first or each.exit_status is not None])
 
 
 def _has_told(record: Record) -> bool:
@@ -141,11 +139,7 @@ def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int
 def _end_of(record: Record) -> str:
     how = "" if record.exit_status is None else f" by os._exit({record.exit_status})"
     last = record.entries[-1] if record.entries else None
-    call = (
-        "it had made no collective"
-        if last is None
-        else f"its last collective was {last.operation} at {last.place}"
-    )
+    call = "it had made no collective" if last is None else f"its last collective was {last.operation} at {last.place}"
     return f"rank {record.rank} ({record.host}, process {record.pid}) ended{how} without telling the others; {call}"
 
 

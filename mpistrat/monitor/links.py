@@ -40,9 +40,7 @@ def look(ranks: Sequence[int]) -> Links:
             if resends:
                 silent.add(other)
     dead = [name for name, address in _without_carrier() if address in addresses]
-    return Links(
-        socket.gethostname(), tuple(ranks), tuple(sorted(addresses)), tuple(dead), tuple(sorted(silent))
-    )
+    return Links(socket.gethostname(), tuple(ranks), tuple(sorted(addresses)), tuple(dead), tuple(sorted(silent)))
 
 
 def at_fault(nodes: Sequence[Links]) -> list[Links]:

@@ -74,11 +74,7 @@ def _of(machine: str) -> dict[int, SystemCall]:
     if machine not in _MACHINES:
         return {}
     column = _MACHINES.index(machine)
-    return {
-        numbers[column]: SystemCall(name, *kind)
-        for kind, calls in _NUMBERS.items()
-        for name, *numbers in calls
-    }
+    return {numbers[column]: SystemCall(name, *kind) for kind, calls in _NUMBERS.items() for name, *numbers in calls}
 
 
 _BY_NUMBER = _of(platform.machine())

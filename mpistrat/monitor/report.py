@@ -24,9 +24,7 @@ _NO_PROGRESS = (
     "  cause: no progress. All ranks are in this call and get no further: look whether this node has memory left, and "
     "at MPI itself (`mpistrat check`)."
 )
-_ENDED = (
-    "  cause: unknown. All ranks were in this call when the job ended: look at the messages of the launcher."
-)
+_ENDED = "  cause: unknown. All ranks were in this call when the job ended: look at the messages of the launcher."
 _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the chief's block
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
@@ -131,9 +129,7 @@ def causes(seen: JobView, found: Sequence[Wait]) -> list[str]:
         told |= {each.key for each in wait.missing}
         if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
             told |= {each.key for each in wait.waiting}  # the other side of the same circle
-    first = next(
-        (each for each in seen.records if each.rank == seen.end.first and each.key not in told), None
-    )
+    first = next((each for each in seen.records if each.rank == seen.end.first and each.key not in told), None)
     return lines if first is None else [*_first_to_end(first, seen), *lines]
 
 
@@ -168,9 +164,7 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
     waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
     left = [each.rank for each in wait.missing if seen.ended and _has_left(each, seen)]
-    waited_for = (
-        f"{'has' if len(waiting) == 1 else 'have'} waited for {_missing_in_words(wait, cut_off or left)}"
-    )
+    waited_for = f"{'has' if len(waiting) == 1 else 'have'} waited for {_missing_in_words(wait, cut_off or left)}"
     lines = [
         f"{ranks_in_words(waiting)} of {wait.size} {waited_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
@@ -208,11 +202,7 @@ def _network(nodes: Sequence[Links]) -> list[str]:
     """Return what is known of a collective that all ranks are in. ``nodes`` are those whose links do not work."""
     lines = []
     for each in nodes:
-        found = (
-            f"interface {', '.join(each.dead)} has no carrier"
-            if each.dead
-            else "its data is not acknowledged"
-        )
+        found = f"interface {', '.join(each.dead)} has no carrier" if each.dead else "its data is not acknowledged"
         lines.append(f"  {ranks_in_words(each.ranks)} ({each.host}): {found}")
     where = f"to {' and '.join(each.host for each in nodes)}" if nodes else "between the nodes"
     return [
@@ -226,15 +216,9 @@ def _unseen(wait: Wait, seen: JobView) -> list[str]:
     """Return what is known of ranks without a record here."""
     ranks = ranks_in_words(wait.unseen)
     hosts = sorted({seen.hosts[rank] for rank in wait.unseen}) if len(seen.hosts) == wait.size else []
-    on = (
-        f" ({', '.join(hosts[:_MOST_PROCESSES])}{', ...' if len(hosts) > _MOST_PROCESSES else ''})"
-        if hosts
-        else ""
-    )
+    on = f" ({', '.join(hosts[:_MOST_PROCESSES])}{', ...' if len(hosts) > _MOST_PROCESSES else ''})" if hosts else ""
     if wait.missing:
-        return [
-            f"  {ranks} of the communicator{on}: no record here. On another node, without one, or ended early."
-        ]
+        return [f"  {ranks} of the communicator{on}: no record here. On another node, without one, or ended early."]
     if len(seen.links) > 1:
         return [
             f"  {ranks}{on}: no process answers, other nodes do",
@@ -242,9 +226,7 @@ def _unseen(wait: Wait, seen: JobView) -> list[str]:
             "strategy yet, or in C code that keeps the interpreter's lock: look whether it can be reached.",
         ]
     searched = (
-        f" No other node answers: none that runs shares one of {', '.join(seen.searched)}."
-        if seen.searched
-        else ""
+        f" No other node answers: none that runs shares one of {', '.join(seen.searched)}." if seen.searched else ""
     )
     return [
         f"  {ranks}{on}: no record here",
@@ -286,11 +268,7 @@ def _doing(record: Record, seen: JobView, found: Sequence[Wait]) -> list[str]:
         last = record.entries[-1] if record.entries else None
         head = record.phase.name.lower().replace("_", " ")
         if last is not None:
-            head += (
-                f", {seen.now - last.left:.0f} s after {_call(last)}"
-                if last.left
-                else f", inside {_call(last)}"
-            )
+            head += f", {seen.now - last.left:.0f} s after {_call(last)}" if last.left else f", inside {_call(last)}"
         states = {"T": "stopped", "t": "stopped", "Z": "ended", "X": "gone", "R": "running"}
         process = f"process {record.pid}" if record.pid else "its process"
         head += f"; {process} {states.get(facts.state, 'waiting')}"

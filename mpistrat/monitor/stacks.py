@@ -62,9 +62,7 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
             found[record.key] = own()
         elif _runs(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
-                sizes[record.path] = os.stat(
-                    record.path
-                ).st_size  # first: the answer is what comes behind that
+                sizes[record.path] = os.stat(record.path).st_size  # first: the answer is what comes behind that
                 read.ask_for_stacks(record.path)
                 asked[record.path] = record
     longest = max((each.beat_every for each in asked.values()), default=0.0)
@@ -163,9 +161,7 @@ def parse(text: str, main_thread: int) -> Stacks:
     for head, following in itertools.zip_longest(heads, heads[1:]):  # none if nothing was written
         body = text[head.end() : following.start() if following else len(text)]
         stack = tuple(
-            Frame(found[1], int(found[2]), found[3])
-            for line in body.splitlines()
-            if (found := _FRAME.match(line))
+            Frame(found[1], int(found[2]), found[3]) for line in body.splitlines() if (found := _FRAME.match(line))
         )
         if head[1] is None or int(head[1], 16) == main_thread:
             main = main or stack

@@ -135,19 +135,14 @@ def from_json(told: dict[str, Any]) -> JobView:
         told["now"],
         tuple(map(json_form.from_json, told["records"])),
         {key: ProcessFacts(**each) for key, each in told["facts"].items()},
-        {
-            key: Stacks(_stack(main), tuple(map(_stack, others)))
-            for key, (main, others) in told["stacks"].items()
-        },
+        {key: Stacks(_stack(main), tuple(map(_stack, others))) for key, (main, others) in told["stacks"].items()},
         frozenset(told["holding"]),
         tuple(map(_links, told["links"])),
     )
 
 
 def _links(told: dict[str, Any]) -> Links:
-    values: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each for name, each in told.items()
-    }
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in told.items()}
     return Links(**values)
 
 

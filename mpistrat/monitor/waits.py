@@ -27,9 +27,7 @@ class Wait:
 
     def goes_on(self, now: float) -> bool:
         """Return whether all ranks are in it, and the last one came so late that the call may not be stuck."""
-        return (
-            not self.missing and not self.unseen and now - self.last_entered < (now - self.entry.entered) / 2
-        )
+        return not self.missing and not self.unseen and now - self.last_entered < (now - self.entry.entered) / 2
 
 
 def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
@@ -57,9 +55,7 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
             ahead = [  # ranks that have left this call for a later one in which they are
                 record for later, others in inside.items() if later > number for _, record in others
             ]
-            missing = [
-                record for record, _ in members if record not in waiting and record not in ahead
-            ] + late
+            missing = [record for record, _ in members if record not in waiting and record not in ahead] + late
             entry = min((entry for entry, _ in ranks), key=lambda each: each.entered)
             last = max(entry.entered for entry, _ in ranks)
             found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen, last))

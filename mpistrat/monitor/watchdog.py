@@ -76,9 +76,7 @@ class Watchdog(threading.Thread):
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         ready = self._record.size == 1
         while True:
-            with contextlib.suppress(
-                ValueError
-            ):  # the program may change the environment to what is not a number
+            with contextlib.suppress(ValueError):  # the program may change the environment to what is not a number
                 self._every = _nap()
             self._beat()
             self._record.kept_lock(main_thread.kept_lock(self._every))
@@ -93,9 +91,7 @@ class Watchdog(threading.Thread):
     def _one_node(self) -> bool:
         """Whether this node is known to have all ranks."""
         size = self._record.size
-        return self._launched_here or any(
-            len(each.nodes) == 1 and each.size == size for each in topology.several()
-        )
+        return self._launched_here or any(len(each.nodes) == 1 and each.size == size for each in topology.several())
 
     def say_that_it_leaves(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
@@ -151,9 +147,7 @@ class Watchdog(threading.Thread):
         notices = None if self._one_node else self._ready_notices(own)
         with notices.looking() if notices else contextlib.nullcontext(_nothing) as sign:
             seen = self._see(own, job, sign)
-            wait = waits.wait_of(
-                next(each for each in seen.records if each.key == own.key), report.waits_in(seen)
-            )
+            wait = waits.wait_of(next(each for each in seen.records if each.key == own.key), report.waits_in(seen))
             if wait is None or self._record.in_collective() != since:
                 return  # it goes on
             call = f"{wait.token:x}-{wait.entry.number}-{number}"

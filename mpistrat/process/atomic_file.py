@@ -28,9 +28,7 @@ def appearing(path: str | os.PathLike[str], replace: bool) -> Iterator[Path]:
 def require_no_device(path: Path) -> None:
     """Raise FileExistsError if a path is a device, a pipe or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise FileExistsError(
-            errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path)
-        )
+        raise FileExistsError(errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path))
 
 
 @contextlib.contextmanager
@@ -95,10 +93,6 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
     while written < len(data):
         rest = data[written:]
         try:
-            written += (
-                os.write(descriptor, rest)
-                if offset is None
-                else os.pwrite(descriptor, rest, offset + written)
-            )
+            written += os.write(descriptor, rest) if offset is None else os.pwrite(descriptor, rest, offset + written)
         except BlockingIOError:
             select.select([], [descriptor], [])

@@ -39,9 +39,7 @@ class Word(enum.IntEnum):
     STEPS = 15
     STEP_SINCE = 16  # float
     BYTES = 17  # that collectives were given, total
-    MOVES = (
-        18  # whether the main thread ran Python code when the watchdog looked: 1, 0; -1 if it did not look
-    )
+    MOVES = 18  # whether the main thread ran Python code when the watchdog looked: 1, 0; -1 if it did not look
     EXIT_STATUS = 19  # 1 + the status given to os._exit; 0 if it was not called
     OUT_OF_MEMORY_KILLS = 20  # 1 + what the cgroup had counted when the record was made; 0 if unknown
     ASKED = 21  # how often another process has asked for the stacks of all threads

@@ -96,9 +96,7 @@ class Record:
             phase_since=self.phase_since + shift,
             heartbeat=self.heartbeat + shift,
             step_since=self.step_since + shift,
-            memberships=tuple(
-                replace(each, last=each.last and shifted(each.last)) for each in self.memberships
-            ),
+            memberships=tuple(replace(each, last=each.last and shifted(each.last)) for each in self.memberships),
             entries=tuple(map(shifted, self.entries)),
         )
 

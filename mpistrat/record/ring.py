@@ -47,9 +47,7 @@ class TraceRing:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         try:
-            self._memory = mapped(
-                descriptor, self.path, layout.TRACE_EVENTS + self._capacity * layout.EVENT.size
-            )
+            self._memory = mapped(descriptor, self.path, layout.TRACE_EVENTS + self._capacity * layout.EVENT.size)
         finally:
             os.close(descriptor)
         self._words = memoryview(self._memory).cast("q")
@@ -123,9 +121,7 @@ class TraceRing:
             thread = self._threads[own] = len(self._threads) & 0xFFFF
         event = self._next_event()  # a different one for each thread
         at = _EVENTS + event % self._capacity * _EVENT_BYTES
-        _pack_event(
-            self._memory, at, kind, communicator, thread, operation, place, number, nbytes, began, 0.0, 0.0
-        )
+        _pack_event(self._memory, at, kind, communicator, thread, operation, place, number, nbytes, began, 0.0, 0.0)
         # Last, so that a reader finds a whole event. Two threads may come here in the other order: the later event is
         # then missing in the file until the next one. A lock would cost more than the event.
         self._words[_AT_EVENTS] = event + 1

@@ -219,9 +219,7 @@ class Flight:
         self._nbytes = nbytes = operation.nbytes
         self._entered = entered = _now()
         text = operation.record or writer.texts.add_operation(operation)
-        _pack_event(
-            writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0
-        )
+        _pack_event(writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0)
         words = writer.words
         # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
         words[self._home] = words[_AT_EVENTS] = entry + 1

@@ -56,9 +56,7 @@ class ReplicaGroup:
         if blocks is None:
             blocks = [range(rank, rank + 1) for rank in range(topology.size)]
         if len(blocks) != topology.size:
-            raise ValueError(
-                f"{len(blocks)} blocks of replicas for {topology.size} ranks: give each rank one"
-            )
+            raise ValueError(f"{len(blocks)} blocks of replicas for {topology.size} ranks: give each rank one")
         ranks: dict[range, list[int]] = {}
         for rank, block in enumerate(blocks):
             ranks.setdefault(block, []).append(rank)

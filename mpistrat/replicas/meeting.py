@@ -26,9 +26,7 @@ from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import MismatchError, call_site
 from mpistrat.runtime.topology import Topology
 
-_SIGNAL_SECONDS = (
-    0.5  # a signal that comes just before a wait does not end it: look for one from time to time
-)
+_SIGNAL_SECONDS = 0.5  # a signal that comes just before a wait does not end it: look for one from time to time
 _REFUSED = (
     "was called in a function that strategy.run runs, and this rank plays several replicas: call it outside of run, or "
     "in merge_call"
@@ -236,9 +234,7 @@ class ReplicaMeeting:
     def _let_all_run(self) -> None:
         """Let the others run, one after another, until each waits at a call or has ended. Raise if one fails."""
         if not self._players:
-            self._players = [
-                _Player(_idle.pop() if _idle else _Worker()) for _ in range(1, self._replicas.count)
-            ]
+            self._players = [_Player(_idle.pop() if _idle else _Worker()) for _ in range(1, self._replicas.count)]
         self._pass_on(0)
         try:
             while self._running:
@@ -270,9 +266,7 @@ class ReplicaMeeting:
                     player.may_run = True
                     if not player.has_begun:
                         player.has_begun = True
-                        player.worker.task = partial(
-                            self._context.copy().run, self._play_in_thread, k, player
-                        )
+                        player.worker.task = partial(self._context.copy().run, self._play_in_thread, k, player)
                         gate = player.worker.gate
                     break
         gate.open()

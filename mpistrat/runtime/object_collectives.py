@@ -99,9 +99,7 @@ class ObjectCollectives:
         try:
             result = fn()
         except BaseException as error:
-            if (
-                self.lock.sequence != sequence
-            ):  # `fn` made a collective: the others met it in theirs, and have raised
+            if self.lock.sequence != sequence:  # `fn` made a collective: the others met it in theirs, and have raised
                 raise
             names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
             tell((None, (names, str(error))))

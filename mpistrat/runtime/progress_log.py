@@ -19,9 +19,7 @@ class ProgressLog(tqdm):
 
     _written = 0  # steps in the last line
 
-    def __init__(
-        self, iterable: Any, header: str, every: float, desc: str | None, total: int | None, unit: str = "it"
-    ):
+    def __init__(self, iterable: Any, header: str, every: float, desc: str | None, total: int | None, unit: str = "it"):
         self._header = header and f"{header}\n"
         # Through `display` alone: to a file, tqdm writes what moves the cursor of a terminal.
         super().__init__(

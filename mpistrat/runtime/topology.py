@@ -135,9 +135,7 @@ class Topology(ObjectCollectives):
         told = np.empty((self.size, len(mine)), np.int64)
         world.Allgather(mine, told)
         leader_of = told[:, 0]
-        self.hosts = tuple(
-            each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :]
-        )
+        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :])
         self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
@@ -168,9 +166,7 @@ class Topology(ObjectCollectives):
         """
         MPI = mpi.start()
         if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-            raise ValueError(
-                "the communicator is COMM_NULL on this rank: only its members may create the strategy"
-            )
+            raise ValueError("the communicator is COMM_NULL on this rank: only its members may create the strategy")
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
         if _alone and comm.size > 1:
@@ -278,9 +274,7 @@ class Topology(ObjectCollectives):
                 continue
             except RuntimeError:  # a thread is still in a collective, or this rank left one in the middle
                 if self.lock.left:
-                    failure.end_job(
-                        f"{self.lock.left}, and its program is at its end: the others would wait for ever"
-                    )
+                    failure.end_job(f"{self.lock.left}, and its program is at its end: the others would wait for ever")
                 return
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Topology:

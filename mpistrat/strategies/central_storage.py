@@ -119,9 +119,7 @@ def _packed(result: Any, given: list[Any], fn: Callable[..., Any]) -> bytes:
     places = {id(each): _Given(place) for place, each in enumerate(given)}
     leaves, rebuild = nest.flatten(result)
     try:
-        return pickle.dumps(
-            rebuild([places[id(leaf)] if id(leaf) in places else _plain(leaf) for leaf in leaves])
-        )
+        return pickle.dumps(rebuild([places[id(leaf)] if id(leaf) in places else _plain(leaf) for leaf in leaves]))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             f"the update function {getattr(fn, '__qualname__', fn)} runs on rank 0, and its result cannot be sent to "

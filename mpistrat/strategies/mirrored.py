@@ -62,9 +62,7 @@ class MirroredStrategy(Strategy):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
         if isinstance(devices, str):
-            raise TypeError(
-                f"devices must be a list with a name for each replica, not the string {devices!r}"
-            )
+            raise TypeError(f"devices must be a list with a name for each replica, not the string {devices!r}")
         if devices is not None and virtual_replicas is not None:
             raise ValueError("give either devices or virtual_replicas: a name in devices is a replica")
         parsed = None if devices is None else [Device.parse(name) for name in devices]

@@ -106,9 +106,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         own = own_device(topology, device)
         require_hosts(replicas, [own])
         super().__init__(
-            StrategyExtended(
-                self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks
-            )
+            StrategyExtended(self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks)
         )
         self._resolver, self._mesh = cluster_resolver, mesh
 
@@ -192,8 +190,7 @@ class FormerMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy, metaclass=_
         cluster_resolver: Any = None,
     ):
         warnings.warn(
-            "mpistrat.experimental.MultiWorkerMirroredStrategy is deprecated: use "
-            "mpistrat.MultiWorkerMirroredStrategy",
+            "mpistrat.experimental.MultiWorkerMirroredStrategy is deprecated: use mpistrat.MultiWorkerMirroredStrategy",
             DeprecationWarning,
             stacklevel=2,
         )

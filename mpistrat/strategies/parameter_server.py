@@ -76,9 +76,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
 
     coordinator: Any = None  # its ClusterCoordinator, which lives as long as the strategy
 
-    def __init__(
-        self, cluster_resolver: resolvers.ClusterResolver, variable_partitioner: Partitioner | None = None
-    ):
+    def __init__(self, cluster_resolver: resolvers.ClusterResolver, variable_partitioner: Partitioner | None = None):
         if not isinstance(cluster_resolver, resolvers.ClusterResolver):
             raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {cluster_resolver!r}")
         _check_jobs(cluster_resolver)

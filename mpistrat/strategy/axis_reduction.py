@@ -45,9 +45,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
             if isinstance(value, list) and not nest.holds(nest.flatten(value)[0], DistributedValues):
                 value = _one_array(value)
             elif nest.is_nested(value):
-                raise TypeError(
-                    "reduce over an axis takes one value, not a structure: reduce its parts one by one"
-                )
+                raise TypeError("reduce over an axis takes one value, not a structure: reduce its parts one by one")
         (leaf,) = extended.engine.contributions(op, [value], form)
     values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
     like = values[0]
@@ -62,9 +60,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
         whole = _along(values * copies, axis)
         total, count = _exact_parts(topology, op, whole, axis, options.timeout_seconds)
         return sum_of_parts(total, like) if op is ReduceOp.SUM else mean_of_parts(total, count, like)
-    parts: list[Any] = (
-        of_each[0] if len(values) == 1 else [PerReplica(each) for each in zip(*of_each, strict=True)]
-    )
+    parts: list[Any] = of_each[0] if len(values) == 1 else [PerReplica(each) for each in zip(*of_each, strict=True)]
     if op in (ReduceOp.SUM, FurtherOp.PROD):
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=like)
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one

@@ -89,9 +89,7 @@ class Collectives:
                 return engine.ops.all_reduce(op, [np.array(value)], engine.options)[0][()]
         return self._reduce(op, value, axis)
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Combine the values of all replicas into one value on every replica, as `reduce` without an axis. Collective.
 
         Parameters
@@ -310,8 +308,7 @@ class Collectives:
         skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
         rebuild = nest.flatten(skeleton)[1]
         parts = [
-            rebuild([np.moveaxis(own_rows(each, i, replicas.size), 0, axis) for each in moved])
-            for i in replicas.local
+            rebuild([np.moveaxis(own_rows(each, i, replicas.size), 0, axis) for each in moved]) for i in replicas.local
         ]
         return regrouped(parts, always=replicas.is_virtual)
 

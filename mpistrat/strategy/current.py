@@ -42,9 +42,7 @@ def get_replica_context() -> ReplicaContext | Any:
     >>> get_replica_context().num_replicas_in_sync
     1
     """
-    return (
-        context.current().replica_context
-    )  # Any rather than None: a replica's function need not ask for None
+    return context.current().replica_context  # Any rather than None: a replica's function need not ask for None
 
 
 def in_cross_replica_context() -> bool:

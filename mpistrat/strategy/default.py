@@ -66,9 +66,7 @@ class _DefaultScope(Scope[Strategy]):
 
     def __enter__(self) -> Strategy:
         if context.current().strategy is not self._strategy:
-            raise RuntimeError(
-                "Must not nest tf.distribute.Strategy scopes: the default one goes inside no other"
-            )
+            raise RuntimeError("Must not nest tf.distribute.Strategy scopes: the default one goes inside no other")
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:
@@ -84,9 +82,7 @@ class _DefaultReplicaContext(ReplicaContext):
         _warn_of_one_replica("merge_call")
         return super().merge_call(merge_fn, args, kwargs)
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         _warn_of_one_replica("all_reduce")
         return super().all_reduce(reduce_op, value, options)
 

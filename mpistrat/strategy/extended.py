@@ -345,9 +345,7 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
         op = parse_op(reduce_op)
-        return self.engine.ops.reduce(
-            op, value, destinations, self.engine.merged(options or experimental_hints)
-        )
+        return self.engine.ops.reduce(op, value, destinations, self.engine.merged(options or experimental_hints))
 
     @_whole
     def batch_reduce_to(

@@ -24,9 +24,7 @@ from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, componen
 class LocalReplicaContext(ReplicaContext):
     """The context of one of several replicas of this rank. See `ReplicaContext` for its methods."""
 
-    def __init__(
-        self, strategy: context.AnyStrategy, replica: int, number_here: int, meeting: ReplicaMeeting
-    ):
+    def __init__(self, strategy: context.AnyStrategy, replica: int, number_here: int, meeting: ReplicaMeeting):
         super().__init__(strategy, replica)
         self.number_here, self.meeting = number_here, meeting
         self.played_here, self._meet = self._engine.replicas.count, meeting.meet
@@ -45,13 +43,9 @@ class LocalReplicaContext(ReplicaContext):
     def merge_call(
         self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self.meet(
-            "merge_call", lambda: _Merged(self._strategy, merge_fn), (tuple(args), dict(kwargs or {}))
-        )
+        return self.meet("merge_call", lambda: _Merged(self._strategy, merge_fn), (tuple(args), dict(kwargs or {})))
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         given = parse_op(reduce_op), value, self._engine.merged(options)
         return self.meet("all_reduce", lambda: _Reduced(self._of_replicas), given)
 
@@ -67,9 +61,7 @@ class LocalReplicaContext(ReplicaContext):
     ) -> Any:
         op, merged = parse_op(reduce_op), self._engine.merged(options)
         refuse_scatter(merged)
-        total = self.meet(
-            "reduce_scatter", lambda: _Reduced(self._of_replicas, rows=True), (op, value, merged)
-        )
+        total = self.meet("reduce_scatter", lambda: _Reduced(self._of_replicas, rows=True), (op, value, merged))
         return own_rows(total, self._id, self.num_replicas_in_sync)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -142,9 +134,7 @@ class _Gathered:
         if form is not None:
             structures.agree(self._ops.topology, "all_gather", form, *described, timeout_seconds=seconds)
         found = []
-        for like, (_, axis, _), parts in zip(
-            self._likes, described, zip(*self._given, strict=True), strict=True
-        ):
+        for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
             whole = arrays.from_host(np.concatenate(parts, axis), like)
             found.append(self._ops.gathered(whole, axis, seconds))
         return [self._rebuild(own_copies(found, i)) for i in range(len(self._given))]
@@ -203,9 +193,7 @@ def own_copies(values: list[Any], i: int) -> list[Any]:
     return values if i == 0 else [*map(snapshot, values)]
 
 
-def run_each(
-    extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None
-) -> Any:
+def run_each(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """Run a function for each replica of this rank, and return its results by the rule of `regrouped`.
 
     ``extended`` is a `StrategyExtended`.

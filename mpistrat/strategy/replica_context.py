@@ -136,9 +136,7 @@ class ReplicaContext:
             del stack[depth:]
         return None if result is None else components_but_variables(result)
 
-    def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Combine the values of all replicas; every replica gets the result.
 
         Parameters

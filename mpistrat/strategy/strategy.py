@@ -448,9 +448,7 @@ class _ChiefFirst:
             return True
         failure = topology.broadcast_object(None, name="chief_first")
         if failure is not None:
-            raise RuntimeError(
-                f"replica {self._replicas.first}: replica 0 failed in chief_first(): {failure}"
-            )
+            raise RuntimeError(f"replica {self._replicas.first}: replica 0 failed in chief_first(): {failure}")
         return False
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

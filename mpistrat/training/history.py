@@ -146,9 +146,7 @@ class History:
             row = {name: _number(name, value) for name, value in values.items()}
             needs = self._patience is not None or self._keep_best is not None
             if needs and self._monitor not in row:
-                raise ValueError(
-                    f"History.log got {', '.join(row)}, without {self._monitor!r}, which it monitors"
-                )
+                raise ValueError(f"History.log got {', '.join(row)}, without {self._monitor!r}, which it monitors")
         watched = row.get(self._monitor)
         structures.agree(topology, "History.log", "of", tuple(row), f"with {self._monitor}={watched!r}")
         row = topology.on_first(lambda: self._write(row))
@@ -165,9 +163,7 @@ class History:
         self.rows.append(row)
         if self._monitor not in row:
             return False
-        value, best = (
-            each[self._monitor] * (1 if self._mode == "min" else -1) for each in (row, self.best or row)
-        )
+        value, best = (each[self._monitor] * (1 if self._mode == "min" else -1) for each in (row, self.best or row))
         if not math.isnan(value) and (self.best is None or value < best):
             self.best, self._waited = row, 0
             return True
@@ -232,9 +228,7 @@ class History:
             axes.set_ylabel(title)
             if len(together) > 1:
                 axes.legend()
-        all_axes[-1, 0].set_xlabel(
-            next((step for step in _STEPS if self.rows and step in self.rows[0]), "row")
-        )
+        all_axes[-1, 0].set_xlabel(next((step for step in _STEPS if self.rows and step in self.rows[0]), "row"))
         return figure
 
     def get_state(self) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from mpistrat.version import __version__
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
-def progress(
-    iterable: Iterable[Any], desc: str | None = None, total: int | None = None, every: float = 30.0
-) -> Any:
+def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None = None, every: float = 30.0) -> Any:
     """Iterate and show the progress, on replica 0 of the current strategy.
 
     A terminal or a notebook shows a bar. A log gets a line now and then: steps done, the time passed and left, the

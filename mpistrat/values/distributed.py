@@ -37,9 +37,7 @@ class DistributedValues:
     def __init__(self, values: tuple[Any, ...] | list[Any]):
         self._components = tuple(values)
         if not self._components:
-            raise ValueError(
-                "a process holds a component of a distributed value for each of its replicas: give one"
-            )
+            raise ValueError("a process holds a component of a distributed value for each of its replicas: give one")
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -173,7 +171,4 @@ class ValueContext:
         return self._num_replicas
 
     def __repr__(self) -> str:
-        return (
-            f"ValueContext(replica_id_in_sync_group={self._replica_id}, "
-            f"num_replicas_in_sync={self._num_replicas})"
-        )
+        return f"ValueContext(replica_id_in_sync_group={self._replica_id}, num_replicas_in_sync={self._num_replicas})"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 
-_NAMES = (
-    "'SUM', 'MEAN', 'MAX', 'MIN' or 'PROD'"  # the last three are not of ``tf.distribute``, nor of its enum
-)
+_NAMES = "'SUM', 'MEAN', 'MAX', 'MIN' or 'PROD'"  # the last three are not of ``tf.distribute``, nor of its enum
 
 
 class VariableSynchronization(enum.Enum):

@@ -48,9 +48,7 @@ class IndexedSlices:
                 f"indices must be integers on one axis, not {self.indices.dtype} of shape {self.indices.shape}"
             )
         if self.values.ndim == 0 or len(self.values) != len(self.indices):
-            raise ValueError(
-                f"{len(self.indices)} indices need as many rows, not values of shape {self.values.shape}"
-            )
+            raise ValueError(f"{len(self.indices)} indices need as many rows, not values of shape {self.values.shape}")
         self.indices = self.indices.astype(np.int64, copy=False)
         if self.dense_shape is not None:
             if not self.dense_shape or self.values.shape[1:] != self.dense_shape[1:]:
@@ -82,9 +80,7 @@ class IndexedSlices:
             If ``dense_shape`` was left out.
         """
         if self.dense_shape is None:
-            raise ValueError(
-                "to_dense() needs the shape of the whole array: give IndexedSlices a dense_shape"
-            )
+            raise ValueError("to_dense() needs the shape of the whole array: give IndexedSlices a dense_shape")
         dense = np.zeros(self.dense_shape, self.values.dtype)
         np.add.at(dense, arrays.to_host(self.indices), arrays.to_host(self.values))
         return arrays.from_host(dense, self.values)

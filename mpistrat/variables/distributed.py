@@ -59,9 +59,7 @@ class DistributedVariable(Variable, DistributedValues):
         topology = self._engine.topology
         if topology.compares_variables:
             topology.lock.compare(
-                operation(
-                    f"{method} of a variable", self._name, f"created in collective number {self._number}"
-                )
+                operation(f"{method} of a variable", self._name, f"created in collective number {self._number}")
             )
 
     def _is_own(self) -> bool:

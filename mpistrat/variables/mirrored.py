@@ -83,9 +83,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         device: tuple[int, int] = component.__dlpack_device__()
         return device
 
-    def __dlpack__(
-        self, **options: Any
-    ) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
+    def __dlpack__(self, **options: Any) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
         component: Any = self._component
         return component.__dlpack__(**options)
 
@@ -138,11 +136,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         if type(value) is not np.ndarray:
             if isinstance(value, DistributedValues):
                 with structures.refusals(method, engine.topology):
-                    value = (
-                        component(value)
-                        if op is None or isinstance(value, Variable)
-                        else reducible(op, value)
-                    )
+                    value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
             if isinstance(value, IndexedSlices):
                 return self._combined_rows(method, op, value)
         mine = self._component.array
@@ -166,9 +160,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         """What this replica sends, as an array of the variable's shape."""
         value = self._component.fitting(value)
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
-            raise ValueError(
-                f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}"
-            )
+            raise ValueError(f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}")
         return value
 
     def _write_result(self, result: Any) -> None:
@@ -196,9 +188,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 self._require_rows_of_a_reduction(method, op)
             return engine.all_reduce(op, [rows])[0]
         topology = engine.topology
-        values, indices = topology.broadcast_object(
-            (arrays.to_host(rows.values), arrays.to_host(rows.indices))
-        )
+        values, indices = topology.broadcast_object((arrays.to_host(rows.values), arrays.to_host(rows.indices)))
         return IndexedSlices(values, indices, rows.dense_shape)
 
     def _require_rows_of_a_reduction(self, method: str, op: ReduceOp) -> None:

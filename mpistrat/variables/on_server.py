@@ -54,8 +54,7 @@ class ServerVariable(Variable):
             return
         parts = Sharding(len(value), len(servers)).cut(value)
         self._shards = tuple(
-            self._shard(f"{self._name}/part_{i}", *each)
-            for i, each in enumerate(zip(parts, servers, strict=True))
+            self._shard(f"{self._name}/part_{i}", *each) for i, each in enumerate(zip(parts, servers, strict=True))
         )
 
     def _shard(self, name: str, rows: np.ndarray, server: int) -> ServerVariable:
@@ -169,13 +168,9 @@ class ServerVariable(Variable):
         array = arrays.as_numpy(value)
         shape, dtype = self._facts
         if array.shape != shape:
-            raise ValueError(
-                f"variable {self.name!r} has shape {shape}: a value of shape {array.shape} does not fit"
-            )
+            raise ValueError(f"variable {self.name!r} has shape {shape}: a value of shape {array.shape} does not fit")
         if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them"
-            )
+            raise TypeError(f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them")
         return array
 
     def _cut(self, value: Any) -> list[Any]:
@@ -210,13 +205,9 @@ class ServerVariable(Variable):
         It runs once for each shard of a divided variable, and the results are a tuple. Arguments of the variable's
         shape, and rows of it, are cut then. The others go to all shards.
         """
-        return self.result_of_update(
-            iter(self._strategy.extended.servers.update(self.updates(function, args, kwargs)))
-        )
+        return self.result_of_update(iter(self._strategy.extended.servers.update(self.updates(function, args, kwargs))))
 
-    def updates(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Update]:
+    def updates(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Update]:
         """Return the calls of an `update`: one for each shard."""
         given = [self._cut(value) for value in (*args, *kwargs.values())]
         calls: list[Update] = []

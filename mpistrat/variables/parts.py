@@ -65,9 +65,7 @@ class ScatterNd:
         """Set the elements or slices at ``indices``. Of equal indices the last one is kept; see `scatter_nd_add`."""
         return self._with(None, indices, updates)
 
-    def batch_scatter_update(
-        self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None
-    ) -> Any:
+    def batch_scatter_update(self: Any, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Set rows of each batch: ``v[i, ..., indices[i, ..., j]] = values[i, ..., j]``.
 
         Parameters
@@ -115,9 +113,7 @@ class ScatterNd:
             ufunc.at(whole, places, rows)
         return self.assign(whole)
 
-    def _placed(
-        self: Any, array: np.ndarray, indices: Any, updates: Any
-    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    def _placed(self: Any, array: np.ndarray, indices: Any, updates: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """Return checked indices, one array for each axis, and the updates on the host."""
         where, rows = arrays.as_numpy(indices), arrays.as_numpy(updates)
         axes = where.shape[-1] if where.ndim else 1

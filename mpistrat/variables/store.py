@@ -80,9 +80,7 @@ class VariableStore:
                 post.answer(letter, value)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as error:  # raised where it was asked for; sys.exit() must not end the server
+            except BaseException as error:  # raised where it was asked for; sys.exit() must not end the server
                 post.refuse(letter, error, where)
 
     @contextmanager

@@ -97,8 +97,7 @@ class SyncOnReadOfReplicas(SyncOnReadVariable):
     def _component(self, first: LocalVariable) -> None:
         replicas = self._engine.replicas
         others = [
-            LocalVariable.copy_of(self, first.array.copy(), weakref.ref(self), each)
-            for each in replicas.local[1:]
+            LocalVariable.copy_of(self, first.array.copy(), weakref.ref(self), each) for each in replicas.local[1:]
         ]
         self._components = (first, *others)
 

@@ -105,8 +105,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         value = _initial_array(initial_value, dtype, self._name)
         if aggregation is VariableAggregation.MEAN and not has_mean(value.dtype):
             raise ValueError(
-                f"variable {self._name!r}: aggregation MEAN needs a floating point or complex dtype, not "
-                f"{value.dtype}"
+                f"variable {self._name!r}: aggregation MEAN needs a floating point or complex dtype, not {value.dtype}"
             )
         self._initialize(value)
 
@@ -258,8 +257,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         where = where.astype(np.int64)
         if where.size and not ((where >= 0) & (where < (np.array(shape) if axes > 1 else shape[0]))).all():
             raise ValueError(
-                f"variable {self.name!r} has shape {self.shape}: indices from {where.min()} to {where.max()} do not "
-                "fit"
+                f"variable {self.name!r} has shape {self.shape}: indices from {where.min()} to {where.max()} do not fit"
             )
         return where
 
@@ -307,39 +305,27 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         self.write("assign_sub", delta)
         return self if read_value else None  # type: ignore[return-value]  # as in tf.Variable
 
-    def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Add rows to the variable. Rows with equal indices are all added."""
         return self._scatter("scatter_add", sparse_delta)
 
-    def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Subtract rows from the variable. Rows with equal indices are all subtracted."""
         return self._scatter("scatter_sub", sparse_delta)
 
-    def scatter_mul(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Multiply rows of the variable. Rows with equal indices are all multiplied in."""
         return self._scatter("scatter_mul", sparse_delta)
 
-    def scatter_div(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Divide rows of the variable. Rows with equal indices all divide."""
         return self._scatter("scatter_div", sparse_delta)
 
-    def scatter_min(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Set rows to the element-wise minimum of old and new values."""
         return self._scatter("scatter_min", sparse_delta)
 
-    def scatter_max(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Variable:
+    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
         """Set rows to the element-wise maximum of old and new values."""
         return self._scatter("scatter_max", sparse_delta)
 
@@ -368,13 +354,9 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         shape, dtype = self._shape_and_dtype()
         values, indices = rows.values, rows.indices
         if not shape or values.shape[1:] != shape[1:]:
-            raise ValueError(
-                f"variable {self.name!r} has shape {shape}: rows of shape {values.shape[1:]} do not fit"
-            )
+            raise ValueError(f"variable {self.name!r} has shape {shape}: rows of shape {values.shape[1:]} do not fit")
         if not np.can_cast(values.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {dtype}: rows of {values.dtype} do not fit; cast them"
-            )
+            raise TypeError(f"variable {self.name!r} has dtype {dtype}: rows of {values.dtype} do not fit; cast them")
         if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
             raise ValueError(
                 f"variable {self.name!r} has {shape[0]} rows: indices from {indices.min()} to {indices.max()} "

@@ -115,9 +115,7 @@ def with_gpus(monkeypatch, count, driver=12090):
         driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 12090,
     )
-    monkeypatch.setitem(
-        sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
-    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)))
 
 
 @pytest.mark.parametrize(
@@ -165,9 +163,7 @@ def test_a_cupy_that_cannot_be_imported(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(
-        RuntimeError, match="cannot be imported: No module named 'fastrlock'; fix: install one CuPy"
-    ):
+    with pytest.raises(RuntimeError, match="cannot be imported: No module named 'fastrlock'; fix: install one CuPy"):
         Device("cuda").require()
 
 
@@ -178,9 +174,7 @@ def test_a_cupy_without_a_compiler(monkeypatch):
         raise OSError("libnvrtc.so.12: cannot open shared object file")
 
     with_gpus(monkeypatch, 1)
-    monkeypatch.setattr(
-        sys.modules["cupy"].cuda, "nvrtc", types.SimpleNamespace(getVersion=get_version), raising=False
-    )
+    monkeypatch.setattr(sys.modules["cupy"].cuda, "nvrtc", types.SimpleNamespace(getVersion=get_version), raising=False)
     with pytest.raises(RuntimeError, match=r"device cuda:0: .*NVRTC.*\[ctk\].*libnvrtc\.so\.12"):
         Device("cuda").require()
 

@@ -42,7 +42,5 @@ def test_a_link_that_nothing_says(link, speed, width):
 
 
 def test_in_words():
-    assert str(Bounds(4.9e12, 63e9, "PCIe 32 GT/s x16")) == (
-        "memory 4900 GB/s, PCIe 32 GT/s x16 63 GB/s each way"
-    )
+    assert str(Bounds(4.9e12, 63e9, "PCIe 32 GT/s x16")) == ("memory 4900 GB/s, PCIe 32 GT/s x16 63 GB/s each way")
     assert str(Bounds(None, None, "")) == "bounds unknown"

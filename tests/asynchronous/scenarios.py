@@ -564,9 +564,7 @@ def round_robin(w):
 @scenario("shards")
 def round_robin_counts_shards(w):
     with partitioned(w, 3).scope():
-        vs = [
-            w.Variable(w.array(x, "float32")) for x in (1.0, [1.0, 2.0, 3.0, 4.0, 5.0], 2.0, [1.0, 2.0], 3.0)
-        ]
+        vs = [w.Variable(w.array(x, "float32")) for x in (1.0, [1.0, 2.0, 3.0, 4.0, 5.0], 2.0, [1.0, 2.0], 3.0)]
     return [[w.placed(v) for v in vs], [w.parts(v) for v in vs]]
 
 

@@ -15,7 +15,5 @@ def test_digits_are_recognised_asynchronously(run_ranks, tmp_path):
 def test_a_sweep_tries_all_settings(run_ranks, tmp_path):
     options = ("--widths=4", "--ridges=3")
     ended = run_ranks(3, EXAMPLES / "sweep.py", *options, limit=120, cwd=tmp_path).check()
-    assert re.search(
-        r"^12 settings, best: accuracy 0\.9\d\d with \d+ features", ended.output, re.MULTILINE
-    ), str(ended)
+    assert re.search(r"^12 settings, best: accuracy 0\.9\d\d with \d+ features", ended.output, re.MULTILINE), str(ended)
     assert (tmp_path / "sweep-out" / "gantt.png").read_bytes().startswith(b"\x89PNG")

@@ -89,9 +89,7 @@ def test_no_lost_worker_gets_a_part_of_a_task(monkeypatch):
     post = Post()
     dispatcher, errors = dispatcher_of_two(post), []
     post.losses.ranks.add(2)
-    dispatcher.add(
-        Task(FUNCTION, EMPTY, None, dispatcher, None, lambda _, error: errors.append(error), ranks=2)
-    )
+    dispatcher.add(Task(FUNCTION, EMPTY, None, dispatcher, None, lambda _, error: errors.append(error), ranks=2))
     (error,) = errors
     assert isinstance(error, LostRankError)
     assert post.sent == []

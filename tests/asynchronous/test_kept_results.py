@@ -50,9 +50,7 @@ def test_killed_three_times(run_ranks, tmp_path):
     ran = [int(line) for path in tmp_path.glob("ran-*") for line in path.read_text().split()]
     rank_0 = count  # which computes all of them anew at the end, to compare
     assert sorted({*ran}) == [*range(count)]
-    assert (
-        count + rank_0 <= len(ran) < 2 * count + rank_0
-    )  # those that were running, or not yet written, ran again
+    assert count + rank_0 <= len(ran) < 2 * count + rank_0  # those that were running, or not yet written, ran again
 
 
 @pytest.mark.parametrize("chunksize", [1, 5])
@@ -112,9 +110,7 @@ def test_another_function_or_other_arguments(executor, tmp_path):
     assert [*executor.map(scaled, [1, 2], keep=path)] == [4.0, 6.0]
     for call, match in {
         lambda: executor.map(lambda x: x, [1, 2], keep=path): "results of another function",
-        lambda: executor.map(
-            scaled, [1, 3], keep=path
-        ): r"2 calls of other arguments: call 1 is of \(3,\) now",
+        lambda: executor.map(scaled, [1, 3], keep=path): r"2 calls of other arguments: call 1 is of \(3,\) now",
         lambda: executor.map(scaled, [1], keep=path): "2 calls of other arguments: there are 1 now",
         lambda: executor.map(scaled, [1, 2], [np.ones(2)] * 2, keep=path): r"call 0 is of \(1, array",
     }.items():
@@ -176,9 +172,7 @@ def test_a_file_that_cannot_be_written(executor, tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="folder"):
         executor.map(abs, [1], keep=tmp_path / "folder")
-    results = executor.map(
-        functools.partial(take_away, tmp_path / "gone"), [1], keep=tmp_path / "gone" / "a.h5"
-    )
+    results = executor.map(functools.partial(take_away, tmp_path / "gone"), [1], keep=tmp_path / "gone" / "a.h5")
     with pytest.raises(OSError, match="gone"):
         list(results)
 

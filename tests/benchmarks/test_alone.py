@@ -30,9 +30,7 @@ STEPS = {"mpistrat", "mpistrat, plain arrays", "by hand", "by hand, 2 MiB pieces
 def test_step(run_alone, launcher, tmp_path, n, momentum):
     path = tmp_path / "rows.json"
     options = [] if momentum is None else ["--momentum", momentum]
-    ended = run_program(
-        run_alone, launcher, [PROGRAMS / "step.py"], path, "-n", str(n), "--repetitions", "2", *options
-    )
+    ended = run_program(run_alone, launcher, [PROGRAMS / "step.py"], path, "-n", str(n), "--repetitions", "2", *options)
     case = "sgd" if momentum is None else "sgd, momentum 0.9"
     rows = check_rows(path, "step", n, {case: STEPS})
     assert {row["bytes"] for row in rows} == {4 * 1_863_690}
@@ -85,9 +83,7 @@ def test_startup_wants_no_launcher(run_ranks):
 @pytest.mark.mpich
 def test_closures(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
-    run_program(
-        run_alone, launcher, [CALLS / "closures.py"], path, "-n", "3", "--repetitions", "2", "--calls", "50"
-    )
+    run_program(run_alone, launcher, [CALLS / "closures.py"], path, "-n", "3", "--repetitions", "2", "--calls", "50")
     both = {"mpistrat", "MPICommExecutor", "ClusterCoordinator"}
     check_rows(
         path,
@@ -101,9 +97,7 @@ def test_list_scheduling_is_that_of_a_clock(beside):
     """A clock that advances by one unit, and at each hands waiting tasks to workers that are free."""
     from farm import list_scheduling
 
-    for workers, seconds in itertools.product(
-        (1, 2, 3, 7), ([4], [1, 5, 2, 2, 7, 1, 1], [3] * 10, [9, 1, 1, 1])
-    ):
+    for workers, seconds in itertools.product((1, 2, 3, 7), ([4], [1, 5, 2, 2, 7, 1, 1], [3] * 10, [9, 1, 1, 1])):
         waiting, left, clock = list(seconds), [0] * workers, 0
         while waiting or any(left):
             for i in range(workers):
@@ -117,9 +111,7 @@ def test_list_scheduling_is_that_of_a_clock(beside):
 @pytest.mark.full
 def test_farm(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
-    run_program(
-        run_alone, launcher, [CALLS / "farm.py"], path, "-n", "3", "--repetitions", "1", "--tasks", "4"
-    )
+    run_program(run_alone, launcher, [CALLS / "farm.py"], path, "-n", "3", "--repetitions", "1", "--tasks", "4")
     ways = {"mpistrat", "MPICommExecutor", "list scheduling, simulated"}
     check_rows(path, "farm", 3, {f"4 tasks, {case} ms": ways for case in ("5 to 500", "0.05 to 500")})
 
@@ -128,9 +120,7 @@ def test_farm(run_alone, launcher, tmp_path):
 @pytest.mark.mpich
 def test_variables(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
-    run_program(
-        run_alone, launcher, [ARRAYS / "variables.py"], path, "-n", "4", "--repetitions", "2", "--part", "40"
-    )
+    run_program(run_alone, launcher, [ARRAYS / "variables.py"], path, "-n", "4", "--repetitions", "2", "--part", "40")
     check_rows(
         path,
         "variables",
@@ -151,9 +141,7 @@ def test_networks(beside):
     """The numbers of arrays and of parameters that are published."""
     from networks import NETWORKS
 
-    assert [
-        (len(shapes), sum(map(math.prod, shapes))) for shapes in (make() for make in NETWORKS.values())
-    ] == [
+    assert [(len(shapes), sum(map(math.prod, shapes))) for shapes in (make() for make in NETWORKS.values())] == [
         (161, 25_557_032),
         (199, 109_482_240),
     ]

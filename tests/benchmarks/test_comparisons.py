@@ -197,9 +197,7 @@ def test_wrong_results_are_found(run_ranks, tmp_path, subject, module, patch, ar
     program = tmp_path / "wrong.py"
     path = program_of(subject)
     program.write_text(
-        WRONG.format(
-            folder=str(path.parent), module=module, patch=patch, path=str(path), arguments=list(arguments)
-        )
+        WRONG.format(folder=str(path.parent), module=module, patch=patch, path=str(path), arguments=list(arguments))
     )
     ended = run_ranks(2, program, limit=100)
     assert ended.status not in (0, None), str(ended)

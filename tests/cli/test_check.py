@@ -83,9 +83,7 @@ def test_healthy(run_ranks, faults):
 
 def test_table(run_alone, faults):
     ended = run_alone("-m", "mpistrat", "check", cwd=faults).check()
-    ended.shows(
-        "check", "verdict", "what to do", "1 rank, one job", "nothing to fix", "mpistrat check --data DIR"
-    )
+    ended.shows("check", "verdict", "what to do", "1 rank, one job", "nothing to fix", "mpistrat check --data DIR")
 
 
 def in_namespace(folder):
@@ -155,11 +153,7 @@ def test_wrong_mpi_option(faults):
     processes = []
     for rank in range(3):
         environ = {
-            **{
-                name: text
-                for name, text in os.environ.items()
-                if not name.startswith(("PMI", "OMPI", "SLURM"))
-            },
+            **{name: text for name, text in os.environ.items() if not name.startswith(("PMI", "OMPI", "SLURM"))},
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
             "SLURM_JOB_ID": "4",
             "SLURM_STEP_ID": "0",
@@ -171,9 +165,7 @@ def test_wrong_mpi_option(faults):
         }
         command = [sys.executable, *CHECK, "--limit", "30"]
         processes.append(
-            subprocess.Popen(
-                command, cwd=faults, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+            subprocess.Popen(command, cwd=faults, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         )
     outputs = [process.communicate(timeout=200)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [1, 1, 1], outputs

@@ -312,9 +312,7 @@ def test_hosts_of_singletons(options, tmp_path):
         "SLURM_NODEID": "0",
         "SLURM_LOCALID": "0",
     }
-    environ = {
-        name: text for name, text in os.environ.items() if not name.startswith(("PMI", "OMPI", "SLURM"))
-    }
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("PMI", "OMPI", "SLURM"))}
     done = subprocess.run(
         [sys.executable, "-m", "mpistrat", "hosts", *options],
         env={**environ, **step},

@@ -28,11 +28,7 @@ def write(options, *arguments):
     """The script, or the error. Options are separated by spaces."""
     arguments = [*options.split(), *arguments]
     result = CliRunner().invoke(commands, ["slurm", "write", *arguments], prog_name="mpistrat")
-    return (
-        result.output
-        if result.exit_code == 0
-        else f"status {result.exit_code}: {' '.join(result.output.split())}"
-    )
+    return result.output if result.exit_code == 0 else f"status {result.exit_code}: {' '.join(result.output.split())}"
 
 
 def started(script, *arguments, **environ):
@@ -118,20 +114,14 @@ def test_ranks_with_gpus_are_spread_evenly():
     """Slurm would fill the first node, with more ranks than it has GPUs."""
     script = write("--mpi=pmix --nodes 2 --ntasks 5 --gpus-per-node 4 prog.py")
     assert "#SBATCH --ntasks=5 " in script
-    assert re.search(
-        "^#SBATCH --ntasks-per-node=3 +# maximum number of ranks per node$", script, re.MULTILINE
-    )
+    assert re.search("^#SBATCH --ntasks-per-node=3 +# maximum number of ranks per node$", script, re.MULTILINE)
     for more in ("--ntasks 4 --gpus-per-node 4", "--nodes 2 --ntasks 5"):
-        assert (
-            "--ntasks-per-node" not in write(f"--mpi=pmix --python p {more} prog.py").split("#SBATCH", 1)[1]
-        )
+        assert "--ntasks-per-node" not in write(f"--mpi=pmix --python p {more} prog.py").split("#SBATCH", 1)[1]
 
 
 def test_every_option_says_what_it_is_for():
     given = "--mem 8G --partition gpu --constraint a100 --account me --array 0-3 --requeue --gpus-per-node 2"
-    options = [
-        line for line in write(f"--mpi=pmix {given} prog.py").splitlines() if line.startswith("#SBATCH")
-    ]
+    options = [line for line in write(f"--mpi=pmix {given} prog.py").splitlines() if line.startswith("#SBATCH")]
     assert len(options) == 15
     assert all(re.fullmatch(r"#SBATCH --[\w-]+(=\S+)? +# \w.+", line) for line in options), options
 
@@ -160,9 +150,7 @@ def test_heterogeneous_job():
     assert "--ntasks=4 " in first
     assert "--mem=8G" in first
     assert "--time=20 " in first
-    assert all(
-        f"#SBATCH {each}" in second for each in ("--nodes=2", "--ntasks-per-node=4", "--partition=gpu")
-    )
+    assert all(f"#SBATCH {each}" in second for each in ("--nodes=2", "--ntasks-per-node=4", "--partition=gpu"))
     words, _ = started(
         script, SLURM_HET_SIZE="2", SLURM_CPUS_PER_TASK_HET_GROUP_0="2", SLURM_CPUS_PER_TASK_HET_GROUP_1="1"
     )
@@ -347,14 +335,10 @@ def test_refuses_what_would_break_a_line():
 
 
 def test_out_is_new_and_whole():
-    assert "Submit it with: sbatch 'my job.sbatch'" in write(
-        "--mpi=pmix", "--out", "my job.sbatch", "prog.py"
-    )
+    assert "Submit it with: sbatch 'my job.sbatch'" in write("--mpi=pmix", "--out", "my job.sbatch", "prog.py")
     written = Path("my job.sbatch").read_text()
     assert written == write("--mpi=pmix", "prog.py")
-    assert "my job.sbatch exists: remove it" in write(
-        "--mpi=pmix", "--nodes=2", "--out=my job.sbatch", "prog.py"
-    )
+    assert "my job.sbatch exists: remove it" in write("--mpi=pmix", "--nodes=2", "--out=my job.sbatch", "prog.py")
     assert Path("my job.sbatch").read_text() == written
     assert "No such file or directory" in write("--mpi=pmix", "--out=no/where", "prog.py")
     assert sorted(os.listdir()) == ["my job.sbatch", "prog.py"]

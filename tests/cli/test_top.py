@@ -57,9 +57,7 @@ def job(line):
     """A job of one rank that runs, and is at a line."""
     if not Path("/dev/shm").is_dir():
         pytest.skip("this machine has no /dev/shm")
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, line], stdout=subprocess.PIPE, text=True
-    ) as started:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, line], stdout=subprocess.PIPE, text=True) as started:
         try:
             assert started.stdout.readline() == "ready\n"
             until(lambda: process_state(started) == "S")
@@ -181,9 +179,7 @@ def test_ranks_on_all_nodes_of_a_slurm_job(tmp_path, monkeypatch):
     """A stand-in for srun runs what it is given on two nodes."""
     rows = [[{"rank": rank, "pid": 1}] for rank in (1, 0)]
     srun = tmp_path / "srun"
-    srun.write_text(
-        "#!/bin/sh\n" + "".join(f"echo '{json.dumps(each)}'\n" for each in rows) + 'echo "$@" >&2\n'
-    )
+    srun.write_text("#!/bin/sh\n" + "".join(f"echo '{json.dumps(each)}'\n" for each in rows) + 'echo "$@" >&2\n')
     srun.chmod(0o755)
     (tmp_path / "squeue").symlink_to("/bin/false")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

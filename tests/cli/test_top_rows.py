@@ -36,10 +36,7 @@ def test_slow_ranks_and_shares_of_waiting(record):
     """In the order of ranks, whatever the order of the records."""
     seen = dataclasses.replace(read.read(record.path), path="/nowhere", program="train.py [x]")
     waits = {2: 0.08, 0: 0.08, 1: 0.01, 3: 0.079}  # seconds of a step of 0.1 s
-    found = [
-        dataclasses.replace(seen, rank=rank, steps=((0.1, each, 0.0, 0.0),) * 30)
-        for rank, each in waits.items()
-    ]
+    found = [dataclasses.replace(seen, rank=rank, steps=((0.1, each, 0.0, 0.0),) * 30) for rank, each in waits.items()]
     rows = jobs.rows(found, 0.0)
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert [row["slow"] for row in rows] == [False, True, False, False]

@@ -47,9 +47,7 @@ def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epo
     whose = ring.communicators[token]
     for i in range(STEPS):
         began = start + 0.010 * i + 0.005 + 0.002 * rank
-        event = ring.begin(
-            0, whose, i, ring.text(1, NAMES.__getitem__), ring.text(2, NAMES.__getitem__), 4000, began
-        )
+        event = ring.begin(0, whose, i, ring.text(1, NAMES.__getitem__), ring.text(2, NAMES.__getitem__), 4000, began)
         pack = ring.begin(Kind.REDUCE_PACK, 255, 0, 0, 0, 0, began + 0.0001)
         ring.end(pack, 0.0, began + 0.0002)
         ring.end(event, start + 0.010 * i + 0.0075, start + 0.010 * i + 0.009)
@@ -286,9 +284,7 @@ with strategy.extended.engine.topology.lock.turn(mpistrat.runtime.topology.opera
 def test_a_trace_of_a_killed_process(tmp_path):
     """It has the collective that the process was in, also while the process runs."""
     environ = {**os.environ, "MPISTRAT_TRACE": str(tmp_path / "traces")}
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=environ
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout.readline() == "ready\n"
         assert "does not end" in run(tmp_path / "traces", "-o", tmp_path / "runs.json").stderr
         process.send_signal(signal.SIGKILL)
@@ -303,8 +299,6 @@ def test_a_trace_of_a_killed_process(tmp_path):
 def test_a_disk_without_room_does_not_stop_the_program(tmp_path):
     environ = {**os.environ, "MPISTRAT_TRACE": "/dev/full/x"}
     program = KILLED.replace("time.sleep(100)", "pass")
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True
-    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
     assert ended.stdout == "ready\n"
     assert ended.stderr.count("is not traced") == 1

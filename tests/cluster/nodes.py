@@ -175,9 +175,7 @@ class Cluster(namespaces.Nodes):
         if self.hydra:
             # UCX would see that the nodes are one machine, and leave the network out.
             words = f"-launcher ssh -launcher-exec {agent} -f {hostfile} -iface eth0 -bind-to none -n {n}"
-            words += (
-                f" -genv UCX_TLS tcp,self -genv MPIR_CVAR_POLLS_BEFORE_YIELD 1 -genvlist {','.join(names)}"
-            )
+            words += f" -genv UCX_TLS tcp,self -genv MPIR_CVAR_POLLS_BEFORE_YIELD 1 -genvlist {','.join(names)}"
             return [self.mpirun, *options, *words.split()]
         words = f"--allow-run-as-root --prtemca plm_ssh_agent {agent} --hostfile {hostfile} -n {n}"
         words += " --map-by slot:oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca osc ^ucx"

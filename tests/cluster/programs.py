@@ -19,9 +19,7 @@ from mpistrat.runtime.topology import Topology
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 SHORT, LONG = (1, 1_001, 16_385), (131_072, 300_001)
-CASES = [
-    (length, dtype) for length in SHORT for dtype in ("float32", "float64", "complex64", "int32", "float16")
-]
+CASES = [(length, dtype) for length in SHORT for dtype in ("float32", "float64", "complex64", "int32", "float16")]
 CASES += [(length, dtype) for length in LONG for dtype in ("float32", "float16")]
 COUNTED = (1 << 20, (1 << 20) + 4, 5_000_012)  # bytes
 REDUCTIONS, MOST_REDUCTIONS = 4, 100
@@ -81,16 +79,12 @@ def gather(strategy):
     for width in (3, 9_000):
         for turn in ("first", "second"):
             mine = np.arange((RANK + 1) * width).reshape(RANK + 1, width) + RANK
-            expected = np.concatenate(
-                [np.arange((r + 1) * width).reshape(r + 1, width) + r for r in range(SIZE)]
-            )
+            expected = np.concatenate([np.arange((r + 1) * width).reshape(r + 1, width) + r for r in range(SIZE)])
             got = {
                 "strategy": strategy.gather(mine, axis=0),
                 "replica": in_replica(strategy, "all_gather", mine, 0),
             }
-            wrong += [
-                f"{turn} {name}, {width} wide" for name in got if not np.array_equal(got[name], expected)
-            ]
+            wrong += [f"{turn} {name}, {width} wide" for name in got if not np.array_equal(got[name], expected)]
     return wrong
 
 
@@ -139,9 +133,7 @@ def mismatch(strategy):
         "shape": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(1000 + last)),
         "large": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(300_000 + last)),
         "dtype": lambda: in_replica(strategy, "all_reduce", "SUM", np.ones(5, "f4" if last else "i4")),
-        "call": lambda: (
-            strategy.gather(np.ones(5), 0) if last else strategy.reduce("SUM", np.ones(5), axis=None)
-        ),
+        "call": lambda: strategy.gather(np.ones(5), 0) if last else strategy.reduce("SUM", np.ones(5), axis=None),
     }
     told = {}
     for name, call in calls.items():

@@ -59,7 +59,5 @@ def test_what_the_clocks_are_ahead(traces):
     assert problems == []
     for trace, clock in clocks.items():
         error = abs(clock.ahead + AHEAD.get(trace.host, 0)).max()
-        print(
-            f"rank {trace.rank}: off by {error * 1e6:.1f} us, by its own account {clock.error * 1e6:.1f} us"
-        )
+        print(f"rank {trace.rank}: off by {error * 1e6:.1f} us, by its own account {clock.error * 1e6:.1f} us")
         assert error <= clock.error + 1e-9

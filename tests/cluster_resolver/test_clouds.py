@@ -21,9 +21,7 @@ class Pods:
 
     def list_pod_for_all_namespaces(self, label_selector):
         items = [
-            SimpleNamespace(
-                metadata=SimpleNamespace(name=name), status=SimpleNamespace(phase=phase, host_ip=address)
-            )
+            SimpleNamespace(metadata=SimpleNamespace(name=name), status=SimpleNamespace(phase=phase, host_ip=address))
             for name, address, phase in self.pods[label_selector]
         ]
         return SimpleNamespace(items=items)

@@ -56,10 +56,7 @@ def test_what_agrees(folder):
 
 
 def test_numbers_of_nodes_are_not_compared():
-    assert (
-        contradictions(told_by(resolve(recorded("arbitrary", 1))), known("y", "x", "y", "z", "x", rank=1))
-        == []
-    )
+    assert contradictions(told_by(resolve(recorded("arbitrary", 1))), known("y", "x", "y", "z", "x", rank=1)) == []
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,7 @@ class TestTFConfig:
         assert TFConfigClusterResolver().master() == "m:9"
 
     def test_sparse_tasks(self, setting):
-        setting(
-            {"cluster": {"worker": {"3": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": "3"}}
-        )
+        setting({"cluster": {"worker": {"3": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": "3"}})
         assert TFConfigClusterResolver().master() == "a:1"
 
     @pytest.mark.parametrize("config", ["", "{}", '{"cluster": {}}', '{"cluster": {"worker": ["a:1"]}}'])
@@ -183,9 +181,7 @@ class TestUnion:
         assert union.master("worker", 0, "grpc") == "grpc://a:1"
 
     def test_keywords(self):
-        union = UnionResolver(
-            simple({"worker": ["a:1", "b:1"]}), rpc_layer="x", task_type="worker", task_id=1
-        )
+        union = UnionResolver(simple({"worker": ["a:1", "b:1"]}), rpc_layer="x", task_type="worker", task_id=1)
         assert (union.task_type, union.task_id, union.master("worker", 1)) == ("worker", 1, "x://b:1")
         union.task_type, union.task_id, union.rpc_layer = "ps", 2, None
         assert (union.task_type, union.task_id, union.rpc_layer) == ("ps", 2, None)

@@ -133,9 +133,7 @@ def entries(draw, suffix):
             pieces.append((name, [name]))
     while not suffix and len(pieces) > 1 and not pieces[-1][0].endswith("]"):
         pieces.pop()
-    return "".join(text for text, _ in pieces), list(
-        map("".join, itertools.product(*(means for _, means in pieces)))
-    )
+    return "".join(text for text, _ in pieces), list(map("".join, itertools.product(*(means for _, means in pieces))))
 
 
 def lists(suffix=True):
@@ -224,9 +222,7 @@ def test_hosts_are_limited_in_all(text):
     assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize(
-    "text", ["1(x1048576),1", "1048576(x1000)", ",".join(["1(x1048576)"] * 100), "16777216,1"]
-)
+@pytest.mark.parametrize("text", ["1(x1048576),1", "1048576(x1000)", ",".join(["1(x1048576)"] * 100), "16777216,1"])
 def test_counts_are_limited_in_all(text):
     with pytest.raises(ValueError, match="more than 1048576"):
         expand_counts(text)

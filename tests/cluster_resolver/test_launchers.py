@@ -302,9 +302,7 @@ class TestOwnLaunchers:
         assert resolver.placement.sources["rank"] == "JSM_NAMESPACE_RANK"
 
     @pytest.mark.parametrize("sets", [1, 2, 3])
-    @pytest.mark.parametrize(
-        ("ranks", "each"), [(1, 1), (2, 2), (3, 3), (6, 3), (4, 2), (2, 3), (1, 3), (3, 1)]
-    )
+    @pytest.mark.parametrize(("ranks", "each"), [(1, 1), (2, 2), (3, 3), (6, 3), (4, 2), (2, 3), (1, 3), (3, 1)])
     def test_gpus_of_a_resource_set(self, sets, ranks, each):
         """The ranks of ``jsrun -r sets -a ranks -g each`` use the GPUs of their resource set evenly."""
         size = sets * ranks
@@ -427,9 +425,7 @@ class TestAlone:
 
     def test_this_process(self, monkeypatch):
         for name in list(os.environ):
-            if name.startswith(
-                ("OMPI_", "PMI", "SLURM", "FLUX", "JSM", "PBS_", "LSB_", "PALS_", "TF_CONFIG")
-            ):
+            if name.startswith(("OMPI_", "PMI", "SLURM", "FLUX", "JSM", "PBS_", "LSB_", "PALS_", "TF_CONFIG")):
                 monkeypatch.delenv(name)
         resolver = resolve(rpc_layer=None)
         host = os.uname().nodename

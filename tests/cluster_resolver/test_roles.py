@@ -51,8 +51,7 @@ def tf_config(cluster, **task):
 
 def tasks_of(make, environment, **arguments):
     return [
-        (each.task_type, each.task_id)
-        for each in (make(environ=environment(rank), **arguments) for rank in range(6))
+        (each.task_type, each.task_id) for each in (make(environ=environment(rank), **arguments) for rank in range(6))
     ]
 
 
@@ -119,9 +118,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("jobs", [{}, {"worker": 5}, {"chief": 1, "ps": 6}])
     def test_another_number_of_ranks(self, jobs):
-        with pytest.raises(
-            RuntimeError, match=f"names {sum(jobs.values())} tasks, .*but the program has 6 ranks"
-        ):
+        with pytest.raises(RuntimeError, match=f"names {sum(jobs.values())} tasks, .*but the program has 6 ranks"):
             MpiClusterResolver(jobs=jobs, environ=mpirun(1))
 
     @pytest.mark.parametrize(
@@ -176,15 +173,11 @@ class TestEnvironment:
 
     @pytest.mark.parametrize("text", ["chief", "chief=one", "=1", "ps=1,ps=2", "ps=-1", "ps=1;worker=2"])
     def test_that_cannot_be_read(self, text):
-        with pytest.raises(
-            OptionError, match=r"^MPISTRAT_ROLES=.* cannot be read: use the tasks of each job"
-        ):
+        with pytest.raises(OptionError, match=r"^MPISTRAT_ROLES=.* cannot be read: use the tasks of each job"):
             MpiClusterResolver(environ=mpirun(1, MPISTRAT_ROLES=text))
 
     def test_another_number_of_ranks(self):
-        with pytest.raises(
-            RuntimeError, match=r"MPISTRAT_ROLES names 3 tasks, .*but the program has 6 ranks"
-        ):
+        with pytest.raises(RuntimeError, match=r"MPISTRAT_ROLES names 3 tasks, .*but the program has 6 ranks"):
             MpiClusterResolver(environ=mpirun(1, MPISTRAT_ROLES="worker=3"))
         with pytest.raises(RuntimeError, match=r"MPISTRAT_ROLES: .* need 3 tasks, but the step has 6"):
             SlurmClusterResolver(environ=srun(1, MPISTRAT_ROLES="worker=3"))

@@ -157,9 +157,7 @@ class TestVariables:
             own({**STEP, **changes})
 
     def test_step_of_another_job(self):
-        with pytest.raises(
-            RuntimeError, match=r"those of another job.*SLURM_STEP_NODELIST=node.0-1. is not part of"
-        ):
+        with pytest.raises(RuntimeError, match=r"those of another job.*SLURM_STEP_NODELIST=node.0-1. is not part of"):
             own(recorded("left-over-step", 0))
         same_nodes = {**recorded("left-over-step", 0), "SLURM_JOB_NODELIST": "node[0-2]"}
         with pytest.raises(RuntimeError, match="SLURM_STEP_NUM_TASKS=2 but SLURM_NTASKS=1"):
@@ -208,9 +206,7 @@ class TestDistributions:
     @pytest.mark.parametrize("file", [None, "/nowhere/hosts"])
     def test_of_a_variable(self, file):
         for rank in range(5):
-            environ = {
-                name: text for name, text in recorded("arbitrary", rank).items() if "HOSTFILE" not in name
-            }
+            environ = {name: text for name, text in recorded("arbitrary", rank).items() if "HOSTFILE" not in name}
             environ |= {"SLURM_ARBITRARY_NODELIST": "node1,node0,node1,node2,node0"}
             resolver = own({**environ, **({"SLURM_HOSTFILE": file} if file else {})})
             assert resolver.placement.node_of_rank == (1, 0, 1, 2, 0)
@@ -497,16 +493,12 @@ class TestGpus:
 
     @pytest.mark.parametrize("given", [{}, {"gpus_per_node": 2}])
     def test_too_few(self, given):
-        with pytest.raises(
-            RuntimeError, match="gpus_per_task=2 needs 4 GPUs on a node with 2 tasks, but it has 2"
-        ):
+        with pytest.raises(RuntimeError, match="gpus_per_task=2 needs 4 GPUs on a node with 2 tasks, but it has 2"):
             own(GPUS, gpus_per_task=2, **given)
 
     def test_of_node_and_of_variable_disagree(self):
         environ = {**GPUS, "CUDA_VISIBLE_DEVICES": "0,1,2"}
-        with pytest.raises(
-            RuntimeError, match="GPUs 2 to 3 of the node are for task 3, but CUDA_VISIBLE_DEVICES"
-        ):
+        with pytest.raises(RuntimeError, match="GPUs 2 to 3 of the node are for task 3, but CUDA_VISIBLE_DEVICES"):
             own(environ, gpus_per_node=4).cluster_spec()
 
     def test_are_counted(self, nvidia_smi):

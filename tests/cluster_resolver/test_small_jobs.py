@@ -79,9 +79,7 @@ class TestGpusThatAreHidden:
             resolver.cluster_spec()
             assert environ["CUDA_VISIBLE_DEVICES"] == own
 
-    @pytest.mark.parametrize(
-        "options", [{}, {"gpus_per_node": 0}, {"gpus_per_node": 2, "auto_set_gpu": False}]
-    )
+    @pytest.mark.parametrize("options", [{}, {"gpus_per_node": 0}, {"gpus_per_node": 2, "auto_set_gpu": False}])
     def test_stay_hidden(self, options):
         environ = {**self.STEP, "CUDA_VISIBLE_DEVICES": ""}
         SlurmClusterResolver(environ=environ, **options).cluster_spec()

@@ -15,9 +15,7 @@ def scenario(fn):
 
 
 def rows(w, s, values, dtype="float32"):
-    return s.experimental_distribute_values_from_function(
-        lambda c: w.array(values[c.replica_id_in_sync_group], dtype)
-    )
+    return s.experimental_distribute_values_from_function(lambda c: w.array(values[c.replica_id_in_sync_group], dtype))
 
 
 def rounded(x):
@@ -111,6 +109,4 @@ def optimizers_refuse(w):
 
 @scenario
 def weight_decay_is_not_summed(w):
-    return steps(
-        w, lambda: w.optimizers.SGD(1.0, weight_decay=0.1), [[[1.0, 2.0], [3.0, 4.0]]], start=(1.0, -1.0)
-    )
+    return steps(w, lambda: w.optimizers.SGD(1.0, weight_decay=0.1), [[[1.0, 2.0], [3.0, 4.0]]], start=(1.0, -1.0))

@@ -178,17 +178,13 @@ def replica_context_knows_its_strategy(w):
 
 def ids(w, s):
     """Return a per-replica value: replica i holds float32(i + 1)."""
-    return s.experimental_distribute_values_from_function(
-        lambda c: w.array(c.replica_id_in_sync_group + 1, "float32")
-    )
+    return s.experimental_distribute_values_from_function(lambda c: w.array(c.replica_id_in_sync_group + 1, "float32"))
 
 
 @scenario
 def run_unwraps_arguments(w):
     x = ids(w, w.sync)
-    return w.each(
-        w.sync, w.sync.run(lambda a, k: a * 10 + k, args=(x,), kwargs={"k": w.array(3.0, "float32")})
-    )
+    return w.each(w.sync, w.sync.run(lambda a, k: a * 10 + k, args=(x,), kwargs={"k": w.array(3.0, "float32")}))
 
 
 @scenario
@@ -593,9 +589,7 @@ def the_four_steps_of_an_update(w):
         total = strategy.extended.reduce_to("SUM", grad, v)
         strategy.extended.update(v, lambda var, t: var.assign_sub(t), args=(total,))
 
-    w.sync.run(
-        lambda x: w.dist.get_replica_context().merge_call(merge, args=(x * 0.25,)), args=(ids(w, w.sync),)
-    )
+    w.sync.run(lambda x: w.dist.get_replica_context().merge_call(merge, args=(x * 0.25,)), args=(ids(w, w.sync),))
     return read_in_replicas(w, v)
 
 

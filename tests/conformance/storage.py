@@ -57,10 +57,7 @@ def max_size_shards(w):
 @partitioners
 def max_size_with_a_limit(w):
     p = w.dist.experimental.partitioners
-    return [
-        over(w, p.MaxSizePartitioner(max_shard_bytes=b, max_shards=n))
-        for b, n in ((4, 2), (16, 3), (1 << 20, 5))
-    ]
+    return [over(w, p.MaxSizePartitioner(max_shard_bytes=b, max_shards=n)) for b, n in ((4, 2), (16, 3), (1 << 20, 5))]
 
 
 @partitioners
@@ -110,15 +107,11 @@ def own_partitioner(w):
 
 def ids(w, s):
     """Replica i holds float32(i + 1)."""
-    return s.experimental_distribute_values_from_function(
-        lambda c: w.array(c.replica_id_in_sync_group + 1, "float32")
-    )
+    return s.experimental_distribute_values_from_function(lambda c: w.array(c.replica_id_in_sync_group + 1, "float32"))
 
 
 def rows(w, s, values, dtype="float32"):
-    return s.experimental_distribute_values_from_function(
-        lambda c: w.array(values[c.replica_id_in_sync_group], dtype)
-    )
+    return s.experimental_distribute_values_from_function(lambda c: w.array(values[c.replica_id_in_sync_group], dtype))
 
 
 def central_variable(w, value, agg=None):

@@ -161,9 +161,7 @@ def hdf5_bomb(draw, folder):
 @case
 def hdf5_damage(draw, folder):
     with h5py.File(folder / "a.h5", "w", libver=draw.choice(["earliest", "latest"])) as file:
-        options = draw.choice(
-            [{}, {"chunks": (5,)}, {"chunks": (5,), "compression": "gzip", "shuffle": True}]
-        )
+        options = draw.choice([{}, {"chunks": (5,)}, {"chunks": (5,), "compression": "gzip", "shuffle": True}])
         file.create_dataset("x", data=np.arange(1000), **options)
     damaged(draw, folder / "a.h5")
     return hdf5(folder), EITHER
@@ -226,9 +224,7 @@ def npy_headers(draw, folder):
             "(" * 9000,
         ]
     )
-    (folder / "a.npy").write_bytes(
-        b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(96)
-    )
+    (folder / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + bytes(96))
     return lambda: Dataset.from_npy(folder / "a.npy"), REFUSED
 
 
@@ -289,9 +285,7 @@ def odd_files(draw, folder):
         [("h5", "from_hdf5"), ("csv", "from_csv"), ("npy", "from_npy"), ("parquet", "from_parquet")]
     )
     path = folder / f"a.{end}"
-    draw.choice([os.mkfifo, lambda at: at.symlink_to("/dev/zero"), lambda at: at.symlink_to("/etc/passwd")])(
-        path
-    )
+    draw.choice([os.mkfifo, lambda at: at.symlink_to("/dev/zero"), lambda at: at.symlink_to("/etc/passwd")])(path)
     given = draw.choice([path, folder / f"*.{end}"])
     return lambda: getattr(Dataset, method)(given, *([] if end == "npy" else ["x"])), REFUSED
 
@@ -317,9 +311,7 @@ def manifests(draw, folder):
         kept = draw.choice([mutated(draw, kept), json.loads("[" * 500 + "]" * 500)])
         rows = EITHER
     manifest.write_text(json.dumps(kept) if draw.random() < 0.9 else "[" * 100_000)
-    return lambda: Dataset.from_hdf5(
-        folder / "a.h5", "x", manifest=manifest
-    ), EITHER if rows is ROWS else rows
+    return lambda: Dataset.from_hdf5(folder / "a.h5", "x", manifest=manifest), EITHER if rows is ROWS else rows
 
 
 @case
@@ -387,9 +379,7 @@ def main(folder, first, last):
     warnings.simplefilter("ignore")
     os.environ.update(LIMITS, MPISTRAT_DATA_ROOT="")
     opened, reading = [], []
-    sys.addaudithook(
-        lambda event, about: opened.append(str(about[0])) if reading and event == "open" else None
-    )
+    sys.addaudithook(lambda event, about: opened.append(str(about[0])) if reading and event == "open" else None)
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     for number in range(first, last):
         draw, one = random.Random(number), Path(folder, str(number))

@@ -24,9 +24,7 @@ rows = Dataset.from_hdf5(str(folder / "*.h5"), "x", manifest=folder / "manifest.
 batch = 10 if kill is not None else 7
 training = strategy.experimental_distribute_dataset(rows.shuffle().batch(batch).with_options(options))
 with strategy.scope():
-    weight = mpistrat.Variable(
-        0.0, dtype="float64", name="weight", aggregation=mpistrat.VariableAggregation.SUM
-    )
+    weight = mpistrat.Variable(0.0, dtype="float64", name="weight", aggregation=mpistrat.VariableAggregation.SUM)
 
 saved, step = folder / "saved.json", 0
 state = {"epoch": 0}

@@ -49,9 +49,7 @@ def test_distribute_options():
     assert distribute.num_devices is None
     distribute.auto_shard_policy = data.AutoShardPolicy.OFF
     distribute.num_devices = 2
-    assert repr(options) == (
-        "Options(experimental_distribute=DistributeOptions(auto_shard_policy=OFF, num_devices=2))"
-    )
+    assert repr(options) == ("Options(experimental_distribute=DistributeOptions(auto_shard_policy=OFF, num_devices=2))")
     assert copy.deepcopy(options) == options != data.Options()
     with pytest.raises(AttributeError):
         distribute.auto_shard = 1

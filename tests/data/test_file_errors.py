@@ -31,7 +31,5 @@ def test_a_file_whose_name_has_that_of_the_dataset(tmp_path):
     dataset = Dataset.from_hdf5(path, "x")
     len(dataset)
     path.write_bytes(path.read_bytes()[:1500])
-    with pytest.raises(
-        DataFileError, match=r"\.h5\"?'?, dataset 'x': it was truncated after it was described"
-    ):
+    with pytest.raises(DataFileError, match=r"\.h5\"?'?, dataset 'x': it was truncated after it was described"):
         list(dataset.batch(8))

@@ -66,9 +66,7 @@ def test_file_dataset_and_row_are_named(tmp_path, how, dtype, shuffle):
     files = [write(tmp_path / f"{i}.h5", dtype, 7 if i == 1 else None, how=HOW[how]) for i in range(3)]
     dataset = Dataset.from_hdf5(files, ("y", "x"), check_finite=True)
     dataset = (dataset.shuffle(seed=3) if shuffle else dataset).batch(4)
-    with pytest.raises(
-        NotFiniteError, match=r"^file '.*/1\.h5', dataset 'x': row 7 has the value nan; fix: "
-    ):
+    with pytest.raises(NotFiniteError, match=r"^file '.*/1\.h5', dataset 'x': row 7 has the value nan; fix: "):
         list(dataset)
     assert sum(len(x) for _, x in Dataset.from_hdf5(files, ("y", "x")).batch(4)) == 30
 

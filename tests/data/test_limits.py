@@ -27,9 +27,7 @@ def test_many_chunks_that_were_never_written(tmp_path, power):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (1 << power,), "u1", chunks=(max(1, 1 << power >> 40),))
         file.create_dataset("filled", (1 << 30,), "u1", chunks=(1,), fillvalue=3)
-    with pytest.raises(
-        DataFileError, match=r"a\.h5', dataset 'x': some of its rows were never written, rows 0 to"
-    ):
+    with pytest.raises(DataFileError, match=r"a\.h5', dataset 'x': some of its rows were never written, rows 0 to"):
         len(Dataset.from_hdf5(tmp_path / "a.h5", "x"))
     assert next(iter(Dataset.from_hdf5(tmp_path / "a.h5", "filled").batch(2))).tolist() == [3, 3]
 
@@ -38,9 +36,7 @@ def test_the_number_of_chunks(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=np.arange(20), chunks=(1,))
     monkeypatch.setenv("MPISTRAT_DATA_BLOCKS", "19")
-    with pytest.raises(
-        DataFileError, match=r"a\.h5', dataset 'x': it has 20 chunks or more, and MPISTRAT_DATA_BLOCKS"
-    ):
+    with pytest.raises(DataFileError, match=r"a\.h5', dataset 'x': it has 20 chunks or more, and MPISTRAT_DATA_BLOCKS"):
         len(Dataset.from_hdf5(tmp_path / "a.h5", "x"))
     monkeypatch.setenv("MPISTRAT_DATA_BLOCKS", "20")
     assert list(Dataset.from_hdf5(tmp_path / "a.h5", "x")) == list(range(20))

@@ -57,9 +57,7 @@ def test_a_checkpoint_in_several_files(folder, way):
         way(file, "../other/b.h5")
         if way in (external_storage, virtual):
             file["x"].attrs.update(attributes)
-    with pytest.raises(
-        DataFileError, match=r"a\.h5', dataset 'x': .*(a link|in other files), which no checkpoint"
-    ):
+    with pytest.raises(DataFileError, match=r"a\.h5', dataset 'x': .*(a link|in other files), which no checkpoint"):
         read({"x": np.zeros(4, ROWS.dtype)}, folder / "a.h5")
 
 

@@ -48,9 +48,7 @@ def test_gallery(run_ranks, tmp_path):
 def test_every_example_has_a_card():
     """A card of the gallery leads to the section that shows the program."""
     cards, *sections = (ROOT / "docs" / "examples.md").read_text().split("\n## ")
-    links = {
-        each.strip('"') for each in re.findall(r"(?:\]\(|^:link: )([^\s)]*#[^\s)]+)", cards, re.MULTILINE)
-    }
+    links = {each.strip('"') for each in re.findall(r"(?:\]\(|^:link: )([^\s)]*#[^\s)]+)", cards, re.MULTILINE)}
     shown = {"asynchronous.html#tutorials": ["sweep", "train_digits_async"]}
     for section in sections:
         anchor = "#" + section.partition("\n")[0].lower().replace(" ", "-")

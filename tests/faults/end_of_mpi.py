@@ -134,9 +134,7 @@ def after_finalize():
     mpistrat.training.save([mirrored], path)
     dataset = strategy.experimental_distribute_dataset(Dataset.range(8).batch(2))
     stream = iter(
-        strategy.distribute_datasets_from_function(
-            lambda _: Dataset.from_iterable(lambda: iter(range(4))).batch(2)
-        )
+        strategy.distribute_datasets_from_function(lambda _: Dataset.from_iterable(lambda: iter(range(4))).batch(2))
     )
     large = np.ones(300_000)
 
@@ -159,9 +157,7 @@ def after_finalize():
         "all_reduce": in_replica(lambda context: context.all_reduce("SUM", 1.0)),
         "all_reduce of buffers": in_replica(lambda context: context.all_reduce("SUM", buffer)),
         "all_reduce of a list": in_replica(lambda context: context.all_reduce("MEAN", [large, 1.0])),
-        "all_reduce_async": in_replica(
-            lambda context: context.experimental_all_reduce_async("SUM", large).wait()
-        ),
+        "all_reduce_async": in_replica(lambda context: context.experimental_all_reduce_async("SUM", large).wait()),
         "reduce_scatter": in_replica(lambda context: context.experimental_reduce_scatter("SUM", np.ones(6))),
         "all_gather": in_replica(lambda context: context.all_gather(np.ones(2), axis=0)),
         "reduce_to": lambda: strategy.extended.reduce_to("SUM", 1.0, "cpu:0"),
@@ -178,9 +174,7 @@ def after_finalize():
         "save_async": lambda: mpistrat.training.save_async([mirrored], path).wait(),
         "load": lambda: mpistrat.training.load([mirrored], path),
         "distribute": lambda: strategy.experimental_distribute_dataset(Dataset.range(8).batch(2)),
-        "from_function": lambda: strategy.distribute_datasets_from_function(
-            lambda _: Dataset.range(8).batch(2)
-        ),
+        "from_function": lambda: strategy.distribute_datasets_from_function(lambda _: Dataset.range(8).batch(2)),
         "iterate": lambda: list(dataset),
         "stream": lambda: next(stream),
         "strategy": mpistrat.MultiWorkerMirroredStrategy,

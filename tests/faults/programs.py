@@ -291,9 +291,7 @@ def leaves_a_barrier():
 def leaves_reductions(length, implementation, owner, name, nodes=2):
     options = mpistrat.experimental.CommunicationOptions(implementation=implementation)
     values = np.ones(length)
-    leaves(
-        lambda strategy: strategy.reduce("SUM", values, axis=None), owner, name, nodes=nodes, options=options
-    )
+    leaves(lambda strategy: strategy.reduce("SUM", values, axis=None), owner, name, nodes=nodes, options=options)
 
 
 def in_the_middle(*args):
@@ -410,9 +408,7 @@ def asynchronous_time_out_is_caught_and_the_programs_end():
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)
     values = np.ones(3_000_000, np.float32)
     WORLD.Barrier()  # or the limit could pass before the other has started
-    pending = strategy.run(
-        lambda: mpistrat.get_replica_context().experimental_all_reduce_async("SUM", values)
-    )
+    pending = strategy.run(lambda: mpistrat.get_replica_context().experimental_all_reduce_async("SUM", values))
     time.sleep(4.0 * RANK)  # in which it makes no progress
     try:
         say("the sum is", pending.wait()[0])

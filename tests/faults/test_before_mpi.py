@@ -32,9 +32,7 @@ def test_a_rank_that_leaves_is_named(run_ranks, tmp_path, rank):
         MPISTRAT_RECORD_DIR=str(tmp_path),
     )
     assert ended.status != 0, str(ended)
-    ended.shows(
-        f" waited for rank {rank} since", "has ended before its first strategy", "cause: ended early."
-    )
+    ended.shows(f" waited for rank {rank} since", "has ended before its first strategy", "cause: ended early.")
 
 
 ROLES = """

@@ -26,11 +26,7 @@ def ahead(request, run_ranks):
 
     Two run at a time, because starting and ending a job is mostly waiting, in the order of the tests.
     """
-    specs = [
-        item.callspec
-        for item in request.session.items
-        if hasattr(item, "callspec") and item.path == request.path
-    ]
+    specs = [item.callspec for item in request.session.items if hasattr(item, "callspec") and item.path == request.path]
     jobs = [(spec.params["name"], spec.params.get("n", 2)) for spec in specs if "name" in spec.params]
     pool = concurrent.futures.ThreadPoolExecutor(2)
     yield {(name, n): pool.submit(timed, run_ranks, n, name) for name, n in jobs if name not in BUSY}
@@ -177,13 +173,9 @@ def test_rank_that_ends_while_others_wait(run, name, n):
 
 
 @pytest.mark.parametrize("n", [pytest.param(3, marks=mpich), 4])
-@pytest.mark.parametrize(
-    "name", ["leaves_a_reduction_between_nodes", "leaves_a_small_reduction_between_nodes"]
-)
+@pytest.mark.parametrize("name", ["leaves_a_reduction_between_nodes", "leaves_a_small_reduction_between_nodes"])
 def test_rank_that_leaves_others_in_the_middle(run, name, n):
-    ended = failed(
-        run(name, n), "after a MemoryError in the middle", f"rank {n - 1}'s call all_reduce", tracebacks=0
-    )
+    ended = failed(run(name, n), "after a MemoryError in the middle", f"rank {n - 1}'s call all_reduce", tracebacks=0)
     assert "the others would wait for ever" in ended.output
 
 
@@ -204,9 +196,7 @@ def test_rank_that_leaves_the_other_in_mpi(run, name, what):
 
 def test_rank_that_leaves_a_barrier(run):
     """It can tell the other one, where it stands then."""
-    failed(
-        run("leaves_a_barrier"), "MismatchError", "rank 1's call barrier", "was interrupted by MemoryError"
-    )
+    failed(run("leaves_a_barrier"), "MismatchError", "rank 1's call barrier", "was interrupted by MemoryError")
 
 
 # --- ranks that disagree -------------------------------------------------------------------------------
@@ -245,9 +235,7 @@ def test_ranks_that_gave_up_end_without_error(run):
 
 @mpich
 def test_rank_that_gave_up_an_asynchronous_reduction_ends_without_error(run):
-    run("asynchronous_time_out_is_caught_and_the_programs_end").check().shows(
-        "rank 0 was patient", "the sum is 2.0"
-    )
+    run("asynchronous_time_out_is_caught_and_the_programs_end").check().shows("rank 0 was patient", "the sum is 2.0")
 
 
 def test_chief_that_fails_is_known_to_all(run):
@@ -300,9 +288,7 @@ def test_call_sites_are_compared_when_asked_for(run_ranks):
     lines = PROGRAMS.read_text().splitlines()
     first = lines.index("    if RANK:", lines.index("def different_places():")) + 2
     assert ended.status not in (0, None)
-    ended.shows(
-        "do not fit together", f"number 4 at {PROGRAMS}:{first}", f"number 4 at {PROGRAMS}:{first + 2}"
-    )
+    ended.shows("do not fit together", f"number 4 at {PROGRAMS}:{first}", f"number 4 at {PROGRAMS}:{first + 2}")
 
 
 # --- communicators -------------------------------------------------------------------------------------

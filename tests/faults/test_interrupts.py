@@ -64,9 +64,7 @@ def test_right_sums_or_an_error_on_all_ranks(run_ranks, summarize, n, ways, draw
 
 
 @pytest.mark.timeout(LIMIT * 5)
-@pytest.mark.parametrize(
-    ("kind", "length"), [("reduce_to", 5), ("assign", 5), ("in_place", 5), ("reduce", 40_000)]
-)
+@pytest.mark.parametrize(("kind", "length"), [("reduce_to", 5), ("assign", 5), ("in_place", 5), ("reduce", 40_000)])
 def test_at_each_place_right_results_or_an_error_on_all_ranks(run_ranks, summarize, kind, length):
     ended = run_ranks(2, PLACES, kind, length, limit=LIMIT * 4)  # each draw has a limit of its own
     assert "WRONG" not in ended.output, ended.output.partition("WRONG")[2]

@@ -45,9 +45,7 @@ SECONDS = {
 @pytest.fixture(scope="module")
 def ended(two_at_a_time, run_ranks):
     def start(name):
-        return run_ranks(
-            4, PROGRAMS, name, limit=LIMIT, MPISTRAT_CONTACT_SECONDS=SECONDS.get(name, str(LIMIT))
-        )
+        return run_ranks(4, PROGRAMS, name, limit=LIMIT, MPISTRAT_CONTACT_SECONDS=SECONDS.get(name, str(LIMIT)))
 
     return two_at_a_time(start)
 

@@ -65,9 +65,7 @@ def main() -> int:
         name, size = np.dtype(dtype).name, np.dtype(dtype).itemsize
         for pieces in (1, 64, 1000):
             length = nbytes // size // pieces
-            of_many = [
-                [each[i * length : (i + 1) * length] for i in range(pieces)] for each in flat(a, b, dtype)
-            ]
+            of_many = [[each[i * length : (i + 1) * length] for i in range(pieces)] for each in flat(a, b, dtype)]
             report(
                 f"pack {pieces} arrays of {name}",
                 lambda of_many=of_many: copy_each(*of_many),
@@ -79,9 +77,7 @@ def main() -> int:
             kernel, numbers = optimizer.on_gpu(1, 0.1)
             report(
                 f"update by {kernel._name} of {name}",
-                lambda kernel=kernel, arrays=arrays, numbers=numbers: kernel(
-                    [[each] for each in arrays], numbers
-                ),
+                lambda kernel=kernel, arrays=arrays, numbers=numbers: kernel([[each] for each in arrays], numbers),
                 moved * nbytes,
             )
     return 0

@@ -27,9 +27,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
     arguments = ["--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1"]
     arguments += ["--algorithm", "pinned", "--json", rows]
     ended = run_ranks(2, PROGRAM, *arguments, limit=100).check()
-    ended.shows(
-        "GB/s", "route pinned: possible", "route gpu_direct: Alltoall on the memory of GPUs was not tried"
-    )
+    ended.shows("GB/s", "route pinned: possible", "route gpu_direct: Alltoall on the memory of GPUs was not tried")
     ways = {(row["case"], row["way"]) for row in json.loads(rows.read_text())}
     assert ways == {
         *(("array on a GPU", way) for way in ("mpistrat", "mpistrat, pinned", "unpinned copy and one call")),
@@ -44,9 +42,7 @@ def test_bench_allreduce(run_ranks, tmp_path):
 
 
 def test_info(run_ranks):
-    run_ranks(2, "-m", "mpistrat", "info").check().shows(
-        "arrays on GPUs", "not gpu_direct: Alltoall", "memory "
-    )
+    run_ranks(2, "-m", "mpistrat", "info").check().shows("arrays on GPUs", "not gpu_direct: Alltoall", "memory ")
 
 
 @pytest.mark.skipif(REAL, reason="whether this MPI library is CUDA-aware is not known")

@@ -103,9 +103,7 @@ def test_an_error_leaves_no_copy_behind(cupy):
         done.append(True)
         return down
 
-    pieces = [
-        pinned.StagedCopy(total.data.ptr + at, 4096, work, total.data.ptr + at) for at in (0, 4096, 8192)
-    ]
+    pieces = [pinned.StagedCopy(total.data.ptr + at, 4096, work, total.data.ptr + at) for at in (0, 4096, 8192)]
     with pytest.raises(OSError, match="gone"), pinned.staging(0) as stage:
         pinned.through_host(stage, pieces)
     place = total.data.ptr
@@ -250,9 +248,7 @@ def test_scratch_is_used_in_turn(cupy):
 
 def test_mpi_reads_memory_that_is_written(cupy, monkeypatch):
     buffer = types.SimpleNamespace(fromaddress=lambda address, nbytes: (address, nbytes))
-    monkeypatch.setattr(
-        pointers.mpi, "start", lambda: types.SimpleNamespace(buffer=buffer, BYTE="byte"), raising=True
-    )
+    monkeypatch.setattr(pointers.mpi, "start", lambda: types.SimpleNamespace(buffer=buffer, BYTE="byte"), raising=True)
     array = pending(cupy, 4.0)
     world = types.SimpleNamespace(Bcast=lambda data, root: seen.append(array._host.copy()))
     seen = []

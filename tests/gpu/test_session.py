@@ -70,9 +70,7 @@ def test_what_fails_does_not_end_the_rest(session):
 def test_its_arguments(tmp_path):
     for arguments in ([], [tmp_path], [tmp_path, "soon"], [tmp_path, "0", "look"], [tmp_path, "9", "luck"]):
         environ = {**os.environ, "SESSION_STEPS": str(tmp_path)}
-        ended = subprocess.run(
-            ["bash", SCRIPT, *arguments], env=environ, capture_output=True, text=True, timeout=20
-        )
+        ended = subprocess.run(["bash", SCRIPT, *arguments], env=environ, capture_output=True, text=True, timeout=20)
         assert ended.returncode == 2
         assert "look test bench growth job more direct sanitize" in ended.stderr
 
@@ -104,9 +102,7 @@ def test_figures(run_alone, tmp_path, well):
     write("bench-2.json", bench(**{"mpistrat, pinned": 1.0, "unpinned copy and one call": slow}))
     write("direct-bench.json", bench(**{"mpistrat, pinned": 1.0, "one call on device pointers": slow}))
     share = 0.9 if well else 0.7
-    write(
-        "bandwidth.json", {"a copy on the GPU": 4e12, "pack 1 arrays": 3.8e12, "pack 64 arrays": share * 4e12}
-    )
+    write("bandwidth.json", {"a copy on the GPU": 4e12, "pack 1 arrays": 3.8e12, "pack 64 arrays": share * 4e12})
     write("bandwidth.status", "0")
     write("growth.json", {"pinned": {"times": 10_000, "grew": not well}})
     write("job-cpu/history.json", {"accuracy": 0.95})

@@ -39,12 +39,8 @@ def grid_searches(executor):
         np.testing.assert_array_equal(ours.cv_results_[name], own.cv_results_[name])
     assert ours.best_params_ == own.best_params_
     np.testing.assert_array_equal(ours.best_estimator_.coef_, own.best_estimator_.coef_)
-    models = [
-        LogisticRegression(max_iter=500, C=c, fit_intercept=i) for c in GRID["C"] for i in (True, False)
-    ]
-    scores = [
-        scores.mean() for scores in executor.map(lambda model: cross_val_score(model, X, Y, cv=3), models)
-    ]
+    models = [LogisticRegression(max_iter=500, C=c, fit_intercept=i) for c in GRID["C"] for i in (True, False)]
+    scores = [scores.mean() for scores in executor.map(lambda model: cross_val_score(model, X, Y, cv=3), models)]
     np.testing.assert_allclose(scores, own.cv_results_["mean_test_score"])
 
 

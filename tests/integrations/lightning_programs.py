@@ -45,12 +45,8 @@ def lightning(backend, devices=None):
     class LitAutoEncoder(L.LightningModule):
         def __init__(self):
             super().__init__()
-            self.encoder = torch.nn.Sequential(
-                torch.nn.Linear(28, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)
-            )
-            self.decoder = torch.nn.Sequential(
-                torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 28)
-            )
+            self.encoder = torch.nn.Sequential(torch.nn.Linear(28, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+            self.decoder = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Linear(16, 28))
 
         def training_step(self, batch, batch_idx):
             x, y = batch

@@ -54,9 +54,7 @@ def find(place):
         found = importlib.import_module(library)
     except (ImportError, ValueError):
         pytest.skip(f"{library} is not installed")
-    return functools.reduce(
-        getattr, path, found
-    )  # not import_module: tensorflow/distribute is another folder
+    return functools.reduce(getattr, path, found)  # not import_module: tensorflow/distribute is another folder
 
 
 def names(owner):

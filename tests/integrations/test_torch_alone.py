@@ -38,8 +38,6 @@ def test_a_world_of_one_in_the_environment_is_refused(run_ranks, tmp_path):
     (tmp_path / "program.py").write_text(
         "import torch.distributed as dist, mpistrat.integrations.torch\ndist.init_process_group('mpistrat')\n"
     )
-    ended = run_ranks(
-        2, tmp_path / "program.py", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
+    ended = run_ranks(2, tmp_path / "program.py", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     assert ended.status not in (0, None)
     ended.shows("of 1 is rank", "of 2 in MPI: start the program by `mpistrat run`")

@@ -44,6 +44,4 @@ def test_another_job_can_be_started_from_a_rank():
     for launcher in LAUNCHERS:
         environ = dict.fromkeys((*launcher.rank, *launcher.size), "1")
         left = without_launcher({**environ, "HOME": "/"})
-        assert left == (
-            {"HOME": "/"} if launcher in MPIRUN and launcher is not PALS else {**environ, "HOME": "/"}
-        )
+        assert left == ({"HOME": "/"} if launcher in MPIRUN and launcher is not PALS else {**environ, "HOME": "/"})

@@ -47,8 +47,7 @@ def echo(letter):
 
 def requests_of(ranks, size):
     return [
-        (to, f"kind {i}", (i, "fact"), pack(np.arange(size) + i)[0] if i % 3 else EMPTY)
-        for i, to in enumerate(ranks)
+        (to, f"kind {i}", (i, "fact"), pack(np.arange(size) + i)[0] if i % 3 else EMPTY) for i, to in enumerate(ranks)
     ]
 
 

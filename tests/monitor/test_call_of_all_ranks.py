@@ -16,9 +16,7 @@ def record(rank, entered, number=4):
     return record_of(rank, Entry(7, number, "all_reduce", "train.py:2 in <module>", 0, entered, 0.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("entered", "goes_on"), [((5.0, 5.1), False), ((5.0, 129.0), True), ((5.0, 60.0), False)]
-)
+@pytest.mark.parametrize(("entered", "goes_on"), [((5.0, 5.1), False), ((5.0, 129.0), True), ((5.0, 60.0), False)])
 def test_a_rank_that_came_late_lets_the_call_go_on(entered, goes_on):
     (wait,) = waits.waits([record(0, entered[0]), record(1, entered[1])], ())
     assert wait.goes_on(NOW) == goes_on
@@ -47,7 +45,5 @@ def test_a_node_whose_link_was_cut_in_the_call_before(dead):
     facts = {each.key: ProcessFacts("R") for each in records}
     seen = JobView(NOW, records, facts, {}, frozenset(), links)
     lines = report.causes(seen, report.waits_in(seen))
-    assert any(
-        each.startswith("rank 0 of 2 has waited for rank 1 since") for each in lines[: 1 if dead else None]
-    )
+    assert any(each.startswith("rank 0 of 2 has waited for rank 1 since") for each in lines[: 1 if dead else None])
     assert {each.split(".")[0] for each in lines if "cause:" in each} == {"  cause: network"}

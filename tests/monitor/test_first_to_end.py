@@ -64,10 +64,7 @@ def test_of_two_missing_ranks_the_first_was_killed():
     assert text.startswith("ranks 0, 3 of 4 have waited for rank 2 since")
     assert text.index("rank 2 (node") < text.index("rank 1 (node")
     assert "rank 2 (node process 1002): is gone: its process has ended. It was killed by a signal" in text
-    assert (
-        "rank 1 (node process 1001): is gone: the launcher has ended it with the job, it seems, after rank 2"
-        in text
-    )
+    assert "rank 1 (node process 1001): is gone: the launcher has ended it with the job, it seems, after rank 2" in text
     (only,) = last.unfinished(job({0, 3}), first=2)
     assert only.startswith("rank 2 (node, process 1002) ended without telling the others")
 
@@ -75,9 +72,7 @@ def test_of_two_missing_ranks_the_first_was_killed():
 @pytest.mark.parametrize("of_rank_two", [{}, {"exit_status": 0}])
 def test_a_rank_that_was_killed_in_the_call_of_all_ranks(of_rank_two):
     first = None if of_rank_two else 2
-    assert told(job(range(SIZE), **of_rank_two), first).startswith(
-        "ranks 0-1, 3 of 4 have waited for rank 2 since"
-    )
+    assert told(job(range(SIZE), **of_rank_two), first).startswith("ranks 0-1, 3 of 4 have waited for rank 2 since")
 
 
 def test_all_ranks_ended_in_one_call_and_the_first_is_not_known():
@@ -94,10 +89,7 @@ def test_a_rank_that_was_killed_before_others_waited_for_it():
 @pytest.mark.parametrize("by", ["the call of MPI_Abort", "the signal SIGTERM"])
 def test_a_job_that_was_ended_as_a_whole(by):
     text = told(job({0, 1, 3}), None, by=by)
-    assert (
-        f"rank 2 (node process 1002): is gone: the launcher has ended it with the job, it seems, after {by}"
-        in text
-    )
+    assert f"rank 2 (node process 1002): is gone: the launcher has ended it with the job, it seems, after {by}" in text
     assert text.count("cause: ended.") == 1
 
 
@@ -112,9 +104,7 @@ def test_several_ranks_that_may_have_ended_first():
 def test_only_the_first_was_killed_for_want_of_memory(first, causes):
     records = tuple(record(rank, rank in {0, 3}, kills=4) for rank in range(SIZE))
     text = told(records, first, kills=5)
-    assert [
-        line.split("cause: ")[1].split(".")[0] for line in text.split("\n") if "cause: " in line
-    ] == causes
+    assert [line.split("cause: ")[1].split(".")[0] for line in text.split("\n") if "cause: " in line] == causes
 
 
 def test_a_file_keeps_it(tmp_path, monkeypatch):

@@ -54,9 +54,7 @@ def killed():
 
 def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, directory):
     """The launcher may not have seen it: the other ranks share a communicator with it."""
-    other = subprocess.run(
-        [sys.executable, "-c", PROGRAM, TOKEN], capture_output=True, text=True, check=False
-    )
+    other = subprocess.run([sys.executable, "-c", PROGRAM, TOKEN], capture_output=True, text=True, check=False)
     pids = {read.read(killed).pid, read.read(other.stdout.strip()).pid}
     path = last.keep(last.left(0, [min(pids)]), [], failed=True)
     assert {each.pid for each in last.load(path).records} == pids

@@ -18,8 +18,7 @@ def steps(seconds, slowest, count=50, noise=0.0, seed=0):
 def test_a_slower_rank_is_named_with_its_cost(ranks, noise):
     slow = ranks - 1
     measured = [
-        Measured(rank, "h", steps(1.15 if rank == slow else 1.0, 1.15, noise=noise, seed=rank))
-        for rank in range(ranks)
+        Measured(rank, "h", steps(1.15 if rank == slow else 1.0, 1.15, noise=noise, seed=rank)) for rank in range(ranks)
     ]
     found = compare(measured)
     assert [each.rank for each in found if each.slow] == [slow]

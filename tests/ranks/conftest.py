@@ -187,9 +187,7 @@ class Ranks:
     def pytest_itemcollected(self, item):
         test = getattr(item, "obj", None)
         if hypothesis.is_hypothesis_test(test) and not hasattr(test.hypothesis.inner_test, "in_step"):
-            test.hypothesis.inner_test = in_step(
-                self, test.hypothesis.inner_test, frozenset(item.fixturenames)
-            )
+            test.hypothesis.inner_test = in_step(self, test.hypothesis.inner_test, frozenset(item.fixturenames))
 
     def pytest_unconfigure(self, config):
         # The ranks whose program fails may be ended at once: rank 0 has to have reported before.
@@ -307,9 +305,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers", f"ranks(min=1, max={SIZES[-1]}): the numbers of ranks it can run under"
-    )
+    config.addinivalue_line("markers", f"ranks(min=1, max={SIZES[-1]}): the numbers of ranks it can run under")
     config.addinivalue_line("markers", "four_ranks: four ranks meet what three do not: layouts of nodes")
     config.pluginmanager.register(Ranks(config.getoption("--patience")), "ranks")
     if RANK > 0:

@@ -43,8 +43,6 @@ def test_strategies_on_one_device_leave_room_for_others():
 
 def test_texts_have_no_internals():
     """Of a call the record has what its reader knows. An error has more, by which calls of ranks differ."""
-    what = operation(
-        "broadcast", 0, "of the variable", "w", False, (np.dtype("float64"), (3,)), Checksum("7")
-    )
+    what = operation("broadcast", 0, "of the variable", "w", False, (np.dtype("float64"), (3,)), Checksum("7"))
     assert what.label == "broadcast of the variable w float64[3]"
     assert str(what).startswith("broadcast 0 of the variable w False float64[3] (checksum ")

@@ -67,16 +67,12 @@ def test_a_block_for_each_rank():
 def placements(draw):
     """Ranks on nodes in any order, as `Topology.nodes` lists them: nodes by their first rank, ranks by number."""
     node_of = draw(st.lists(st.integers(0, 3), min_size=1, max_size=9))
-    return tuple(
-        tuple(rank for rank, node in enumerate(node_of) if node == each) for each in dict.fromkeys(node_of)
-    )
+    return tuple(tuple(rank for rank, node in enumerate(node_of) if node == each) for each in dict.fromkeys(node_of))
 
 
 def dealt(nodes, size):
     ranks = sum(map(len, nodes))
-    return [
-        ReplicaGroup.dealt(SimpleNamespace(size=ranks, rank=rank, nodes=nodes), size) for rank in range(ranks)
-    ]
+    return [ReplicaGroup.dealt(SimpleNamespace(size=ranks, rank=rank, nodes=nodes), size) for rank in range(ranks)]
 
 
 def subtrees_of(tree):

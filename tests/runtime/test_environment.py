@@ -127,9 +127,7 @@ def test_an_algorithm_that_there_is_not(monkeypatch):
 
 def test_an_unknown_attribute():
     for use in (lambda: mpistrat.rc.devise, lambda: setattr(mpistrat.rc, "devise", "cpu")):
-        with pytest.raises(
-            AttributeError, match="'devise': it has all_reduce, contact_seconds, data_block_bytes"
-        ):
+        with pytest.raises(AttributeError, match="'devise': it has all_reduce, contact_seconds, data_block_bytes"):
             use()
     assert not hasattr(mpistrat.rc, "devise")
 

@@ -38,9 +38,7 @@ def test_key_of_ranks_on_several_nodes_of_mpich():
     code = "import subprocess; script = subprocess.Popen('cat'); print(script.pid, flush=True); script.wait()"
     program = [sys.executable, "-c", code, "--control-port", "node0:4711", "--rmk", "user"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as proxy:
-        script = int(
-            proxy.stdout.readline()
-        )  # the kernel has no arguments of a program until it has loaded it
+        script = int(proxy.stdout.readline())  # the kernel has no arguments of a program until it has loaded it
         for parent in (proxy.pid, script):
             assert key_of({"PMI_SIZE": "4"}, one_node=False, parent=parent) == "mpiexec node0:4711"
         proxy.communicate()

@@ -115,9 +115,7 @@ def test_heterogeneous_job(run_job, where, losses, digits, tmp_path):
 
 
 def test_one_rank_per_gpu(run_job, where):
-    output = run_job(
-        "--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=2", SCRIPTS / "gpu.sbatch", where
-    )
+    output = run_job("--gpus-per-node=2", "--ntasks-per-node=2", "--cpus-per-task=2", SCRIPTS / "gpu.sbatch", where)
     found = lines(output)
     check_places(found, [2, 2])
     assert [(each["visible"], each["gpu"]) for each in found] == [("0,1", "0"), ("0,1", "1")] * 2

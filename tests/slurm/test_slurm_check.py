@@ -29,9 +29,7 @@ def check(cluster, environ, plugin, tmp_path):
         words = ["timeout", "--kill-after=20", "150", "srun", "-N3", f"--mpi={mpi}", *options]
         words += ["bash", script, *CHECK, *arguments]
         for _ in range(3):
-            ended = cluster.run(
-                *words, cwd=tmp_path, limit=200, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path)
-            )
+            ended = cluster.run(*words, cwd=tmp_path, limit=200, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path))
             if is_fault_of_slurm(ended.stdout):
                 continue
             text = ended.stdout[ended.stdout.find("\n{\n") + 1 : ended.stdout.rfind("\n}\n") + 2]

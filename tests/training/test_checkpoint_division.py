@@ -61,9 +61,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
         sums = {}
         for rank, parts in shares.items():
             values = [
-                np.array(7)
-                if part.box is None
-                else whole[part.box.offset[0] : part.box.offset[0] + part.box.shape[0]]
+                np.array(7) if part.box is None else whole[part.box.offset[0] : part.box.offset[0] + part.box.shape[0]]
                 for part in parts
             ]
             share = list(zip(parts, values, strict=True))

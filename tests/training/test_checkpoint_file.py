@@ -69,9 +69,7 @@ def test_files_of_earlier_versions(tmp_path):
     half = some((4,), ml_dtypes.bfloat16)
     with h5py.File(tmp_path / "v.h5", "w") as file:
         for name, value in (("a/b", some()), ("half", half.view("u2"))):
-            file.create_dataset(name, data=value).attrs["dtype"] = (
-                "bfloat16" if name == "half" else value.dtype.name
-            )
+            file.create_dataset(name, data=value).attrs["dtype"] = "bfloat16" if name == "half" else value.dtype.name
     found = {"a/b": np.empty((5, 3), "f4"), "half": np.empty(4, ml_dtypes.bfloat16)}
     read(found, tmp_path / "v.h5")
     np.testing.assert_array_equal(found["a/b"], some())

@@ -28,13 +28,9 @@ def test_lines_in_a_log(log, monkeypatch):
             time.sleep(0.02)
     written = log()
     header, *lines = written.splitlines()
-    assert re.fullmatch(
-        rf"mpistrat {mpistrat.__version__}, 1 rank\(s\) on 1 node\(s\), .*, SLURM_JOB_ID=4711", header
-    )
+    assert re.fullmatch(rf"mpistrat {mpistrat.__version__}, 1 rank\(s\) on 1 node\(s\), .*, SLURM_JOB_ID=4711", header)
     assert len(lines) >= 3
-    assert all(re.match(r"epoch 1: +\d+% [1-6]/6 \[\d\d:\d\d<\d\d:\d\d,.*loss=\d", line) for line in lines), (
-        lines
-    )
+    assert all(re.match(r"epoch 1: +\d+% [1-6]/6 \[\d\d:\d\d<\d\d:\d\d,.*loss=\d", line) for line in lines), lines
     assert [line for line in lines if "6/6" in line] == lines[-1:]
     assert not re.search(r"\r|\x1b", written)
 

@@ -77,9 +77,7 @@ def test_a_number(strategy):
 def test_a_list(strategy, matrices):
     def calls(count):
         arrays = [np.ones((i + 1, 2) if matrices and i % 2 else i + 1, np.float32) for i in range(count)]
-        return python_calls(
-            lambda: strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", arrays))
-        )
+        return python_calls(lambda: strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", arrays)))
 
     assert calls(6) == calls(60) <= 13
 

@@ -20,9 +20,7 @@ from mpistrat.arrays.gpu import pinned
 
 _CHUNKS = 4  # in the ring of pinned memory: a thread fills one chunk while the others are copied
 _ALIGNMENT = 256  # bytes, of an array in a chunk
-_KEPT = (
-    2  # times the arrays of a call: so many released arrays may wait for the GPU before a copy waits for one
-)
+_KEPT = 2  # times the arrays of a call: so many released arrays may wait for the GPU before a copy waits for one
 
 _idle: dict[int, list[Feed]] = {}
 _lost: list[Any] = []  # arrays whose end of use is unknown, which are never freed

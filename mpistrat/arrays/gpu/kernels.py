@@ -136,9 +136,7 @@ class EachElement:
     double for float64, float for other floats.
     """
 
-    def __init__(
-        self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str
-    ):
+    def __init__(self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str):
         self._name = name
         self.reads, self._writes, self._scalars, self._body = reads, writes, scalars, body
         self._lists = list(dict.fromkeys([*reads, *writes]))
@@ -175,9 +173,7 @@ class EachElement:
         if lists[0]:
             pointers = tuple([each.data.ptr for arrays in lists for each in arrays])
             first = lists[0][0]
-            self.launch(
-                pointers, tuple([each.size for each in lists[0]]), first.dtype, first.device.id, scalars
-            )
+            self.launch(pointers, tuple([each.size for each in lists[0]]), first.dtype, first.device.id, scalars)
 
     def launch(
         self,
@@ -295,9 +291,7 @@ def squared_norms(arrays: Sequence[Any]) -> list[float]:
         cupy, dtype, device = cupy_for("a kernel"), arrays[0].dtype, arrays[0].device.id
         kernel = _squares.get(dtype)
         if kernel is None:
-            kernel = _squares[dtype] = cupy.RawKernel(
-                squares_source(dtype), "mpistrat_squares", options=OPTIONS
-            )
+            kernel = _squares[dtype] = cupy.RawKernel(squares_source(dtype), "mpistrat_squares", options=OPTIONS)
         pointers = tuple([each.data.ptr for each in arrays])
         blocks, arguments = _tables_of(cupy, device, pointers, sizes, _SQUARED)
         sums = cupy.empty((blocks, _THREADS), np.float64)

@@ -66,16 +66,12 @@ class Staging:
     def fetch(self, slot: StagingSlot, source: int, nbytes: int) -> None:
         """Begin to copy from the GPU to a slot, after the slot's last upload is done."""
         slot.left.synchronize()
-        self._runtime.memcpyAsync(
-            address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr
-        )
+        self._runtime.memcpyAsync(address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr)
         slot.arrived.record(self._down)
 
     def send(self, slot: StagingSlot, host: np.ndarray, target: int) -> None:
         """Begin to copy ``host``, an array in a slot, to the GPU."""
-        self._runtime.memcpyAsync(
-            target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr
-        )
+        self._runtime.memcpyAsync(target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr)
         slot.left.record(self._up)
 
 

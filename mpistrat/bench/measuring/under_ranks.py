@@ -22,12 +22,8 @@ def parser(description: str | None, repetitions: int, program: str | None = None
     parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
     count(parser, "--repetitions", repetitions, "measurements of each program")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
-    parser.add_argument(
-        "--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})"
-    )
-    parser.add_argument(
-        "--here", action="store_true", help="measure the ranks that run this command; launch no others"
-    )
+    parser.add_argument("--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})")
+    parser.add_argument("--here", action="store_true", help="measure the ranks that run this command; launch no others")
     return parser
 
 

@@ -20,9 +20,7 @@ _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "
 
 
 @click.command()
-@click.option(
-    "--data", metavar="DIR", help="The directory where the program reads data and writes checkpoints."
-)
+@click.option("--data", metavar="DIR", help="The directory where the program reads data and writes checkpoints.")
 @click.option(
     "--limit",
     type=click.FloatRange(1),
@@ -81,9 +79,7 @@ def _probe(limit: float) -> int:
         click.echo(f"the probe did not end within {limit:g} s and was stopped")
         return 1
     if status not in (0, 1):
-        click.echo(
-            f"the probe ended with status {status}: device pointers will not be passed to this MPI library"
-        )
+        click.echo(f"the probe ended with status {status}: device pointers will not be passed to this MPI library")
     return min(1, abs(status))
 
 

@@ -27,9 +27,7 @@ from mpistrat.training.checkpoint.write import write
 _MOST_HEADER = 12 << 10  # bytes of an npy header: NumPy takes 10,000 characters
 _KINDS = ("bool", "int", "uint", "float", "complex", "bfloat16", "bytes")
 _OF_SAFETENSORS = {"BOOL": "bool", "BF16": "bfloat16", "C64": "complex64"} | {
-    f"{name[0].upper()}{bits}": f"{name}{bits}"
-    for name in ("int", "uint", "float")
-    for bits in (8, 16, 32, 64)
+    f"{name[0].upper()}{bits}": f"{name}{bits}" for name in ("int", "uint", "float") for bits in (8, 16, 32, 64)
 }
 
 

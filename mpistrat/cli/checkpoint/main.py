@@ -100,11 +100,7 @@ def ls(inputs: tuple[Path, ...]) -> _Result:
 
 
 def _is_of_arrays(path: Path) -> bool:
-    return (
-        path.is_file()
-        and path.name[0] != "."
-        and bool(re.search(r"-\d+$", path.name) or path.suffix in _ENDS)
-    )
+    return path.is_file() and path.name[0] != "." and bool(re.search(r"-\d+$", path.name) or path.suffix in _ENDS)
 
 
 @_command
@@ -174,9 +170,7 @@ def diff(a: Path, b: Path) -> _Result:
     differ: list[dict[str, Any]] = []
     for name in common:
         x, y = one.entries[name], other.entries[name]
-        count, largest = (
-            difference(one.array(name), other.array(name)) if x.shape == y.shape else (None, None)
-        )
+        count, largest = difference(one.array(name), other.array(name)) if x.shape == y.shape else (None, None)
         if count != 0 or x.dtype != y.dtype:
             both = {"dtypes": [x.dtype, y.dtype], "shapes": [x.shape, y.shape]}
             differ.append({"name": name, **both, "elements": count, "max_abs_difference": largest})

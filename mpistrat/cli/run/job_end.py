@@ -22,9 +22,7 @@ _CLOSES_DOWNWARD = (4, 4)  # the Linux since which a process that ends closes it
 _CLOSED = 0x8  # IN_CLOSE_WRITE
 _EVENT = struct.Struct("iIII")  # then a name of as many bytes as the last number says
 # Without signals of the terminal. The pipe on its input ends with the process that started it.
-_GUARD = (
-    'trap "" HUP INT QUIT TERM; read process; while read _; do :; done; kill -s "$0" "$process" 2>/dev/null'
-)
+_GUARD = 'trap "" HUP INT QUIT TERM; read process; while read _; do :; done; kill -s "$0" "$process" 2>/dev/null'
 # In order: MPICH, Open MPI 5, Open MPI 4, and this library, used if ranks may not open each other's files.
 _SHARED_NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
 SHARED = Path("/dev/shm")

@@ -35,20 +35,14 @@ class _PythonLike(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(
-    cls=_PythonLike, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]"
-)
+@click.command(cls=_PythonLike, context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
 @click.option("-n", "-np", "ranks", type=click.IntRange(min=1), help="Ranks.  [default: one per core]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option("--mpi", type=click.Choice(["openmpi", "mpich"]), help="Refuse to use another MPI than this.")
-@click.option(
-    "--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d."
-)
+@click.option("--output", metavar="FILE", help="Write the output of each rank to a file of its own: log.%(rank)d.")
 @click.option("--tag", is_flag=True, help="Begin each line with the number of its rank.")
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
-@click.option(
-    "--ft", is_flag=True, help="Go on when a rank is lost, by ULFM: a coordinator goes on without a worker."
-)
+@click.option("--ft", is_flag=True, help="Go on when a rank is lost, by ULFM: a coordinator goes on without a worker.")
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--debug", is_flag=True, help="Make all checks that cost time: MPISTRAT_DEBUG=1.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
@@ -95,9 +89,7 @@ def command(
         if tag:
             raise click.UsageError("give --tag or --output: a file of one rank needs no tags", ctx)
         if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
-            raise click.UsageError(
-                f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx
-            )
+            raise click.UsageError(f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx)
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     found = mpirun.find(mpi)
     if ft and not found.can_survive:
@@ -115,9 +107,7 @@ def command(
     if trace is not None:
         environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine.here()
-    job = plan(
-        found, ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft
-    )
+    job = plan(found, ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft)
     if dry_run:
         _show(job)
         return

@@ -29,9 +29,7 @@ _LONGEST = 1 << 20  # bytes of a line: what follows begins another one
 RANK = "%(rank)d"  # in the name of a file for the output of each rank
 # The command of each rank: $0 is the input of rank 0. $1 and $2 are the names of its channels without its number, or
 # the parts of the name of its file before and after the number.
-_TO_CHANNELS = (
-    'exec >"$1.${OMPI_COMM_WORLD_RANK-$PMI_RANK}" 2>"$2.${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; shift 2; '
-)
+_TO_CHANNELS = 'exec >"$1.${OMPI_COMM_WORLD_RANK-$PMI_RANK}" 2>"$2.${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; shift 2; '
 _TO_FILE = 'exec >"$1${OMPI_COMM_WORLD_RANK-$PMI_RANK}$2" 2>&1; shift 2; '
 _RANK = 'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/null; fi; exec "$@" <"$0"'
 
@@ -68,9 +66,7 @@ class Streams:
                     os.mkfifo(f"{name}.{rank}", 0o600)
                     channel = os.open(f"{name}.{rank}", os.O_RDWR | os.O_NONBLOCK)
                     self._held[channel] = b""
-                self._channels.register(
-                    channel, selectors.EVENT_READ, (target, b"[%d] " % rank if tag else b"")
-                )
+                self._channels.register(channel, selectors.EVENT_READ, (target, b"[%d] " % rank if tag else b""))
         self._end, self._ended = os.pipe()
         self._channels.register(self._end, selectors.EVENT_READ)
         self._broken: dict[int, OSError] = {}

@@ -112,9 +112,7 @@ def _resources(given: dict[str, Any]) -> Resources:
     if gpus is not None and ntasks is not None and nodes > 1:
         per_node = at_least  # the maximum: otherwise Slurm may put more ranks on a node than it has GPUs
     options = tuple(
-        (f"--{name}={given[name]}", comment)
-        for name, comment in _PASSED_ON.items()
-        if given[name] is not None
+        (f"--{name}={given[name]}", comment) for name, comment in _PASSED_ON.items() if given[name] is not None
     )
     return Resources(nodes, ntasks, per_node, given["cpus_per_task"], given["gpus_per_node"], options)
 
@@ -126,12 +124,8 @@ def _resources(given: dict[str, Any]) -> Resources:
     options_metavar="[OPTIONS] [: OPTIONS]...",
 )
 @click.option("--time", type=_TIME, default="1:00:00", show_default=True, help="Time limit of the job.")
-@click.option(
-    "--requeue", is_flag=True, help="Signal the ranks before the limit, and let the job be requeued."
-)
-@click.option(
-    "--farm", is_flag=True, help="Requeue a task farm that keeps its results (Executor.map with keep=)."
-)
+@click.option("--requeue", is_flag=True, help="Signal the ranks before the limit, and let the job be requeued.")
+@click.option("--farm", is_flag=True, help="Requeue a task farm that keeps its results (Executor.map with keep=).")
 @click.option(
     "--signal",
     type=_Pattern("signal", r"USR[12]@\d{1,5}", "USR2@120"),
@@ -195,9 +189,7 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         raise click.UsageError("--requeue signals the ranks, and --farm the batch shell: give one of them")
     program = _program(arguments, container is not None)
     if by_mpirun and (requeue or container is not None or len(components) > 1):
-        what = (
-            "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
-        )
+        what = "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
         raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
     if given["array"] and len(components) > 1:
         raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
@@ -235,9 +227,7 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
 
 def _program(arguments: tuple[str, ...], elsewhere: bool) -> tuple[str, ...]:
     if not arguments or arguments == ("-m",):
-        raise click.UsageError(
-            "give a program to run: `mpistrat slurm write --nodes 2 prog.py` or `-m module`"
-        )
+        raise click.UsageError("give a program to run: `mpistrat slurm write --nodes 2 prog.py` or `-m module`")
     if arguments[0] != "-m" and not elsewhere and not Path(arguments[0]).is_file():
         raise click.UsageError(f"there is no program {arguments[0]!r} in {Path.cwd()}")
     if ":" in arguments:

@@ -160,11 +160,7 @@ def _program(path: str) -> str:
 
 def _file(path: str) -> str:
     """Quote a file, or the address of an image, for the shell."""
-    return (
-        shlex.quote(path)
-        if path.startswith("/") or "://" in path
-        else f"$SLURM_SUBMIT_DIR/{shlex.quote(path)}"
-    )
+    return shlex.quote(path) if path.startswith("/") or "://" in path else f"$SLURM_SUBMIT_DIR/{shlex.quote(path)}"
 
 
 def _environment(script: Script) -> Iterator[str]:

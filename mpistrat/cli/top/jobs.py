@@ -52,14 +52,10 @@ def find(what: str | None) -> list[Record]:
         jobs = [job for job in jobs if any(_is(record, what) for record in job)]
     if not jobs:
         of = "" if what is None else f" {what}"
-        raise NoJobError(
-            f"no job{of} of this user runs on this node, or it keeps no record (MPISTRAT_RECORD=0)"
-        )
+        raise NoJobError(f"no job{of} of this user runs on this node, or it keeps no record (MPISTRAT_RECORD=0)")
     if len(jobs) > 1:
         choices = "; ".join(f"{job[0].pid} ({counted(len(job), 'rank')}: {job[0].program})" for job in jobs)
-        raise NoJobError(
-            f"several jobs of this user run on this node: name one by a process of it: {choices}", jobs
-        )
+        raise NoJobError(f"several jobs of this user run on this node: name one by a process of it: {choices}", jobs)
     return jobs[0]
 
 
@@ -85,9 +81,7 @@ def rows(records: Sequence[Record], wait: float = _SAMPLE) -> list[dict[str, Any
     """Return what each rank does, in the order of ranks, as values that JSON can hold. Looks twice, for rates."""
     records = sorted(records, key=lambda each: (each.rank, each.pid))
     slow = {
-        each.rank
-        for each in compare([Measured(each.rank, each.host, each.steps) for each in records])
-        if each.slow
+        each.rank for each in compare([Measured(each.rank, each.host, each.steps) for each in records]) if each.slow
     }
     began = time.monotonic()
     before = {each.pid: each.bytes for each in records}
@@ -148,9 +142,7 @@ def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
     """Return the option that lets srun use all nodes of a job: it takes one where it is not told how many there are."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False
-        )
+        said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
         if said.stdout.strip().isdecimal():
             return [f"--nodes={said.stdout.strip()}"]
     return []

@@ -94,9 +94,7 @@ def _put_track(put: Callable[[str], None], track: Track, pid: int, tid: int, ori
 def _arguments(call: Call, places: dict[str, str]) -> str:
     place = places.get(call.place) or places.setdefault(call.place, json.dumps(call.place))
     finished = "" if call.finished else ', "finished": false'
-    return (
-        f'{{"at": {place}, "number": {call.number}, "bytes": {call.nbytes}, "ranks": {call.size}{finished}}}'
-    )
+    return f'{{"at": {place}, "number": {call.number}, "bytes": {call.nbytes}, "ranks": {call.size}{finished}}}'
 
 
 def _put_flow(put: Callable[[str], None], number: int, ends: Sequence[tuple[int, int, int]]) -> None:

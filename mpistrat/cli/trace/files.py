@@ -104,9 +104,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
     kept = ring[order[numbers[order] >= oldest]]
     began, ended = kept["began"], kept["ended"]
     with np.errstate(invalid="ignore"):
-        good = (
-            (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] >= 0) & (kept["met"] < _LATEST)
-        )
+        good = (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] >= 0) & (kept["met"] < _LATEST)
         good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
     events = kept[good]
     events = events[np.argsort(events["began"], kind="stable")]
@@ -125,11 +123,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
         program=printable(contents.header_text(layout.PROGRAM)),
         clock=words[Word.CLOCK],
         epoch=seconds[Word.EPOCH],
-        began=seconds[Word.BEGAN]
-        if written <= capacity
-        else float(events["began"][0])
-        if len(events)
-        else ends[0],
+        began=seconds[Word.BEGAN] if written <= capacity else float(events["began"][0]) if len(events) else ends[0],
         last=max(seconds[Word.ENDED], *ends),
         complete=complete,
         communicators=tuple(

@@ -17,12 +17,8 @@ from mpistrat.runtime.agreement.operation import ranks_in_words
 
 
 @click.command()
-@click.option(
-    "-o", "--output", metavar="FILE", help="Write one file for Perfetto, compressed if it ends in .gz."
-)
-@click.option(
-    "--summary", "summarize", is_flag=True, help="Show shares of phases, collectives and waiting ranks."
-)
+@click.option("-o", "--output", metavar="FILE", help="Write one file for Perfetto, compressed if it ends in .gz.")
+@click.option("--summary", "summarize", is_flag=True, help="Show shares of phases, collectives and waiting ranks.")
 @click.option("--png", metavar="FILE", help="Draw the summary. Needs matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
 @click.option(
@@ -63,9 +59,7 @@ def command(
             count = chrome.write(Path(output), tracks, _facts(job, 0.0))
         except OSError as error:
             raise click.ClickException(f"{output} cannot be written: {error.strerror}") from None
-        click.echo(
-            f"{output}: {count} events of {told['size']} ranks; open it at https://ui.perfetto.dev", err=True
-        )
+        click.echo(f"{output}: {count} events of {told['size']} ranks; open it at https://ui.perfetto.dev", err=True)
     if as_json:
         click.echo(json.dumps(told))
     elif summarize:
@@ -95,9 +89,7 @@ def _chosen(jobs: list[list[Trace]], number: int | None, directory: Path) -> lis
             f"MPISTRAT_TRACE={directory}"
         )
     if number is not None and number > len(jobs):
-        raise click.ClickException(
-            f"{directory} has the traces of {len(jobs)} jobs: there is no job {number}"
-        )
+        raise click.ClickException(f"{directory} has the traces of {len(jobs)} jobs: there is no job {number}")
     if number is None and len(jobs) > 1:
         for i, job in enumerate(jobs, 1):
             _warn(f"{directory} has {len(jobs)} jobs: --job {i} is {_title(_facts(job, 0.0))}")
@@ -129,14 +121,10 @@ def _faults(job: Sequence[Trace]) -> list[str]:
     found = [f"{each.path}: {each.problem}" for each in job if each.problem]
     missing = sorted(set(range(max(each.size for each in job))) - {each.rank for each in job})
     if missing:
-        found.append(
-            f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?"
-        )
+        found.append(f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?")
     running = sorted({each.rank for each in job if not each.complete})
     if running:
-        found.append(
-            f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs"
-        )
+        found.append(f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs")
     forgotten = [each.forgotten for each in job if each.forgotten]
     if forgotten:
         found.append(

@@ -118,9 +118,7 @@ def lines(told: dict[str, Any]) -> list[str]:
         waited = f"a rank waited {_seconds(told['waited'])} for others"
         shown += ["", f"{waited}; the busiest rank had {told['imbalance']:.1%} more to do than the mean"]
         number = sum(each["collectives"] for each in told["last"])
-        most = ", ".join(
-            f"rank {each['rank']} {each['collectives'] / number:.0%}" for each in told["last"][:4]
-        )
+        most = ", ".join(f"rank {each['rank']} {each['collectives'] / number:.0%}" for each in told["last"][:4])
         if most:
             shown.append(f"last in {number} collectives: {most}")
     return shown

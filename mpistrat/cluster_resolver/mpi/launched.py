@@ -234,9 +234,7 @@ def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tup
     )
 
 
-def _on_nodes(
-    placement: Placement, told: Launched, allocation: Allocation
-) -> tuple[Placement, dict[str, str]] | None:
+def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> tuple[Placement, dict[str, str]] | None:
     """Return the place of this rank if the ranks are on these nodes, or None if known facts contradict it."""
     own = position_of(placement.host, allocation.nodes)
     if own is None:

@@ -57,9 +57,7 @@ def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver
     A service may refuse thousands of ranks that ask at the same time, or give them different answers. Raise the
     exception of the resolver on rank 0, and the same or a RuntimeError on the other ranks.
     """
-    cluster = topology.on_first(
-        lambda: resolver.cluster_spec().as_dict() if resolver.asks_a_service else None
-    )
+    cluster = topology.on_first(lambda: resolver.cluster_spec().as_dict() if resolver.asks_a_service else None)
     if cluster is None or not resolver.asks_a_service:
         return resolver
     return SimpleClusterResolver(ClusterSpec(cluster), task_type=resolver.task_type, task_id=resolver.task_id)

@@ -98,9 +98,7 @@ class SlurmClusterResolver(ClusterResolver):
         told_jobs, source = jobs_told(jobs, self._environ)
         self._jobs = {WORKER: slurm_step.number(told, slurm_step.SIZE)} if told_jobs is None else told_jobs
         self._step = slurm_step.read(told, self._tasks_per_node)
-        self._visible = gpus.visible(
-            self._environ
-        )  # before `cluster_spec` may set the variable to this task's own
+        self._visible = gpus.visible(self._environ)  # before `cluster_spec` may set the variable to this task's own
         self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
         self._gpus_per_task = _checked_gpus("gpus_per_task", gpus_per_task)
         self._counted: int | None = None

@@ -143,9 +143,7 @@ def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(parsed(environ, name, expand_hostlist) or ())
 
 
-def gpus_on_node(
-    environ: Mapping[str, str], rank: int, size: int, local_size: int | None
-) -> tuple[int, str] | None:
+def gpus_on_node(environ: Mapping[str, str], rank: int, size: int, local_size: int | None) -> tuple[int, str] | None:
     """Return the number of the step's GPUs on this node and its source; None if ranks are not the step's tasks."""
     if environ.get(RANK) != str(rank) or environ.get(SIZE) != str(size):
         return None

@@ -158,9 +158,7 @@ class Choice(Slot):
             nbytes = 1 << exponent
             chosen = self.best(nbytes, dtype).algorithm.name
             seconds = [self._seconds(each, nbytes) for each in able]
-            lines.append(
-                f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds)
-            )
+            lines.append(f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds))
         return "\n".join(lines)
 
     def _seconds(self, candidate: Candidate, nbytes: int) -> float:

@@ -52,9 +52,7 @@ _FORMATS = {
 }
 
 
-def exact_sum(
-    blocks: Sequence[np.ndarray], out: np.ndarray, summands: int, exchange: Exchange | None = None
-) -> None:
+def exact_sum(blocks: Sequence[np.ndarray], out: np.ndarray, summands: int, exchange: Exchange | None = None) -> None:
     """Write the exact sum over all rows of all blocks (of all ranks), rounded once, into ``out``.
 
     With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero is
@@ -91,9 +89,7 @@ def _over_rows(ufunc: np.ufunc, block: np.ndarray, dtype: type | None = None) ->
     return block[0] if len(block) == 1 else ufunc.reduce(block, axis=0, dtype=dtype)
 
 
-def _exponents(
-    blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _exponents(blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the biased exponent of each element's largest value, and its distance to that of the smallest."""
     count = blocks[0].shape[1]
     largest = np.zeros(count, kind.bits)

@@ -85,9 +85,7 @@ def buffers(
     return arrays
 
 
-def buffer_on_file(
-    topology: Topology, descriptor: int | None, dtype: np.dtype, count: int
-) -> np.ndarray | None:
+def buffer_on_file(topology: Topology, descriptor: int | None, dtype: np.dtype, count: int) -> np.ndarray | None:
     """Return the content of a file in memory, one of each rank, as a flat array in an arena. Collective.
 
     ``descriptor`` is the open file of this rank; None if it does not have one. Return None on all ranks if the ranks
@@ -143,8 +141,7 @@ def homes(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None
     arenas = topology.slot(Arenas)
     found = [arenas.get(id(value.base)) for value in values]
     return [
-        home if home is None or value.flags.c_contiguous else None
-        for home, value in zip(found, values, strict=True)
+        home if home is None or value.flags.c_contiguous else None for home, value in zip(found, values, strict=True)
     ]
 
 

@@ -46,9 +46,7 @@ def combine_tree(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: ran
         out[...] = found
 
 
-def _combined(
-    combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, dtype: np.dtype
-) -> np.ndarray:
+def _combined(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, dtype: np.dtype) -> np.ndarray:
     own = parts.get(tree)
     if own is not None:
         return own

@@ -160,9 +160,7 @@ def reduction_on_gpu(
     with on_device(device.index):
         groups = _by_route(topology, device, messages, name, op)
     algorithm = None if name in ROUTES else name
-    meets = bool(groups) and all(
-        route.meets(topology, messages[i], algorithm) for route, some in groups for i in some
-    )
+    meets = bool(groups) and all(route.meets(topology, messages[i], algorithm) for route, some in groups for i in some)
 
     def lay_all_down(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
         laid = []
@@ -250,9 +248,7 @@ def _by_route(
         return [(_Alone(), list(range(len(messages))))] if messages else []
     wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
     if name in ROUTES and _obstacle(topology, device, name):
-        raise RuntimeError(
-            f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}"
-        )
+        raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}")
     groups: dict[str, list[int]] = {}
     for i, one in enumerate(messages):
         for each in wanted:

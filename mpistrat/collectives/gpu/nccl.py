@@ -173,9 +173,7 @@ def _wait(topology: Topology, communicator: Any, done: Any, seconds: float) -> N
         if time.monotonic() > deadline:
             text = f"rank {topology.rank}: an all-reduce by NCCL was not done within {seconds:g} s"
             _abort(topology, communicator, "after a time-out", text)
-            raise TimeoutError(
-                f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds"
-            )
+            raise TimeoutError(f"{text}; fix: see what the GPUs and the network do, or allow more by timeout_seconds")
         backoff.pause()
     _check(topology, communicator)
 
@@ -189,9 +187,7 @@ def _check(topology: Topology, communicator: Any) -> None:
             return
         text = f"rank {topology.rank}: an all-reduce by NCCL failed: {error}"
         _abort(topology, communicator, "after an error of NCCL", text)
-        raise RuntimeError(
-            f"{text}; fix: see the output of the other ranks, or set NCCL_DEBUG=WARN"
-        ) from error
+        raise RuntimeError(f"{text}; fix: see the output of the other ranks, or set NCCL_DEBUG=WARN") from error
 
 
 def _abort(topology: Topology, communicator: Any, when: str, text: str) -> None:

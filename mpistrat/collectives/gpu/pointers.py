@@ -74,9 +74,7 @@ def all_gather(topology: Topology, send: Any, receive: Any) -> None:
 def all_gather_uneven(topology: Topology, send: Any, receive: Any, counts: Sequence[int]) -> None:
     """Gather ``counts[rank]`` elements of each rank on GPUs by ``MPI_Allgatherv`` (MPI 4.1 section 6.7)."""
     (data, _), (into, byte) = _settled(send, receive)
-    topology.world.Allgatherv(
-        [data, byte], [into, [count * receive.itemsize for count in counts], None, byte]
-    )
+    topology.world.Allgatherv([data, byte], [into, [count * receive.itemsize for count in counts], None, byte])
 
 
 def broadcast(topology: Topology, data: Any, root: int) -> None:
@@ -129,9 +127,7 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
     told = topology.world.allgather((problem, mode, key))
     texts = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(told) if text]
     if len({mode for _, mode, _ in told}) > 1:
-        texts.append(
-            f"{RuntimeOptions.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}"
-        )
+        texts.append(f"{RuntimeOptions.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}")
     if mode == "off":
         texts.append(f"{RuntimeOptions.gpu_direct.origin(rc)} is off")
     if mode == "auto" and any(other != key for _, _, other in told):

@@ -16,9 +16,7 @@ from mpistrat.runtime.topology import Topology
 _BYTE = np.dtype(np.uint8)
 
 
-def broadcast(
-    topology: Topology, values: Sequence[np.ndarray], *details: Hashable, root: int = 0
-) -> list[np.ndarray]:
+def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashable, root: int = 0) -> list[np.ndarray]:
     """Return copies of the arrays of rank ``root``. On other ranks ``values`` give the dtypes and shapes.
 
     ``details`` are further values that must be equal on all ranks. Small arrays share a message. Raise TypeError if one

@@ -12,9 +12,7 @@ from mpistrat.runtime.topology import Topology
 _TAG = 3  # in the communicator in which one collective runs at a time
 
 
-def exchange(
-    topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]
-) -> None:
+def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]) -> None:
     """Send ``sends[rank]`` to each rank, and receive ``receives[rank]`` from it, as bytes; None is not sent.
 
     The caller holds the collective lock and knows that the lengths fit.

@@ -43,9 +43,7 @@ class Gathered(NamedTuple):
         return cls(array, starts, [data[first:last] for first, last in itertools.pairwise(starts)])
 
 
-def all_gather(
-    topology: Topology, value: np.ndarray, axis: int, timeout_seconds: float | None = None
-) -> np.ndarray:
+def all_gather(topology: Topology, value: np.ndarray, axis: int, timeout_seconds: float | None = None) -> np.ndarray:
     """Concatenate the replicas' arrays along an axis in replica order.
 
     The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `CollectiveLock.turn`. Raise

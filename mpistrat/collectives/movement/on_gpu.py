@@ -33,9 +33,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
     axis = checked_axis(value, axis)
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with on_device(device):
-        if not (
-            gpu_pointers.possible(topology, device, _EVEN) or gpu_pointers.possible(topology, device, _UNEVEN)
-        ):
+        if not (gpu_pointers.possible(topology, device, _EVEN) or gpu_pointers.possible(topology, device, _UNEVEN)):
             return None
         rows = cupy.ascontiguousarray(cupy.moveaxis(value, axis, 0) if axis else value)
         what = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
@@ -52,9 +50,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
         return cupy.ascontiguousarray(cupy.moveaxis(total, 0, axis)) if axis else total
 
 
-def _gather(
-    topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: Any, lengths: Sequence[int]
-) -> None:
+def _gather(topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: Any, lengths: Sequence[int]) -> None:
     words = len(total) // sum(lengths)  # in a row
     starts = [0, *itertools.accumulate(length * words for length in lengths)]
     parts = [total[first:last] for first, last in itertools.pairwise(starts)]
@@ -146,9 +142,7 @@ def _scatter(
     step = gpu_pointers.PIECE_BYTES // size // dtype.itemsize
     for start in range(0, longest, step):
         count = min(step, longest - start)
-        send, receive = (
-            way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive)
-        )
+        send, receive = (way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
         pieces = [part[start : start + count] for part in parts]
         copy_each(pieces, [send[i * count : i * count + len(each)] for i, each in enumerate(pieces)])
         gpu_pointers.all_to_all(topology, send, receive)

@@ -26,9 +26,7 @@ class Scattered(NamedTuple):
     note: Any
 
 
-def scatter(
-    topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any = None
-) -> Scattered:
+def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any = None) -> Scattered:
     """Cut the arrays of rank ``root`` along an axis, and return to each rank its part of each.
 
     Parts are as even as possible: the first ranks may get a row more. ``values`` and the (pickled) ``note`` of other

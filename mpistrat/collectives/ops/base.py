@@ -191,9 +191,7 @@ class CrossDeviceOps:
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Raise on every rank if the values differ between ranks in form or in the kinds of leaves. Collective."""
         kinds = tuple(map(structures.kind_across_replicas, values))
-        structures.agree(
-            self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
-        )
+        structures.agree(self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds)
 
     def joins_arrays(self, options: CommunicationOptions) -> bool:
         """Return whether a caller may join arrays before they are reduced. The hooks get them as they are."""
@@ -218,9 +216,7 @@ class CrossDeviceOps:
         return None
 
     @_whole
-    def all_reduce(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
-    ) -> list[Any]:
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Combine plain values of this replica through the hooks. Strategies call this method.
 
         ``form`` is the form of the structure whose leaves the values are. The ranks compare it.
@@ -254,9 +250,7 @@ def check_destinations(destinations: Any) -> None:
         hasattr(destinations, "dtype")  # arrays of any library, and variables
         or isinstance(destinations, (DistributedValues, Device, bool, int, float, complex))
     ):
-        raise TypeError(
-            f"destinations must be a variable, a value or the name of a device, not {destinations!r}"
-        )
+        raise TypeError(f"destinations must be a variable, a value or the name of a device, not {destinations!r}")
 
 
 def mirrored(value: Any) -> Mirrored:

@@ -14,9 +14,7 @@ from mpistrat.values import snapshot
 class Copies(CollectiveAllReduce):
     """The cross-device ops of the default strategy, whose one replica may reduce objects of any type."""
 
-    def all_reduce(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
-    ) -> list[Any]:
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Return copies of the values, and buffers themselves: buffers are reduced where they are."""
         arenas = self._arenas
         return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]

@@ -53,9 +53,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._reductions = reduction.prepared(topology)
         self._arenas = topology.slot(arena.Arenas)
         self._choice = Choice.of(topology)
-        self._has_own_hooks = any(
-            getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS
-        )
+        self._has_own_hooks = any(getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS)
         self._num_packs = self._num_packs  # of the object: found 30 ns sooner than in its class
         # What `all_reduce` may run at once: with hooks of its own, it runs none.
         self._known = {} if self._has_own_hooks else self._reductions
@@ -84,9 +82,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         if self._has_own_hooks or not values or any(isinstance(value, Mirrored) for value in values):
             super()._compare(op, form, values, options)
 
-    def all_reduce(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
-    ) -> list[Any]:
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         value = values[0] if len(values) == 1 else None
         if type(value) is np.ndarray:  # each further function takes 60 ns
             algorithm = self._algorithm or options.algorithm
@@ -133,9 +129,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         homes = {home and home.number: home for home in found}
         home = homes.popitem()[1] if len(homes) == 1 and len(self._ranks.nodes) == 1 else None
         number = home.number if home is not None and home.shared else None
-        what = operation(
-            "reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number
-        )
+        what = operation("reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number)
 
         def rows_of(array: np.ndarray) -> list[np.ndarray]:
             assert home is not None
@@ -145,9 +139,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
         return reduce_parts(self._ranks, op, dtype, parts, *how)
 
-    def _combine(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
-    ) -> list[Any]:
+    def _combine(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Combine plain values of this replica; sparse rows are gathered."""
         kinds = set(map(type, values))
         if kinds == _ONLY_ARRAYS:
@@ -239,9 +231,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     ) -> list[np.ndarray]:
         """Reduce the arrays outside arenas, then the buffers in place, arena by arena: several operations."""
         places = tuple(("elsewhere" if arena is None else arena, *where) for arena, where in groups.items())
-        structures.agree(
-            self._ranks, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds
-        )
+        structures.agree(self._ranks, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds)
         out = list(values)
         # The rest comes first: these arrays may be parts of the buffers.
         for _, where in sorted(groups.items(), key=lambda group: group[0] is not None):
@@ -250,9 +240,7 @@ class CollectiveAllReduce(CrossDeviceOps):
                 out[i] = total
         return out
 
-    def _combine_kinds(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable
-    ) -> list[Any]:
+    def _combine_kinds(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable) -> list[Any]:
         """Combine values of which some are not NumPy arrays."""
         kinds = tuple(map(structures.kind, values))
         hosted, on_gpu, sparse = (
@@ -263,9 +251,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
             on_host = [arrays.to_host(values[i]) for i in hosted]
         if sparse or (hosted and on_gpu):  # several operations
-            structures.agree(
-                self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds
-            )
+            structures.agree(self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds)
         if on_gpu:
             self._reduce_on_gpu(op, on_gpu, out, options, form)
         if hosted or not values:

@@ -63,18 +63,14 @@ class ReplicasAllReduce(CrossDeviceOps):
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         return any_library.broadcasted(self._ranks, components_of(tensor, 1)[0])
 
-    def all_reduce(
-        self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None
-    ) -> list[Any]:
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         total = GrowingTotal(self, op, options, form)
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
             for leaves in zip(*(components_of(value, len(self.local)) for value in values), strict=True):
                 total.give([*leaves])
         return total.result()
 
-    def sums(
-        self, op: Op, key: tuple[Any, ...], options: CommunicationOptions, form: Hashable
-    ) -> ReplicaSums:
+    def sums(self, op: Op, key: tuple[Any, ...], options: CommunicationOptions, form: Hashable) -> ReplicaSums:
         """Return the prepared all-reduce of arrays of these dtypes and shapes."""
         named = (op, key, options.algorithm, options.bytes_per_pack, form)
         found = self._prepared.get(named)
@@ -151,10 +147,7 @@ class GrowingTotal:
             structures.agree(ops.topology, "all_reduce", *parts, timeout_seconds=seconds)
         if self._sums is not None and self._sums.key:
             totals = iter(self._sums.total(seconds))
-            out = [
-                each if i in self._rows else arrays.from_host(next(totals), each)
-                for i, each in enumerate(out)
-            ]
+            out = [each if i in self._rows else arrays.from_host(next(totals), each) for i, each in enumerate(out)]
         for i, given in self._rows.items():
             values, indices = (np.concatenate(each) for each in zip(*given, strict=True))
             mine = IndexedSlices(values, indices, out[i].dense_shape)

@@ -103,9 +103,7 @@ def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
     leaves, rebuild = nest.flatten(one)
     others, _ = nest.flatten(other)
     same = nest.take_apart(one).form == nest.take_apart(other).form
-    if not same or any(
-        a.dtype != b.dtype or len(a.shape) != len(b.shape) for a, b in zip(leaves, others, strict=True)
-    ):
+    if not same or any(a.dtype != b.dtype or len(a.shape) != len(b.shape) for a, b in zip(leaves, others, strict=True)):
         raise DatasetMismatchError(
             f"datasets that follow each other must have elements of one structure and dtype, but dataset {number} has "
             f"{one} and dataset {number_of_other} has {other}: map() one of them to the form of the other"

@@ -209,9 +209,7 @@ class Combining(Chain):
             )
         part = _part(replace(own, transforms=own.transforms[:at]), "cache")
         if part.endless:
-            raise ValueError(
-                "cache() keeps all rows, but this dataset is endless: call cache() before repeat()"
-            )
+            raise ValueError("cache() keeps all rows, but this dataset is endless: call cache() before repeat()")
         kind = streamed.CachedStream if part.streamed else CachedSource
         return self._of(kind([part]), after, own.options)
 
@@ -269,9 +267,7 @@ class Combining(Chain):
         if not all(math.isfinite(each) and each >= 0 for each in given) or not sum(given):
             raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {given}")
         drawn = seed is None
-        number = (
-            secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
-        )
+        number = secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
         definitions = [_definition(each, "sample_from_datasets") for each in datasets]
         parts = [_part(each, "sample_from_datasets") for each in definitions]
         kind = MixedStream if any(part.streamed for part in parts) else MixedSource
@@ -287,9 +283,7 @@ def _definition(dataset: Any, what: str) -> Definition:
 
 def _part(definition: Definition, what: str) -> DatasetPart:
     if definition.batch_size is not None:
-        raise ValueError(
-            f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it"
-        )
+        raise ValueError(f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it")
     return DatasetPart(definition.source, definition.transforms)
 
 

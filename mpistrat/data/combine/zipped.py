@@ -45,9 +45,7 @@ class ZippedSource(CombinedSource):
         return [self._rebuild(list(row)) for row in zip(*columns, strict=True)]
 
     def read(self, rows: np.ndarray) -> Any:
-        return self._rebuild(
-            [part.plan.read_rows(part.of_numbers(mine)) for part, mine in self._divided(rows)]
-        )
+        return self._rebuild([part.plan.read_rows(part.of_numbers(mine)) for part, mine in self._divided(rows)])
 
     def blocks(self) -> Blocks | None:
         """Return the blocks of the first part that has some, if each row has its own number in it."""

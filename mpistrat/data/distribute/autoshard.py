@@ -97,9 +97,7 @@ class Division:
     readings: Sequence[Reading]
     _rows: Callable[..., Any]
 
-    def __init__(
-        self, whole: Definition, replicas: ReplicaGroup, ranks: Topology | None = None, balance: bool = False
-    ):
+    def __init__(self, whole: Definition, replicas: ReplicaGroup, ranks: Topology | None = None, balance: bool = False):
         self.whole, self.replicas, self.ranks, self.balance = whole, replicas, ranks, balance
         self.pipelines = pipelines_of(replicas)
         self.communicates = ranks is not None
@@ -155,9 +153,7 @@ class Division:
     def _by_step(self, lists: Sequence[Iterator[list[Any]]], step: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches of all plans, step by step, in lists that grow as theirs."""
         # Each plan makes the batches of its replicas one after another, so a step takes so many of each.
-        streams = [
-            [chain.from_iterable(made)] * each.fed for made, each in zip(lists, self.readings, strict=True)
-        ]
+        streams = [[chain.from_iterable(made)] * each.fed for made, each in zip(lists, self.readings, strict=True)]
         steps = map(self.formed, zip(*chain(*streams), strict=False))
         size, most = 1, 1 if self.plan.maps else together
         while self.steps is None or step < self.steps:
@@ -319,9 +315,7 @@ class ByHint(Everything):
 
     def _of_pipeline(self, pipeline: int) -> Definition:
         numbered = Shard(len(self.pipelines), pipeline)
-        transforms = (
-            numbered if isinstance(each, Shard) and each.is_hint else each for each in self.whole.transforms
-        )
+        transforms = (numbered if isinstance(each, Shard) and each.is_hint else each for each in self.whole.transforms)
         return replace(self.whole, transforms=tuple(transforms))
 
 

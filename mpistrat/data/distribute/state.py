@@ -85,9 +85,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     _same("pipeline", state["pipeline"], now["pipeline"], "chain the same transforms")
     if not by_rows:
         _same("batch size", state["batch"], now["batch"], hint)
-        for replica, (one, other) in enumerate(
-            zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)
-        ):
+        for replica, (one, other) in enumerate(zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)):
             _same(f"dataset of replica {replica}", one, other, "let dataset_fn return that of the saved run")
     given = now["seeds"]
     if given:
@@ -127,9 +125,7 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
     missing = {*own} - {*state} - {"step", "position"}
     if missing or not {"step", "position"} & {*state}:
-        raise TypeError(
-            f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing"
-        )
+        raise TypeError(f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing")
     for name, kind in _TYPES.items():
         if name not in state:
             continue

@@ -32,9 +32,7 @@ class BlockFormat(Format):
         return BlockReader(self, most_decoded)
 
 
-def column_in_blocks(
-    name: str, stored: np.dtype, shape: tuple[int, ...], layout: InBlocks, block_rows: int
-) -> Column:
+def column_in_blocks(name: str, stored: np.dtype, shape: tuple[int, ...], layout: InBlocks, block_rows: int) -> Column:
     """Return the description of a column that is read in blocks: the dtype in the file, and the shape of a row."""
     return Column(name, shape, native(stored), block_rows, 0, True, False, stored, layout, ())
 
@@ -71,8 +69,7 @@ class BlockReader(KeepingReader):
         with self._alone():
             self._check(path, record)
             parts = [
-                self._part(path, record, number, rows[here], where[here], out)
-                for number, here in by_number(blocks)
+                self._part(path, record, number, rows[here], where[here], out) for number, here in by_number(blocks)
             ]
             # Objects cannot be shared.
             self._decoded.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
@@ -146,9 +143,7 @@ class BlockReader(KeepingReader):
                 path, f"it can no longer be found ({error.strerror}); fix: bring it back"
             ) from None
         same = found.st_mtime_ns == record.mtime_ns  # else the keys of its blocks change
-        if found.st_size != record.size or not (
-            same or self.is_as_described(path, path, record, found.st_mtime_ns)
-        ):
+        if found.st_size != record.size or not (same or self.is_as_described(path, path, record, found.st_mtime_ns)):
             raise changed(path, record.size, found.st_size)
 
     def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:

@@ -61,9 +61,7 @@ class Csv(BlockFormat):
         try:
             (head,) = csv.reader([first.decode("utf-8-sig")], delimiter=self._delimiter, strict=True)
         except (ValueError, csv.Error) as error:
-            raise DataFileError.of_file(
-                path, f"it is not a CSV file ({error}); fix: write it again"
-            ) from None
+            raise DataFileError.of_file(path, f"it is not a CSV file ({error}); fix: write it again") from None
         known = head if self._header else [str(number) for number in range(len(head))]
         for name in (*names, *self._dtypes):
             if name not in known:
@@ -78,13 +76,9 @@ class Csv(BlockFormat):
                     f"it has {known.count(name)} columns named {name!r}; fix: rename them, or header=False",
                 )
         starts = np.array([*range(0, rows, _BLOCK_ROWS), rows], np.int64)
-        layout = InBlocks(
-            starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64)
-        )
+        layout = InBlocks(starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64))
         kinds = [self._dtypes.get(name, np.dtype(float)) for name in names]
-        columns = [
-            column_in_blocks(*each, (), layout, _BLOCK_ROWS) for each in zip(names, kinds, strict=True)
-        ]
+        columns = [column_in_blocks(*each, (), layout, _BLOCK_ROWS) for each in zip(names, kinds, strict=True)]
         return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
@@ -123,9 +117,7 @@ def _lines(file: Any, header: bool, delimiter: bytes, path: str) -> tuple[bytes,
     quoted = False
     most = rc.data_block_bytes
     small = os.fstat(file.fileno()).st_size <= most
-    for line in (
-        file if small else iter(partial(file.readline, most + 1), b"")
-    ):  # which takes a third more time
+    for line in file if small else iter(partial(file.readline, most + 1), b""):  # which takes a third more time
         if len(line) > most:
             limits.check_bytes(len(line), f"file {path!r}", f"the line of row {rows}")
         begin = begin if quoted else place

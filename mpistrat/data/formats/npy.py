@@ -40,17 +40,13 @@ class Npy(Format):
             what = "it is empty (0 bytes)" if not found.st_size else f"it is not an npy file ({error})"
             raise not_of_format(path, "from_npy", f"{what}; fix: copy or write it again") from None
         if min(shape, default=0) < 0:
-            raise DataFileError.of_file(
-                path, f"its header has the shape {shape}; fix: copy or write it again"
-            )
+            raise DataFileError.of_file(path, f"its header has the shape {shape}; fix: copy or write it again")
         if not shape:
             raise DatasetMismatchError(
                 f"file {path!r}: its array is a scalar; fix: axis 0 must be the axis of the samples"
             )
         if dtype.hasobject:
-            raise DataFileError.of_file(
-                path, "it holds Python objects; fix: save an array of numbers or strings"
-            )
+            raise DataFileError.of_file(path, "it holds Python objects; fix: save an array of numbers or strings")
         values = math.prod(shape)
         if columns_first and values and sum(size > 1 for size in shape) > 1:
             raise DataFileError.of_file(
@@ -63,9 +59,7 @@ class Npy(Format):
                 f"it is truncated ({found.st_size} bytes of {begin + size}); fix: copy or write it again",
             )
         extents = (Extent(0, 0, begin, size),) if size else ()
-        column = Column(
-            names[0], tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, Contiguous(extents), ()
-        )
+        column = Column(names[0], tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, Contiguous(extents), ())
         return FileRecord(found.st_size, found.st_mtime_ns, shape[0], (column,))
 
     def reader(self, most_decoded: int) -> FileReader:

@@ -69,9 +69,7 @@ def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:
     shape: tuple[int, ...] = ()
     while types.is_fixed_size_list(kind):
         shape, kind = (*shape, kind.list_size), kind.value_type
-    if any(
-        is_one(kind) for is_one in (types.is_struct, types.is_dictionary, types.is_time, types.is_interval)
-    ):
+    if any(is_one(kind) for is_one in (types.is_struct, types.is_dictionary, types.is_time, types.is_interval)):
         raise DatasetMismatchError(f"{where}: rows of the type {kind} are not supported")
     return _dtype_of(kind), shape
 

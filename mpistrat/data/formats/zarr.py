@@ -58,15 +58,11 @@ def _refuse_in(store: str, path: str) -> None:
     except OSError:
         return  # zarr tells what is missing
     if len(text) > _LARGEST:
-        raise DataFileError.of_file(
-            store, f"{path!r} is larger than {_LARGEST >> 20} MiB; fix: check where it is from"
-        )
+        raise DataFileError.of_file(store, f"{path!r} is larger than {_LARGEST >> 20} MiB; fix: check where it is from")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataFileError.of_file(
-            store, f"{path!r} is not JSON ({error}); fix: copy the store again"
-        ) from None
+        raise DataFileError.of_file(store, f"{path!r} is not JSON ({error}); fix: copy the store again") from None
     for key, value in _entries(found):
         if key in _KEYS_OF_CODECS and isinstance(value, str) and "pickle" in value.lower():
             raise DataFileError.of_file(
@@ -125,9 +121,7 @@ class Zarr(BlockFormat):
         largest = max(arrays, key=lambda each: each.nbytes)
         step = max(1, _stored_chunk(largest)[0])
         for array in arrays:
-            files = math.prod(
-                -(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True)
-            )
+            files = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True))
             limits.check_blocks(files, f"store {path!r}")
         layout = InBlocks(np.append(np.arange(0, rows, step), rows), np.empty(0, np.int64))
         columns = [
@@ -185,9 +179,7 @@ def _array(store: Any, path: str, name: str) -> Any:
             found = None
     if not hasattr(found, "chunks"):
         has = sorted(store) if hasattr(store, "array_keys") else "a single array"
-        raise DatasetNotFoundError(
-            f"store {path!r} has no array {name!r}; it has {has}; fix: name one of these"
-        )
+        raise DatasetNotFoundError(f"store {path!r} has no array {name!r}; it has {has}; fix: name one of these")
     if not found.shape:
         raise DatasetMismatchError(
             f"store {path!r}, array {name!r}: it is a scalar; fix: axis 0 must be the axis of the samples"

@@ -192,9 +192,7 @@ def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
         if not hasattr(local, "decompressor"):
             local.decompressor = package.ZstdDecompressor()
         if into is None:
-            said = package.frame_content_size(
-                raw
-            )  # -1 if the frame does not say; the limit below does not hold else
+            said = package.frame_content_size(raw)  # -1 if the frame does not say; the limit below does not hold else
             if said > _most(nbytes):
                 raise ValueError(f"a chunk of {nbytes} bytes says that it has {said}")
             return local.decompressor.decompress(raw, max_output_size=_most(nbytes))

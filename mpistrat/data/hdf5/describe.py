@@ -33,9 +33,7 @@ def _length(dataset: h5py.Dataset) -> int:
     return int(dataset.shape[0])
 
 
-def describe(
-    path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset], int] = _length
-) -> FileRecord:
+def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset], int] = _length) -> FileRecord:
     """Return the record of the datasets ``names`` of a file.
 
     ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
@@ -60,9 +58,7 @@ def describe(
     return FileRecord(found.st_size, found.st_mtime_ns, lengths[0], tuple(columns))
 
 
-def _column(
-    path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dataset], int]
-) -> tuple[Column, int]:
+def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dataset], int]) -> tuple[Column, int]:
     found = _find(path, file, name)
     where = f"file {path!r}, dataset {name!r}"
     if not found.shape:
@@ -71,9 +67,7 @@ def _column(
     try:
         dtype = found.dtype
     except TypeError as error:
-        raise DataFileError(
-            f"{where}: NumPy does not support its type ({error}); fix: store another type"
-        ) from error
+        raise DataFileError(f"{where}: NumPy does not support its type ({error}); fix: store another type") from error
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)

@@ -43,9 +43,7 @@ class FileList:
         IsADirectoryError if a path names a directory.
         """
         if self._found is None:
-            self._found = [
-                path for name in self.given for path in _matches(name, self._folders, self._format)
-            ]
+            self._found = [path for name in self.given for path in _matches(name, self._folders, self._format)]
         return self._found
 
     def found(self, paths: Sequence[str]) -> None:
@@ -62,11 +60,7 @@ class FileList:
         return len(self.given if self._found is None else self._found)
 
     def __repr__(self) -> str:
-        return (
-            self.given[0]
-            if self._found is None and len(self.given) == 1
-            else f"{len(self)} {self._format} files"
-        )
+        return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} {self._format} files"
 
 
 def _once(paths: list[str]) -> list[str]:

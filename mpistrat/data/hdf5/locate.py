@@ -120,9 +120,7 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
     filters = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
     all_skipped = np.uint64((1 << len(filters)) - 1)
     if (index.masks > all_skipped).any():
-        raise _damaged(
-            where, f"it has a chunk that skips filters which the dataset, with {len(filters)}, lacks"
-        )
+        raise _damaged(where, f"it has a chunk that skips filters which the dataset, with {len(filters)}, lacks")
     element = dataset.id.get_type().get_size()
     whole = math.prod(dataset.chunks) * element
     wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
@@ -137,18 +135,14 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
         shuffled = plist.get_filter(number)[2]
         # HDF5 sets it, but not for types of variable length. It would mix the bytes of several elements.
         if shuffled != (element,) and not dataset.dtype.hasobject:
-            raise _damaged(
-                where, f"its shuffle filter has parameters {shuffled} for elements of {element} bytes"
-            )
+            raise _damaged(where, f"its shuffle filter has parameters {shuffled} for elements of {element} bytes")
         skips = (index.masks >> np.uint64(number) & np.uint64(1)).astype(bool)
         if (skips & (index.masks != all_skipped)).any() and not skips.all():
             raise _damaged(where, "it has a chunk that skips the shuffle filter, and another that does not")
 
 
 def _damaged(where: str, what: str) -> DataFileError:
-    return DataFileError(
-        f"{where}: its index of chunks is damaged, as {what}; fix: copy or write the file again"
-    )
+    return DataFileError(f"{where}: its index of chunks is damaged, as {what}; fix: copy or write the file again")
 
 
 class Locator:
@@ -160,9 +154,7 @@ class Locator:
     def __init__(self, path: str):
         self._path = path
         self._numbers = {os.path.abspath(path): 0}
-        self._virtual: list[
-            tuple[str, str | None]
-        ] = []  # those that are being located, from the outer one on
+        self._virtual: list[tuple[str, str | None]] = []  # those that are being located, from the outer one on
         self.others: list[OtherFile] = []
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
@@ -220,8 +212,7 @@ class Locator:
             named_files.check(path, where)
             if not os.path.exists(path):
                 raise DataFileError(
-                    f"{where}: its rows lie in {os.fsdecode(name)!r}, which does not exist; "
-                    "fix: bring it back"
+                    f"{where}: its rows lie in {os.fsdecode(name)!r}, which does not exist; fix: bring it back"
                 )
             size = nbytes - start if size == _WHOLE_FILE else min(size, nbytes - start)
             if os.path.getsize(path) < offset + size:
@@ -264,12 +255,8 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
         missing = int(gaps[0]) if len(gaps) else len(index.numbers)
         first = missing // math.prod(grid[1:].tolist()) * dataset.chunks[0]
         last = min(first + dataset.chunks[0], dataset.shape[0]) - 1
-        return never_written(
-            plist, where, f"some of its rows were never written, rows {first} to {last} first"
-        )
-    filters = tuple(
-        (code, tuple(values)) for code, _, values, _ in map(plist.get_filter, range(plist.get_nfilters()))
-    )
+        return never_written(plist, where, f"some of its rows were never written, rows {first} to {last} first")
+    filters = tuple((code, tuple(values)) for code, _, values, _ in map(plist.get_filter, range(plist.get_nfilters())))
     reason = codecs_hdf5.missing([code for code, _ in filters])
     if reason:
         return ThroughHdf5(reason)

@@ -210,9 +210,7 @@ class Manifests:
         if ranks.rank == 0:
             took = time.perf_counter() - start
             share = waited / took
-            _log.info(
-                "%d files described in %.3f s, %.0f %% of it in collectives", len(records), took, 100 * share
-            )
+            _log.info("%d files described in %.3f s, %.0f %% of it in collectives", len(records), took, 100 * share)
         return manifest
 
     def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, Any]:
@@ -290,16 +288,12 @@ class Manifests:
         if warn:
             for number, record in enumerate(records):
                 if not record.rows:
-                    warnings.warn(
-                        f"file {files[number]!r} has no rows and is skipped", UserWarning, stacklevel=2
-                    )
+                    warnings.warn(f"file {files[number]!r} has no rows and is skipped", UserWarning, stacklevel=2)
         for number in kept:
             self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])
 
-    def _check_alike(
-        self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]
-    ) -> None:
+    def _check_alike(self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
             if (a.dtype, a.shape, varying(a.dtype)) != (b.dtype, b.shape, varying(b.dtype)):
                 files = self.files.paths()

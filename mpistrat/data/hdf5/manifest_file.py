@@ -53,9 +53,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
     except FileNotFoundError:
         return None
     except OSError as error:
-        what = (
-            f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
-        )
+        what = f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
         raise OSError(error.errno, what, path) from error
     except (ValueError, RecursionError) as error:
         raise DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None

@@ -32,9 +32,7 @@ def open_file(path: str) -> h5py.File:
     try:
         size = os.stat(path).st_size
     except OSError as error:
-        raise DataFileError.of_file(
-            path, f"it can no longer be found ({error.strerror}); fix: bring it back"
-        ) from None
+        raise DataFileError.of_file(path, f"it can no longer be found ({error.strerror}); fix: bring it back") from None
     try:
         return _open_as_others_do(path)
     except PermissionError:

@@ -145,9 +145,7 @@ class FileReader(KeepingReader):
 class _Files:
     """The files of one column while some rows are read. A file is opened when it is requested by its number."""
 
-    def __init__(
-        self, reader: FileReader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)
-    ):
+    def __init__(self, reader: FileReader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)):
         self._reader = reader
         self._path = path
         self._record = record
@@ -212,9 +210,7 @@ class _Files:
 
     def _is_same(self, name: str, mtime_ns: int) -> bool:
         described = {self._described(number)[0]: self._described(number)[2] for number in self._used}
-        return described[name] == mtime_ns or self._reader.is_as_described(
-            name, self._path, self._record, mtime_ns
-        )
+        return described[name] == mtime_ns or self._reader.is_as_described(name, self._path, self._record, mtime_ns)
 
     def _described(self, number: int) -> tuple[str, int, int]:
         if number == 0:

@@ -215,9 +215,7 @@ class FileRecord(NamedTuple):
     columns: tuple[Column, ...]
 
 
-def _decoded(
-    layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int
-) -> Iterator[WholeChunks]:
+def _decoded(layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int) -> Iterator[WholeChunks]:
     if isinstance(layout, Joined):
         for part in layout.parts:
             yield from _decoded(part.layout, shape, itemsize)
@@ -353,7 +351,5 @@ def _dtype(plain: Any) -> np.dtype:
     if isinstance(plain, dict):
         formats = [_dtype(each) for each in plain["formats"]]
         places, itemsize = plain["offsets"], plain["itemsize"]
-        return np.dtype(
-            {"names": plain["names"], "formats": formats, "offsets": places, "itemsize": itemsize}
-        )
+        return np.dtype({"names": plain["names"], "formats": formats, "offsets": places, "itemsize": itemsize})
     return np.dtype(plain)

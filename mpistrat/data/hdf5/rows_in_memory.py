@@ -49,9 +49,7 @@ class RowsInMemory:
         self._shared = FilledOnce(end, len(self._pieces), node)
         self._row_bytes = [column.row_bytes for column in columns]
         self._columns = [
-            self._shared.memory[begin : begin + rows * column.row_bytes]
-            .view(column.dtype)
-            .reshape(rows, *column.shape)
+            self._shared.memory[begin : begin + rows * column.row_bytes].view(column.dtype).reshape(rows, *column.shape)
             for begin, column in zip(self._begins, columns, strict=True)
         ]
 

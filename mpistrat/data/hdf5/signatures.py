@@ -29,9 +29,7 @@ def told(path: str) -> str:
     first = b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         first = file.read(_LONGEST)
-    found = (
-        f"it is {what}; fix: use {reader}" for start, what, reader in _SIGNATURES if first.startswith(start)
-    )
+    found = (f"it is {what}; fix: use {reader}" for start, what, reader in _SIGNATURES if first.startswith(start))
     return next(found, "")
 
 

@@ -85,9 +85,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
     for mapping in mappings:
         path = home if mapping.file == "." else _source_path(home, mapping.file)
         if path is None:
-            raise DataFileError(
-                f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back"
-            )
+            raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
         named_files.check(path, where)
         with opened(path) as file:
             links.check(file, mapping.dataset, where)
@@ -148,9 +146,7 @@ def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
     if not _is_endless(mapping.endless):
         return int(np.prod(shape))
     selected = 1
-    for start, stride, count, block, size in zip(
-        *mapping.endless.get_regular_hyperslab(), shape, strict=True
-    ):
+    for start, stride, count, block, size in zip(*mapping.endless.get_regular_hyperslab(), shape, strict=True):
         room = max(0, size - start)
         if block == h5py.h5s.UNLIMITED:
             selected *= room

@@ -78,11 +78,7 @@ class Chain:
         """
         if not callable(fn):
             raise TypeError(f"map() needs a function, not {fn!r}")
-        calls = (
-            1
-            if num_parallel_calls is None
-            else integer(num_parallel_calls, "num_parallel_calls of map()", -1)
-        )
+        calls = 1 if num_parallel_calls is None else integer(num_parallel_calls, "num_parallel_calls of map()", -1)
         if calls == 0:
             raise ValueError("num_parallel_calls of map() must be at least 1, or AUTOTUNE (-1), got 0")
         if calls == AUTOTUNE:

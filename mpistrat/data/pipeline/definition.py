@@ -73,9 +73,7 @@ class Definition:
     def with_drawn(self, seeds: Sequence[Seed]) -> Self:
         """Return the definition with the seeds of another rank where the program gave none."""
         left = iter([each.value for each in seeds if not each.given])
-        return self.with_seeds(
-            [each.value if each.given else next(left, each.value) for each in self.seeds()]
-        )
+        return self.with_seeds([each.value if each.given else next(left, each.value) for each in self.seeds()])
 
     def described(self) -> dict[str, Any]:
         """Return what a state says of the dataset."""
@@ -86,9 +84,7 @@ class Definition:
             "source": self.source.identity(),
         }
 
-    def ready(
-        self, sharing: int | None = None, ranks: Topology | None = None, memory: int | None = None
-    ) -> Self:
+    def ready(self, sharing: int | None = None, ranks: Topology | None = None, memory: int | None = None) -> Self:
         """Return the definition with its source ready for its shuffles.
 
         ``sharing`` says how many ranks of this node share the memory for it, if that is known. ``ranks`` are given

@@ -36,9 +36,7 @@ class Making:
         The transforms of single rows, and the functions for batches.
     """
 
-    def __init__(
-        self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None
-    ):
+    def __init__(self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None):
         at = len(before_batch(transforms))
         self.batch: Any = transforms[at] if at < len(transforms) else None
         self.row_maps = [each for each in transforms[:at] if isinstance(each, Map)]

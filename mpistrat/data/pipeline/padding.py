@@ -41,9 +41,7 @@ class PaddedBatch(Batch):
         values = _for_leaves(self.values, rows[0], len(leaves), "padding_values")
         columns = zip(*(nest.flatten(row)[0] for row in rows), strict=True)
         typed = itertools.starmap(elements.of_one_dtype, itertools.zip_longest(columns, dtypes or ()))
-        return rebuild(
-            [_padded(*column) for column in zip(typed, shapes, values, range(len(leaves)), strict=True)]
-        )
+        return rebuild([_padded(*column) for column in zip(typed, shapes, values, range(len(leaves)), strict=True)])
 
     def spec(self, row: Any, size: int | None) -> Any:
         """Return the specs of a batch, from those of a row: None for dimensions of the longest row."""
@@ -128,7 +126,5 @@ def _padding(value: Any, dtype: np.dtype, number: int) -> Any:
     else:
         fits = np.can_cast(found.dtype, dtype, "same_kind") or found.dtype.kind == dtype.kind
     if not fits:
-        raise TypeError(
-            f"the padding value {value!r} does not fit array {number} of the elements, of dtype {dtype}"
-        )
+        raise TypeError(f"the padding value {value!r} does not fit array {number} of the elements, of dtype {dtype}")
     return value

@@ -24,9 +24,7 @@ _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each 
 _OFTEN = 4
 _COUNTED = 256  # elements after which older ones count half
 
-_Made: TypeAlias = (
-    "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
-)
+_Made: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
 
 
 class MakingLock:
@@ -71,9 +69,7 @@ class Prefetched(NextAsOptional):
     [0, 1, 4, 9]
     """
 
-    def __init__(
-        self, elements: Iterator[Any], most: int, in_line: bool = False, making: MakingLock | None = None
-    ):
+    def __init__(self, elements: Iterator[Any], most: int, in_line: bool = False, making: MakingLock | None = None):
         self._pid = os.getpid()
         self._hand_over = _HandOver(elements, most, in_line, list(context.stack()), making or MakingLock())
         if not in_line:

@@ -134,9 +134,7 @@ def _streamed(transform: Transform, made: Open, iteration: int) -> Iterator[Any]
 @_streamed.register
 def _(transform: Shuffle, made: Open, iteration: int) -> Iterator[Any]:
     if transform.buffer_size is None:
-        raise ValueError(
-            "a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)"
-        )
+        raise ValueError("a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)")
     stream = made(iteration)
     for number in itertools.count():
         run = list(itertools.islice(stream, transform.buffer_size))
@@ -144,9 +142,7 @@ def _(transform: Shuffle, made: Open, iteration: int) -> Iterator[Any]:
             return
         # Each run is shuffled as a dataset of its length, with its own key.
         locate = transform.prepared(len(run), None)
-        for _, order, _ in locate(
-            np.arange(len(run)), (iteration << 32) + number if transform.reshuffle else number
-        ):
+        for _, order, _ in locate(np.arange(len(run)), (iteration << 32) + number if transform.reshuffle else number):
             yield from (run[k] for k in order.tolist())
 
 

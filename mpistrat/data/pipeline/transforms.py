@@ -110,9 +110,7 @@ class Shuffle(Transform):
             return BlocksShuffled(self, n, blocks)
         return partial(self._exactly, n, Cache[int, np.ndarray](2))  # a batch may lie across two epochs
 
-    def _exactly(
-        self, n: int, kept: Cache[int, np.ndarray], ks: np.ndarray, iteration: int
-    ) -> Iterable[Segment]:
+    def _exactly(self, n: int, kept: Cache[int, np.ndarray], ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         """Permute ``n`` elements uniformly. The permutation is kept in memory."""
         key = self.key(iteration)
         order = kept[key] if key in kept else kept.keep(key, permutation(n, self.seed, key))

@@ -215,15 +215,11 @@ class BlockOrder:
         begins = self._table(int(places[0]), int(places[1]), seed, epoch)
         whole = begins + self._size <= self._layout.in_whole
         firsts = self._layout.rows(begins[whole])
-        spans = [
-            self._layout.spans(first, min(first + self._size, self._n)) for first in begins[~whole].tolist()
-        ]
+        spans = [self._layout.spans(first, min(first + self._size, self._n)) for first in begins[~whole].tolist()]
         found = np.concatenate([np.stack([firsts, firsts + self._size], axis=1), *spans])
         return stop, found[np.argsort(found[:, 0], kind="stable")]
 
-    def _windows(
-        self, positions: np.ndarray, seed: int, epoch: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _windows(self, positions: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return number, start and size of the window of every position."""
         full = self._window * self._size
         missing = self._size - self._rest if self._rest else 0

@@ -35,9 +35,7 @@ def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
 def round_keys(*what: Any) -> np.ndarray:
     """Return the keys of all rounds, derived from the values that identify a permutation."""
     text = "/".join(map(str, what)).encode()
-    return np.frombuffer(hashlib.blake2b(text, digest_size=4 * _MOST_ROUNDS).digest(), "<u4").astype(
-        np.uint32
-    )
+    return np.frombuffer(hashlib.blake2b(text, digest_size=4 * _MOST_ROUNDS).digest(), "<u4").astype(np.uint32)
 
 
 class Feistel:

@@ -43,9 +43,7 @@ class ArraySpec:
     def __init__(self, shape: Iterable[int | None], dtype: Any, name: str | None = None):
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
         if any(size is not None and size < 0 for size in sizes):
-            raise ValueError(
-                f"a shape must not have negative dimensions, got {sizes}: use None for an unknown one"
-            )
+            raise ValueError(f"a shape must not have negative dimensions, got {sizes}: use None for an unknown one")
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "dtype", np.dtype(dtype))
         object.__setattr__(self, "name", name)
@@ -109,9 +107,7 @@ def stacked(spec: Any, size: int | None) -> Any:
 
 def any_size(spec: Any) -> Any:
     """Return the specs of batches of any size: axis 0 becomes None."""
-    return nest.map_structure(
-        lambda s: ArraySpec((None, *s.shape[1:]), s.dtype, s.name) if s.shape else s, spec
-    )
+    return nest.map_structure(lambda s: ArraySpec((None, *s.shape[1:]), s.dtype, s.name) if s.shape else s, spec)
 
 
 def zeros(spec: Any, rows: int) -> Any:

@@ -22,9 +22,7 @@ class ArraySource(Source):
         self._arrays, self._rebuild = nest.flatten(self._tree)
         arrays = self._arrays
         if not arrays:
-            raise ValueError(
-                "there is no array to make a dataset of: pass an array, or a tuple or dict of arrays"
-            )
+            raise ValueError("there is no array to make a dataset of: pass an array, or a tuple or dict of arrays")
         for number, array in enumerate(arrays):
             if array.ndim == 0:
                 raise ValueError(

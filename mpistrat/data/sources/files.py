@@ -366,9 +366,7 @@ class FileSource(Source):
         if self._shuffle_bytes is None:
             return _AT_ONCE_BYTES // row_bytes
         blocks = self.blocks()
-        return 2 * min(
-            math.ceil(blocks.rows * blocks.window * share), self._shuffle_bytes // OF_MEMORY // row_bytes
-        )
+        return 2 * min(math.ceil(blocks.rows * blocks.window * share), self._shuffle_bytes // OF_MEMORY // row_bytes)
 
     def identity(self) -> dict[str, Any]:
         """Return names, lengths and sizes of the files, and the sizes of the blocks."""

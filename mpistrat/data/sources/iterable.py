@@ -20,9 +20,7 @@ class IterableSource(StreamSource):
 
     def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
         if not isinstance(iterable, Iterable) and not callable(iterable):
-            raise TypeError(
-                f"from_iterable() needs an iterable, or a function that returns one, not {iterable!r}"
-            )
+            raise TypeError(f"from_iterable() needs an iterable, or a function that returns one, not {iterable!r}")
         self._iterable = iterable
         self._once = isinstance(iterable, Iterator)
         self._begun = False
@@ -77,11 +75,7 @@ class GeneratorSource(IterableSource):
 
     def _elements(self) -> Iterator[Any]:
         for number, element in enumerate(self._generator(*self._args)):
-            yield (
-                element
-                if self._signature is None
-                else _as_signed(element, self._signature, f"element {number}")
-            )
+            yield (element if self._signature is None else _as_signed(element, self._signature, f"element {number}"))
 
     def element_spec(self) -> Any:
         """Return the signature, if it has all shapes, or else the structure of the first element."""
@@ -104,14 +98,10 @@ def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
     """
     if types is None and shapes is None:
         if signature is not None and (wrong := _not_specs(signature)):
-            raise TypeError(
-                f"output_signature must be an ArraySpec, or a tuple or dict of them, not {wrong[0]!r}"
-            )
+            raise TypeError(f"output_signature must be an ArraySpec, or a tuple or dict of them, not {wrong[0]!r}")
         return signature
     if signature is not None or types is None:
-        raise TypeError(
-            "from_generator() takes output_signature, or output_types with output_shapes, not both"
-        )
+        raise TypeError("from_generator() takes output_signature, or output_types with output_shapes, not both")
     if isinstance(types, list):
         raise TypeError(f"output_types must be a dtype, or a tuple or dict of them, not {types!r}")
     if shapes is None:
@@ -151,16 +141,12 @@ def _as_signed(part: Any, like: Any, where: str) -> Any:
     """Return a part of an element with the dtypes of the signature."""
     if isinstance(like, dict):
         if not isinstance(part, dict) or {*part} != {*like}:
-            raise TypeError(
-                f"{where} of the generator must be a dict with the keys {[*like]}, not {part!r:.100}"
-            )
+            raise TypeError(f"{where} of the generator must be a dict with the keys {[*like]}, not {part!r:.100}")
         return {key: _as_signed(part[key], like[key], f"{where}[{key!r}]") for key in like}
     if isinstance(like, tuple):
         if not isinstance(part, (tuple, list)) or len(part) != len(like):
             raise TypeError(f"{where} of the generator must be a tuple of {len(like)}, not {part!r:.100}")
-        return tuple(
-            _as_signed(p, s, f"{where}[{i}]") for i, (p, s) in enumerate(zip(part, like, strict=True))
-        )
+        return tuple(_as_signed(p, s, f"{where}[{i}]") for i, (p, s) in enumerate(zip(part, like, strict=True)))
     array = arrays.as_numpy(part)
     dtype = np.dtype(like.dtype)
     python = not hasattr(part, "dtype")

@@ -31,16 +31,12 @@ class SequenceSource(Source):
                     f"has no {method}: use from_iterable()"
                 )
         if is_array and not sequence.shape:
-            raise ValueError(
-                "from_sequence() needs axis 0 to be the axis of the samples, but this array is a scalar"
-            )
+            raise ValueError("from_sequence() needs axis 0 to be the axis of the samples, but this array is a scalar")
         self._sequence = sequence
         # An array of zarr 3 has a shape, but no __len__.
         self._length = int(sequence.shape[0]) if is_array else len(sequence)
         if not self._length:
-            raise ValueError(
-                f"from_sequence() needs at least one element, but this {_name(sequence)} is empty"
-            )
+            raise ValueError(f"from_sequence() needs at least one element, but this {_name(sequence)} is empty")
         self._gather = _ArrayReader(sequence) if is_array else _ElementReader(sequence)
 
     def __len__(self) -> int:
@@ -48,9 +44,7 @@ class SequenceSource(Source):
 
     @cached_property
     def _spec(self) -> Any:
-        return nest.map_structure(
-            lambda x: ArraySpec(x.shape[1:], x.dtype), self._gather(np.zeros(1, np.int64))
-        )
+        return nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), self._gather(np.zeros(1, np.int64)))
 
     def element_spec(self) -> Any:
         return self._spec
@@ -83,9 +77,7 @@ class _ArrayReader:
         cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
         if len(cuts) and hasattr(self._array, "oindex"):
             return in_native_order(arrays.as_numpy(self._array.oindex[wanted])[back])
-        runs = [
-            arrays.as_numpy(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)
-        ]
+        runs = [arrays.as_numpy(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
         return in_native_order(np.concatenate(runs)[back])
 
 

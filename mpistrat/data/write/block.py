@@ -58,9 +58,7 @@ class Block:
                 f"{whole}"
             )
         if any(o < 0 or o + n > g for o, n, g in zip(first, shape, whole, strict=True)):
-            raise ValueError(
-                f"the block of shape {shape} at {first} is not inside of the global shape {whole}"
-            )
+            raise ValueError(f"the block of shape {shape} at {first} is not inside of the global shape {whole}")
         values = {"array": array, "dtype": dtype, "shape": shape, "offset": first, "global_shape": whole}
         for name, value in values.items():
             object.__setattr__(self, name, value)

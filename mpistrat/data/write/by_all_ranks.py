@@ -114,9 +114,7 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
     ranks. The directory is made if it does not exist. Raise OSError on every rank if rank 0 cannot make a file there.
     """
     seen = ranks.slot(_Seen).by_directory
-    key = ranks.broadcast_object(
-        os.path.abspath(directory)
-    )  # ranks with other working directories decide alike
+    key = ranks.broadcast_object(os.path.abspath(directory))  # ranks with other working directories decide alike
     if key in seen or ranks.size == 1:
         return seen.get(key, (0,))
     path = directory / f".{secrets.token_hex(8)}.tmp"

@@ -100,12 +100,7 @@ class GrowingHdf5:
         """Return a dataset of the file as `create` and `commit` made it, None if it is another one."""
         creation, chunk = item.id.get_create_plist(), item.chunks
         codes = [creation.get_filter(i)[0] for i in range(creation.get_nfilters())]
-        if (
-            not chunk
-            or item.maxshape[0] is not None
-            or codes not in ([], self._codes)
-            or item.dtype.hasobject
-        ):
+        if not chunk or item.maxshape[0] is not None or codes not in ([], self._codes) or item.dtype.hasobject:
             return None
         series = StepSeries(name, item.dtype, item.shape[1:], chunk)
         series.compressed = bool(codes)
@@ -152,9 +147,7 @@ class GrowingHdf5:
         for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
             places[cell] = self._room(nbytes, 1)
             if series.name in self._trees:
-                self._trees[series.name].record(
-                    series.steps * series.cells + cell, places[cell], nbytes, mask
-                )
+                self._trees[series.name].record(series.steps * series.cells + cell, places[cell], nbytes, mask)
         for cell, (_, data) in mine.items():
             write_all(self._descriptor, data, places[cell])
 
@@ -252,9 +245,7 @@ class _ChunkTree:
             return self._root
         chunks = np.array(self._chunks, np.uint64).reshape(-1, 3)
         children: Any = chunks[:, 0]
-        final = (
-            self._series.steps // self._series.chunk[0] * self._series.cells
-        )  # children that do not change
+        final = self._series.steps // self._series.chunk[0] * self._series.cells  # children that do not change
         level, span = 0, 1
         while level == 0 or len(children) > 1:
             if level == len(self._nodes):

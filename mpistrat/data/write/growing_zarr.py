@@ -75,9 +75,7 @@ class GrowingZarr:
             name = os.path.relpath(folder, self._path)
             if ".zarray" in files:
                 about = _read_json(Path(folder, ".zarray"))
-                one = StepSeries(
-                    name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"])
-                )
+                one = StepSeries(name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"]))
                 one.steps = one.committed = about["shape"][0]
                 one.compressed = about["compressor"] is not None
                 one.attributes.update(_read_json(Path(folder, ".zattrs")))
@@ -93,9 +91,7 @@ class GrowingZarr:
     def create(self, series: StepSeries) -> None:
         """Make the folder of a new array. Raise TypeError if Zarr has no such type."""
         if series.dtype.kind not in "biufc":
-            raise TypeError(
-                f"{series.name!r}: {series.dtype} is not written to Zarr; fix: write numbers, or to HDF5"
-            )
+            raise TypeError(f"{series.name!r}: {series.dtype} is not written to Zarr; fix: write numbers, or to HDF5")
         folder = self._path / series.name
         folder.mkdir(parents=True, exist_ok=True)
         while (folder := folder.parent) != self._path:

@@ -151,9 +151,7 @@ class _RawFile(io.RawIOBase):
 
     def raise_error(self) -> None:
         if self._error is not None:
-            raise OSError(
-                self._error.errno, os.strerror(self._error.errno or 0), str(self._path)
-            ) from self._error
+            raise OSError(self._error.errno, os.strerror(self._error.errno or 0), str(self._path)) from self._error
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._place = offset + (0, self._place, self._size)[whence]

@@ -59,9 +59,7 @@ def rows_of_a_chunk(name: str, dtype: np.dtype, part: Sequence[int], largest: in
         return tuple(part)
     rows = largest // (nbytes // part[0])
     if not rows:
-        raise ValueError(
-            f"{name!r}: an element along axis 0 has {nbytes // part[0]} bytes; fix: swap the axes"
-        )
+        raise ValueError(f"{name!r}: an element along axis 0 has {nbytes // part[0]} bytes; fix: swap the axes")
     # A divisor, so that the chunks of a rank end where its block does.
     fitting = (each for each in range(rows, rows // 4, -1) if part[0] % each == 0)
     return next(fitting, rows), *part[1:]

@@ -67,9 +67,7 @@ def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None
     first = starts[ranks.rank]
     if storage.in_place(columns):
         make: Callable[[Path], Any] = partial(_make, storage, columns, starts[-1])
-        write: Callable[[Path, Any], None] = partial(
-            _write_in_place, storage, columns, rows, first, starts[-1]
-        )
+        write: Callable[[Path, Any], None] = partial(_write_in_place, storage, columns, rows, first, starts[-1])
     else:
         make = _nothing
         write = partial(_send, storage, columns, rows, ranks.world)
@@ -112,9 +110,7 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
     return parts[one].columns
 
 
-def _make(
-    storage: Storage, columns: Mapping[str, NewColumn], rows: int, temporary: Path
-) -> dict[str, int | None]:
+def _make(storage: Storage, columns: Mapping[str, NewColumn], rows: int, temporary: Path) -> dict[str, int | None]:
     """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
     with hdf5_output(temporary) as output:
         made = output.do(partial(storage.create_all, columns, rows))

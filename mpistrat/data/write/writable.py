@@ -94,9 +94,7 @@ def random_access(rows: Any) -> WritableRows:
     columns = {name: column_of(name, array) for name, array in arrays.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise DatasetMismatchError(
-            f"the arrays must be equally long along axis 0, but their lengths are {lengths}"
-        )
+        raise DatasetMismatchError(f"the arrays must be equally long along axis 0, but their lengths are {lengths}")
     return WritableRows(
         next(iter(lengths.values())),
         columns,
@@ -147,9 +145,7 @@ def _array(name: str, value: Any) -> Any:
     """Return a value with NumPy's dtype. Arrays that have one, of files for instance, are read in runs later."""
     refuse_masked(value)
     if isinstance(value, Block):
-        raise TypeError(
-            f"dataset {name!r}: a Block is a part of an array, not rows; fix: append it by a Writer"
-        )
+        raise TypeError(f"dataset {name!r}: a Block is a part of an array, not rows; fix: append it by a Writer")
     if hasattr(value, "columns"):
         raise TypeError(
             f"dataset {name!r}: a table has columns of several dtypes; fix: give "

@@ -123,9 +123,7 @@ def write_hdf5(
         ) from None
 
 
-def _checked(
-    targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool
-) -> Contribution:
+def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool) -> Contribution:
     """Return what a rank gives to a file that all ranks write. Raise if an argument is wrong."""
     if len(targets) > 1:
         raise ValueError(
@@ -192,9 +190,7 @@ def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, o
         raise ValueError("two of the files to write to have the same name")
     if by not in ("rows", "bytes"):
         raise ValueError(f"by must be 'rows' or 'bytes', not {by!r}")
-    if chunk is not None and (
-        isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1
-    ):
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1):
         raise ValueError(f"chunk must be a number of rows, at least 1, not {chunk!r}")
     if compress is not None and compress not in COMPRESSIONS:
         raise ValueError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {compress!r}")
@@ -257,9 +253,7 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
     if isinstance(rows, Dataset) and rows.batch_size is None:
         rows = rows.batch(1024)
     if not isinstance(rows, Iterable):
-        raise TypeError(
-            f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}"
-        )
+        raise TypeError(f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}")
     blocks = _blocks_of(rows)
     with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
         found = next(blocks, None)

@@ -353,9 +353,7 @@ class Writer:
     def _own(self, name: str, block: Any) -> tuple[_Own, np.ndarray]:
         """Return what a rank gives, and its array. Raise if that does not fit the earlier steps."""
         if not isinstance(name, str) or any(not part or part[0] == "." for part in name.split("/")):
-            raise ValueError(
-                f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}"
-            )
+            raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
         box: Box | None = None
         whole_shape: tuple[int, ...] = ()
         if isinstance(block, Block):
@@ -365,9 +363,7 @@ class Writer:
         series = self._series.get(name)
         if series is None or not series.boxes:
             if array.dtype.kind in "OSTU" or column_of(name, array[np.newaxis]).dtype.hasobject:
-                raise TypeError(
-                    f"{name!r}: {array.dtype} has no fixed size; fix: write strings by write_hdf5"
-                )
+                raise TypeError(f"{name!r}: {array.dtype} has no fixed size; fix: write strings by write_hdf5")
             return own, array
         mine = series.boxes[self._ranks.rank]
         same = array.shape == mine.shape and (box is None or (box, whole_shape) == (mine, series.shape))

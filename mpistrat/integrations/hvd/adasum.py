@@ -58,8 +58,7 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
             totals = [combined(*pair) for pair in pairs]
             level *= 2
     return [
-        total.astype(value.dtype, copy=False).reshape(value.shape)
-        for total, value in zip(totals, values, strict=True)
+        total.astype(value.dtype, copy=False).reshape(value.shape) for total, value in zip(totals, values, strict=True)
     ]
 
 

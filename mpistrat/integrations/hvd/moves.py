@@ -67,9 +67,7 @@ def broadcast_to_hosts(
     with refusals(call, process_set):
         root = process_set.place_of(root_rank)
         hosts = [arrays.to_host(each) for each in tensors]
-    return collective(
-        process_set, call, lambda: broadcasts.broadcast(topology, hosts, named(name), root=root)
-    )
+    return collective(process_set, call, lambda: broadcasts.broadcast(topology, hosts, named(name), root=root))
 
 
 def broadcast(
@@ -188,14 +186,10 @@ def broadcast_object(
     topology = process_set.topology
     with refusals("broadcast_object", process_set):
         root = process_set.place_of(root_rank)
-    return _named_collective(
-        "broadcast_object", name, process_set, lambda: topology.broadcast_object(obj, root)
-    )
+    return _named_collective("broadcast_object", name, process_set, lambda: topology.broadcast_object(obj, root))
 
 
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return the (pickled) objects of all ranks, in the order of ranks. Collective.
 
     Examples
@@ -209,9 +203,7 @@ def allgather_object(
     return _named_collective("allgather_object", name, process_set, lambda: topology.all_gather_object(obj))
 
 
-def _named_collective(
-    call: str, name: str | None, process_set: ProcessSet, make: Callable[[], _Result]
-) -> _Result:
+def _named_collective(call: str, name: str | None, process_set: ProcessSet, make: Callable[[], _Result]) -> _Result:
     """Return ``make()``, a collective, after the ranks have compared its name if the program gave one."""
 
     def compare_and_make() -> _Result:

@@ -33,9 +33,7 @@ class SyncBatchNormalization(hooks.BatchNormalization):
         axes = [axis for axis in range(len(inputs.shape)) if axis != self.axis % len(inputs.shape)]
         if mask is None:
             ones = ops.ones_like(ops.take(inputs, [0], axis=self.axis))
-            total = self._total(
-                step, ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes), ops.sum(ones)[None]
-            )
+            total = self._total(step, ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes), ops.sum(ones)[None])
             mean, square = total[0] / total[2], total[1] / total[2]
             return mean, square - ops.square(mean)
         weight = ops.cast(ops.expand_dims(mask, -1), inputs.dtype)

@@ -62,9 +62,7 @@ class BatchesOfRank:
                 kept = _distributed[x] = (engine, made)
             x = kept[1]
         if x.cardinality == INFINITE_CARDINALITY and not steps:
-            raise ValueError(
-                "the dataset has no end: give the number of steps of an epoch, such as steps_per_epoch"
-            )
+            raise ValueError("the dataset has no end: give the number of steps of an epoch, such as steps_per_epoch")
         self._dataset = x
         self._class_weight = values.get("class_weight")
         self.num_batches: int | None = x.cardinality if x.cardinality >= 0 else None

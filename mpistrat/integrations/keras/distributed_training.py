@@ -62,9 +62,7 @@ class DistributedTraining:
         """Call the model's `fit`."""
         values = split(values)
         first = functools.partial(hooks.first_epoch, self.model, values)
-        parts = self._parts(
-            values, values.get("steps_per_epoch"), values.get("shuffle", True), first_epoch=first
-        )
+        parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True), first_epoch=first)
         more: dict[str, Any] = {}
         if (held := values.get("validation_data")) is not None:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(held)
@@ -94,9 +92,7 @@ class DistributedTraining:
 
     def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
         rows = len(keras.tree.flatten(values["x"])[0])
-        parts = self._with_parts(
-            source_of({**values, "batch_size": rows}, None, self.ranks.engine), marked=True
-        )
+        parts = self._with_parts(source_of({**values, "batch_size": rows}, None, self.ranks.engine), marked=True)
         ((part, info),) = parts.batches()
         with self._over_ranks(parts.first, fitting):
             logs = self._logs(method(x=part, y=info, return_dict=True))
@@ -117,9 +113,7 @@ class DistributedTraining:
         rows = np.array([[own for own, _ in each] for each in read]).T  # of each batch and rank
         starts = np.cumsum(rows).reshape(rows.shape) - rows
         real = np.concatenate([np.full(max(own, 1), own > 0) for own in rows[:, self.topology.rank]])
-        order = np.concatenate(
-            [np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)]
-        )
+        order = np.concatenate([np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)])
 
         def in_order(own: Any) -> Any:
             if not isinstance(own, np.ndarray) or own.shape[:1] != real.shape:
@@ -141,9 +135,7 @@ class DistributedTraining:
     def _with_parts(self, source: Any, **more: Any) -> PartsOfRank:
         return PartsOfRank(source, self.topology.rank, self.topology.size, **more)
 
-    def _parts(
-        self, values: dict[str, Any], steps: int | None, shuffle: Any = False, **more: Any
-    ) -> PartsOfRank:
+    def _parts(self, values: dict[str, Any], steps: int | None, shuffle: Any = False, **more: Any) -> PartsOfRank:
         """Return this rank's parts of the input of a call. All ranks must be given the same arrays."""
         seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
         source = source_of(values, steps, self.ranks.engine, shuffle)
@@ -161,9 +153,7 @@ class DistributedTraining:
         """Return the callbacks of this rank, and whether the chief has some that others lack."""
         callbacks = values.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
-            raise TypeError(
-                "give the callbacks as a list, not as a CallbackList: each rank calls its own of them"
-            )
+            raise TypeError("give the callbacks as a list, not as a CallbackList: each rank calls its own of them")
         callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         mine = [each for each in callbacks if self.topology.rank == 0 or not is_chief_only(each)]
         return mine, any(map(is_chief_only, callbacks))
@@ -297,9 +287,7 @@ class DistributedTraining:
                 logs, after = method(state, batch)
                 fixed = [
                     step.if_rows(new, old) if id(variable) in moving else new
-                    for variable, new, old in zip(
-                        model.non_trainable_variables, after[1], state[1], strict=True
-                    )
+                    for variable, new, old in zip(model.non_trainable_variables, after[1], state[1], strict=True)
                 ]
                 metrics = [step.if_rows(*each) for each in zip(after[-1], state[-1], strict=True)]
                 return logs, (after[0], fixed, *after[2:-1], metrics)

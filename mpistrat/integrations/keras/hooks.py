@@ -186,8 +186,7 @@ def require_supported(model: Any) -> None:
             f"{model.name} was compiled with jit_compile=True; torch cannot compile a step that calls MPI: leave it out"
         )
     if BACKEND == "tensorflow" and any(  # elsewhere Keras raises
-        isinstance(each, keras.Loss) and each.reduction in (None, "none")
-        for each in keras.tree.flatten(model.loss)
+        isinstance(each, keras.Loss) and each.reduction in (None, "none") for each in keras.tree.flatten(model.loss)
     ):
         raise ValueError(
             f"{model.name} was compiled with a loss of reduction={None!r}, whose values Keras adds up: ask for 'sum'"

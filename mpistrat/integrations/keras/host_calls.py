@@ -32,9 +32,7 @@ def call_on_host(function: Callable[..., Sequence[Any]], like: Sequence[Any], *a
         return list(io_callback(on_arrays, tuple(results), *stopped, ordered=True))
     import tensorflow as tf
 
-    out = tf.numpy_function(
-        lambda *values: tuple(function(*values)), list(arguments), [each.dtype for each in like]
-    )
+    out = tf.numpy_function(lambda *values: tuple(function(*values)), list(arguments), [each.dtype for each in like])
     out = [out] if tf.is_tensor(out) else list(out)
     for each, of in zip(out, like, strict=True):
         each.set_shape(of.shape)

@@ -84,9 +84,7 @@ class TrainingRanks:
         return total
 
     @_kept
-    def tensors(
-        self, info: Any, weight: float | None, gradients: list[Any], variables: list[Any]
-    ) -> list[Any]:
+    def tensors(self, info: Any, weight: float | None, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the sums of gradients of PyTorch, times a weight if there is one. A rank without rows gives zeros."""
         import torch
 

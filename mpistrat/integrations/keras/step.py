@@ -189,14 +189,8 @@ def reduced_over_ranks(reduce: Callable[..., Any]) -> Callable[..., Any]:
         factor = None
         if step is not None and reduction == "sum":
             factor = step.inverse_weight
-        elif (
-            step is not None
-            and reduction == "mean_with_sample_weight"
-            and not (sample_weight is mask is None)
-        ):
-            weights = (
-                None if sample_weight is None else sample_weight * 1
-            )  # Keras multiplies it by the mask in place
+        elif step is not None and reduction == "mean_with_sample_weight" and not (sample_weight is mask is None):
+            weights = None if sample_weight is None else sample_weight * 1  # Keras multiplies it by the mask in place
             factor = step.by_total(hooks.apply_mask(weights, mask, dtype="float32", reduction=reduction))
         elif step is not None and mask is not None and reduction not in (None, "none"):
             factor = step.by_total(mask)

@@ -43,9 +43,7 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
     if isinstance(values.get("x"), PartsOfRank):  # `fit` evaluates
         return method(model, **values)
     if not context.is_default() and context.current().replica_context is not None:
-        raise RuntimeError(
-            f"{name} was called in strategy.run, in which each replica is alone: call it in the scope"
-        )
+        raise RuntimeError(f"{name} was called in strategy.run, in which each replica is alone: call it in the scope")
     if not isinstance(strategy, _STRATEGIES):
         raise ValueError(
             f"{name}: Keras trains under {', '.join(kind.__name__ for kind in _STRATEGIES)}, not under "

@@ -74,9 +74,7 @@ class GroupMoves:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @collective
-    def allgather(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> Done:
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
         for parts, tensor in zip(outputs, inputs, strict=True):
             self._all_gather(list(parts), tensor)

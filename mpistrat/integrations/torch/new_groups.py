@@ -59,9 +59,7 @@ class Attempt(NamedTuple):
         that of the attempt after ranks have given different lists by mistake.
         """
         same_call = self.call == other.call and self.call.isdecimal()
-        return (self.ranks, self.era) == (other.ranks, other.era) and (
-            same_call or self.number == other.number
-        )
+        return (self.ranks, self.era) == (other.ranks, other.era) and (same_call or self.number == other.number)
 
     def is_before(self, other: Attempt) -> bool:
         """Return whether this attempt at a group of the same ranks comes before another one."""
@@ -400,9 +398,7 @@ def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
     """
     with structures.refusals("split_group", topology):
         strange = [rank for rank in ranks if not 0 <= rank < topology.size]
-        require(
-            not strange and len(set(ranks)) == len(ranks), f"split_group: {ranks} of {topology.size} ranks"
-        )
+        require(not strange and len(set(ranks)) == len(ranks), f"split_group: {ranks} of {topology.size} ranks")
         places = np.full((1, topology.size), _OUTSIDE)
         places[0, list(ranks)] = range(len(ranks))
     rows = gather.all_gather(topology, places, 0)

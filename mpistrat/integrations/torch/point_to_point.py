@@ -75,15 +75,11 @@ class Messages:
     def _ended(self, rank: int | None) -> partial[bool]:
         """Return a function that tells whether a rank, or all others, have ended their programs."""
         others = [other for other in range(self._comm.size) if other != self._comm.rank]
-        return partial(
-            goodbyes.have_ended, [self._in_job[each] for each in (others if rank is None else [rank])]
-        )
+        return partial(goodbyes.have_ended, [self._in_job[each] for each in (others if rank is None else [rank])])
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:
-            raise ValueError(
-                f"tag must be between 0 and {self._largest_tag} with this MPI library, not {tag}"
-            )
+            raise ValueError(f"tag must be between 0 and {self._largest_tag} with this MPI library, not {tag}")
         return tag
 
     def _kept(self, work: PendingWork) -> PendingWork:

@@ -229,7 +229,5 @@ class ProcessGroup(GroupReductions, GroupMoves, DescribedGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, or raise a TimeoutError that names those that did not come."""
         self._open()
-        limit = (
-            self.topology.lock.timeout_seconds if timeout is None else max(timeout.total_seconds(), _SHORTEST)
-        )
+        limit = self.topology.lock.timeout_seconds if timeout is None else max(timeout.total_seconds(), _SHORTEST)
         self.topology.limited(limit).barrier()

@@ -88,9 +88,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
             "use SUM"
         )
     if dtype in BYTES_ONLY:
-        raise TypeError(
-            f"{name} of {dtype} is not defined: tensors of this dtype are moved only; cast to bfloat16"
-        )
+        raise TypeError(f"{name} of {dtype} is not defined: tensors of this dtype are moved only; cast to bfloat16")
     if dtype is torch.bool:
         if name not in _OF_BOOLS:
             raise TypeError(f"{name} of torch.bool is not defined: cast to an integer")
@@ -132,9 +130,7 @@ class GroupReductions:
             write_each(tensors, totals)
         return Done(list(tensors))
 
-    def _combined(
-        self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False
-    ) -> list[np.ndarray]:
+    def _combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[np.ndarray]:
         """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors."""
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
@@ -147,16 +143,10 @@ class GroupReductions:
         totals = self._on_host(name, hosts, own, in_place)
         return [divided(total, self.topology.size) for total in totals] if divides else totals
 
-    def _on_host(
-        self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool
-    ) -> list[np.ndarray]:
+    def _on_host(self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool) -> list[np.ndarray]:
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
-        if (
-            len(hosts) == 1
-            and hosts[0].nbytes > _CACHED_BYTES
-            and arena.homes(self.topology, hosts) == [None]
-        ):
+        if len(hosts) == 1 and hosts[0].nbytes > _CACHED_BYTES and arena.homes(self.topology, hosts) == [None]:
             total = self._large(own, hosts[0], name, in_place)
             if total is not None:
                 return [total]
@@ -179,9 +169,7 @@ class GroupReductions:
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     @collective
-    def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
-    ) -> Done:
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Done:
         """Combine a list of tensors, one for each rank, and return each to its rank."""
         for output, parts in zip(outputs, inputs, strict=True):
             self._scatter_parts(output, list(parts), op_of(opts))
@@ -238,9 +226,7 @@ class GroupReductions:
             own = ReduceOp.SUM if divides else own
         if isinstance(own, np.ufunc):
             total = self._bitwise(own, rows)[self.topology.rank]
-        elif (
-            self._of_reductions.algorithm is not None
-        ):  # what the user names is the algorithm of all reductions
+        elif self._of_reductions.algorithm is not None:  # what the user names is the algorithm of all reductions
             (totals,) = self._ops.all_reduce(own, [rows], self._of_reductions, "reduce_scatter")
             total = totals[self.topology.rank]
         else:

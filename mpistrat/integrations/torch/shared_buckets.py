@@ -41,9 +41,7 @@ class SharedBuckets:
     def __init__(self, process_group: Any = None):
         group = torch.distributed.group.WORLD if process_group is None else process_group
         if not isinstance(group, ProcessGroup):
-            raise TypeError(
-                f"SharedBuckets needs a process group of the backend mpistrat, not {type(group).__name__}"
-            )
+            raise TypeError(f"SharedBuckets needs a process group of the backend mpistrat, not {type(group).__name__}")
         self.process_group = group
         self._found: dict[StorageWeakRef, np.ndarray | None] = {}
 

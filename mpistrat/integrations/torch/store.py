@@ -216,9 +216,7 @@ class MpiStore(torch.distributed.Store):
         self._tell_all("set", key, value)
         return value
 
-    def _wait_until(
-        self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float
-    ) -> None:
+    def _wait_until(self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float) -> None:
         """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
         goodbyes.wait_until(
             done,

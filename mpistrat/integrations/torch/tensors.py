@@ -16,9 +16,7 @@ collective = whole(attrgetter("open_topology"))
 
 # NumPy has no such dtype, and none is needed to move the bytes.
 BYTES_ONLY = frozenset(
-    dtype
-    for name in dir(torch)
-    if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
+    dtype for name in dir(torch) if name.startswith("float8") and isinstance(dtype := getattr(torch, name), torch.dtype)
 )
 
 
@@ -82,12 +80,7 @@ def host_bytes(tensor: torch.Tensor) -> np.ndarray:
 
 def is_in_place(tensor: torch.Tensor) -> bool:
     """Return whether `host_array` shares the tensor's memory."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    )
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def write(tensor: torch.Tensor, result: np.ndarray) -> None:

@@ -136,9 +136,7 @@ class TwoTierAgreement(Agreement):
         nbytes = length * dtype.itemsize
         mine, other = (each[_HEADER : _HEADER + nbytes].view(dtype) for each in (self._own, self._theirs))
         # A header is the operation's word and the number of payload bytes.
-        header, other_header = (
-            memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs)
-        )
+        header, other_header = (memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs))
         whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
         leaders, verdict = self._leaders, self._memory.verdict
         result = self._memory.total(dtype, length)

@@ -92,9 +92,7 @@ def _as_other(world: Any, sequence: int, deadline: float) -> None:
         if asked:
             if slept > _GRACE:
                 raise LateError((0,))
-            slept += (
-                backoff.pause()
-            )  # not the time: all processes of a machine may have been stopped meanwhile
+            slept += backoff.pause()  # not the time: all processes of a machine may have been stopped meanwhile
         elif time.monotonic() > deadline:
             asked = True
             world.Isend(np.array([sequence, 1], np.int64), 0, _COME).Wait()

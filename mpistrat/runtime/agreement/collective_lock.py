@@ -121,9 +121,7 @@ class CollectiveLock:
         other.timeout_seconds = timeout_seconds
         return other
 
-    def turn(
-        self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None
-    ) -> CollectiveLock:
+    def turn(self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None) -> CollectiveLock:
         """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
         The ranks compare checksums of the description first, which makes those that disagree raise instead of hang or
@@ -135,9 +133,7 @@ class CollectiveLock:
         word = self.begin(operation, timeout_seconds)
         if self.size > 1:
             if self.compares_places:
-                operation = Operation(
-                    operation.name, *operation.parts, f"number {self.sequence}{call_site()}"
-                )
+                operation = Operation(operation.name, *operation.parts, f"number {self.sequence}{call_site()}")
                 word = operation.word | word & (_MEETING - 1)
             self._operation, self._word, self._meetings = operation, word, 0
             self.only_meets = self._pending = meets

@@ -137,9 +137,7 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
 
 def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     """Return the error of rank ``rank``, in collective number ``sequence``, for different sequence numbers."""
-    lines = _in_groups(
-        [f"{each.description}{each.place} (collective number {each.sequence})" for each in said]
-    )
+    lines = _in_groups([f"{each.description}{each.place} (collective number {each.sequence})" for each in said])
     causes = "\n".join(each.interrupted for each in said if each.interrupted)
     return MismatchError(
         f"rank {rank}: the ranks are not in step in collective number {sequence}:\n{lines}\n"
@@ -174,9 +172,7 @@ def _word(part: Hashable, checksums: bool) -> str:
         case tuple():
             found = filter(None, (_word(each, checksums) for each in part))
             runs = [(word, len(list(same))) for word, same in groupby(found)]
-            words = ", ".join(
-                word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS]
-            )
+            words = ", ".join(word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS])
             if len(runs) <= _MOST_PARTS:
                 return words
             # The checksum tells apart two lists that differ only after the first parts.

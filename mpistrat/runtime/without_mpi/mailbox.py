@@ -123,7 +123,5 @@ class Outbox:
 
 def _board(key: str | None) -> Board | None:
     """Return the board for the letters of a key; None without a directory for it."""
-    board = (
-        None if key is None else Board(f"letters {key}")
-    )  # the watchdogs of this launch have one of their own
+    board = None if key is None else Board(f"letters {key}")  # the watchdogs of this launch have one of their own
     return board if board is not None and board.make() else None

@@ -57,8 +57,7 @@ class SaveBuffer:
             target, source = out[name].reshape(-1), value.reshape(-1)
             step = max(1, _PIECE // value.itemsize)
             pieces += [
-                (target[start : start + step], source[start : start + step])
-                for start in range(0, len(source), step)
+                (target[start : start + step], source[start : start + step]) for start in range(0, len(source), step)
             ]
         # One core alone does not use the bandwidth of memory.
         threads = min(_THREADS, len(cores() or (0,)), -(-len(self._bytes) // _PIECE))

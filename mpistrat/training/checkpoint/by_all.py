@@ -44,9 +44,7 @@ class _Save:
     with parts of its own.
     """
 
-    def __init__(
-        self, ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path
-    ):
+    def __init__(self, ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path):
         from mpistrat.training.checkpoint import (
             write,
         )  # h5py. Not in a thread: the program may be at its end there
@@ -78,9 +76,7 @@ class _Save:
         """Return what this rank writes, as contiguous arrays: views, or copies of no more than that from a GPU."""
         return {str(i): _part_of(self._values[part.name], part) for i, part in enumerate(self.parts)}
 
-    def write(
-        self, temporary: Path, places: Any, values: Mapping[str, np.ndarray] | None = None
-    ) -> list[int]:
+    def write(self, temporary: Path, places: Any, values: Mapping[str, np.ndarray] | None = None) -> list[int]:
         """Write this rank's share and sync it, and return its checksums."""
         if not self.parts:  # it may not see the file
             return []
@@ -126,9 +122,7 @@ def new_arrays(
             values[name], mine[name] = each, (each.dtype, each.global_shape, Box(each.offset, each.shape))
         else:
             named = _own_names(name, each, ranks.rank, replicas)
-            values.update(
-                {key: any_array.numpy_or_cupy(value) for key, value in zip(named, each.values, strict=True)}
-            )
+            values.update({key: any_array.numpy_or_cupy(value) for key, value in zip(named, each.values, strict=True)})
             mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
     told = ranks.all_gather_object(mine)
     found: dict[str, NewArray] = {}
@@ -191,9 +185,7 @@ def is_small(ranks: Topology, arrays: Mapping[str, NewArray]) -> bool:
     return ranks.size == 1 or nbytes <= ranks.limits.save_alone_bytes
 
 
-def write_by_ranks(
-    ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path
-) -> None:
+def write_by_ranks(ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path) -> None:
     """Write a file by all ranks, whole or not at all. Collective. ``values`` has what this rank holds of the arrays.
 
     Raise OSError on every rank if it cannot be written.

@@ -178,18 +178,14 @@ class Checkpoint:
     def _write(self, path: str, more: Mapping[str, Any]) -> None:
         graph = graph_of(self)
         if not (graph.leaves or graph.states or more):
-            raise ValueError(
-                "this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)"
-            )
+            raise ValueError("this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)")
         topology, _ = ranks_of(graph.leaves.values(), "Checkpoint.save")
         structures.agree(topology, "Checkpoint.save", "to", path, "of", tuple(graph.states))
         texts = {}
         if graph.states:
             with structures.refusals("Checkpoint.save", topology):
                 own = [packed(state.get()) for state in graph.states.values()]
-            for name, of_ranks in zip(
-                graph.states, zip(*topology.all_gather_object(own), strict=True), strict=True
-            ):
+            for name, of_ranks in zip(graph.states, zip(*topology.all_gather_object(own), strict=True), strict=True):
                 different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
                 texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
                 if texts[name].size > _MOST_OF_STATES:  # it could not be restored
@@ -355,9 +351,7 @@ class _Waiting:
         return as_before(states[self._replicas.first if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, what: str) -> NoReturn:
-        raise DataFileError(
-            f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint"
-        )
+        raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")
 
 
 class _Unmatched:
@@ -395,9 +389,7 @@ class Status:
         """Raise AssertionError unless each object was in the file, and each name of the file is that of an object."""
         waiting = self._restored()
         if waiting.unmatched:
-            raise AssertionError(
-                f"the file has {_few(waiting.unmatched)}, and no object below the checkpoint does"
-            )
+            raise AssertionError(f"the file has {_few(waiting.unmatched)}, and no object below the checkpoint does")
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> Status:

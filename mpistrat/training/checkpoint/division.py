@@ -63,9 +63,7 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
         nbytes = array.nbytes
         if array.boxes:
             for rank, box in enumerate(array.boxes):
-                shares[rank] += [
-                    RankPart(name, 0, 0, each) for each in _slabs(box, array.dtype.itemsize, piece)
-                ]
+                shares[rank] += [RankPart(name, 0, 0, each) for each in _slabs(box, array.dtype.itemsize, piece)]
         elif array.owner is not None or nbytes < _SMALL:
             shares[writers[0] if array.owner is None else array.owner].append(RankPart(name, 0, nbytes))
         else:

@@ -108,9 +108,7 @@ class CheckpointManager:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1, or None to keep all, not {max_to_keep!r}")
         if checkpoint_interval is not None and step_counter is None:
-            raise ValueError(
-                "checkpoint_interval counts steps: give step_counter, the variable that has them"
-            )
+            raise ValueError("checkpoint_interval counts steps: give step_counter, the variable that has them")
         if isinstance(step_counter, numbers.Number):
             raise TypeError(
                 f"step_counter must be a variable or a function, not {step_counter!r}, which does not change: for the "
@@ -120,9 +118,7 @@ class CheckpointManager:
             raise ValueError(f"checkpoint_name must be a name without '/', not {checkpoint_name!r}")
         self._checkpoint, self._directory = checkpoint, local_path(directory)
         self._name, self._most = checkpoint_name, max_to_keep
-        self._preserving = (
-            keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
-        )
+        self._preserving = keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
         self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
 

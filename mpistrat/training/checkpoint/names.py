@@ -53,9 +53,7 @@ def named(state: Any) -> dict[str, Any]:
         # As HDF5 reads it: "/a//./b" is "a/b".
         place = tuple(part for part in name.split("/") if part not in ("", "."))
         if not place or "\0" in name:
-            raise ValueError(
-                f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own"
-            )
+            raise ValueError(f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own")
         if place in places:
             both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
             raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
@@ -79,9 +77,7 @@ def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Block
     found = named(structure) if own is None or nest.flatten(structure)[0] else {}
     for name, leaf in ({} if own is None else named(own)).items():
         if isinstance(leaf, Variable):
-            raise TypeError(
-                f"own has {name!r}, a variable: the strategy knows its values, so give it in the state"
-            )
+            raise TypeError(f"own has {name!r}, a variable: the strategy knows its values, so give it in the state")
         if name in found:
             raise ValueError(f"{name!r} is in the state and in own: give it another name")
         found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else Own((leaf,), False)

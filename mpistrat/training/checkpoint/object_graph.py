@@ -79,9 +79,7 @@ def graph_of(root: Node) -> Graph:
     # After all others: the slots of an optimizer are named after the variables that they belong to.
     names = {id(leaf): name for name, leaf in graph.leaves.items()}
     for name, owner in owners:
-        for part, variable in owner.named_variables(
-            lambda each: names.get(id(each)) or _escaped(each.name)
-        ).items():
+        for part, variable in owner.named_variables(lambda each: names.get(id(each)) or _escaped(each.name)).items():
             _add(graph, met, _below(name, part), variable)
     return Graph(dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items())), graph.growing)
 
@@ -91,9 +89,7 @@ def check(name: str, thing: Any) -> None:
     _walk(name, thing, Graph({}, {}, []), {}, [])
 
 
-def _walk(
-    name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]
-) -> None:
+def _walk(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
     if id(thing) in met:
         return
     if isinstance(thing, Variable) or arrays.can_be_filled(thing):
@@ -199,9 +195,7 @@ def _array_as_json(value: Any) -> Any:
         if array.dtype.kind in "biufc":
             data = base64.b64encode(array.tobytes()).decode()
             return {"array": data, "dtype": array.dtype.str, "shape": list(array.shape)}
-    raise TypeError(
-        f"a state in a checkpoint must be of numbers, texts, arrays, lists and dicts, not {value!r}"
-    )
+    raise TypeError(f"a state in a checkpoint must be of numbers, texts, arrays, lists and dicts, not {value!r}")
 
 
 def _array_of_json(found: dict[str, Any]) -> Any:

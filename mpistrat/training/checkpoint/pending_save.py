@@ -113,9 +113,7 @@ class PendingSave:
 
     def _tell_at_exit(self) -> None:
         if self._failed is not None and not self._over:
-            _log.error(
-                "%s was not written, and the program did not wait for it: %s", self._path, self._failed
-            )
+            _log.error("%s was not written, and the program did not wait for it: %s", self._path, self._failed)
 
 
 class _Saves:

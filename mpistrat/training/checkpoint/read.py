@@ -39,9 +39,7 @@ _MOST_TOLD = 10  # names in a message
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
-def read(
-    values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] = MappingProxyType({})
-) -> set[str]:
+def read(values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] = MappingProxyType({})) -> set[str]:
     """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
 
     It may lack those of `OF_REPLICAS`, or have those of another number of replicas. An array with a box is filled from
@@ -221,18 +219,11 @@ def _slices(box: Box, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
     return tuple(slice(o, o + n) for o, n in zip(low, box.shape, strict=True))
 
 
-def _slabs(
-    path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray
-) -> Iterator[_Slab]:
+def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray) -> Iterator[_Slab]:
     """Yield what a box needs of an array that ranks wrote as blocks. Raise DataFileError if its table is damaged."""
     axes, count = len(found.shape), 0
     table = _find(path, file, OF_BOXES + name)
-    if (
-        table is None
-        or (found.offset is None and into.size)
-        or len(table.shape) != 2
-        or table.shape[1] != 2 * axes + 1
-    ):
+    if table is None or (found.offset is None and into.size) or len(table.shape) != 2 or table.shape[1] != 2 * axes + 1:
         _refuse(path, name, "it has no place in the file, or no boxes")
     try:
         rows = table.dataset[()].tolist()
@@ -251,9 +242,7 @@ def _slabs(
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
 
-def _pieces(
-    path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None
-) -> Iterator[_Piece]:
+def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None) -> Iterator[_Piece]:
     data, offset = as_bytes(into).data, found.offset
     if offset is None or found.stored != stored(into.dtype):
         offset = None

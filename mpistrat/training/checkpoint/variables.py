@@ -347,9 +347,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     """
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in leaves if isinstance(v, Variable)}
     if len(strategies) > 1:
-        raise ValueError(
-            f"the variables belong to {len(strategies)} strategies: save and load those of one at a time"
-        )
+        raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
     strategy = next(iter(strategies.values()), get_strategy())
     require_cross_replica(strategy, what, "call it outside of strategy.run")
     # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
@@ -385,9 +383,7 @@ def _values(
     alone = not parts and by_all.is_small(topology, new)
     found, own = {}, {}
     compares = differing == "error" and topology.size > 1
-    of_several_ranks = (
-        replicas.by_rank and topology.size > replicas.size
-    )  # no strategy keeps their variables equal
+    of_several_ranks = replicas.by_rank and topology.size > replicas.size  # no strategy keeps their variables equal
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
         value = arrays.numpy_or_cupy(leaf)  # of some variables, collective
@@ -424,9 +420,7 @@ def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
     if not replicas.is_virtual:
         return []
     on_read = VariableSynchronization.ON_READ
-    return [
-        name for name, leaf in named.items() if isinstance(leaf, Variable) and leaf.synchronization is on_read
-    ]
+    return [name for name, leaf in named.items() if isinstance(leaf, Variable) and leaf.synchronization is on_read]
 
 
 def _refuse_differing(own: Mapping[str, np.ndarray], topology: Topology) -> None:

@@ -89,8 +89,7 @@ def write_share(
                 data = as_bytes(value).data
                 step = piece if part.box is None else max(1, len(data))
                 checksums += [
-                    checksum(data[start : start + step], part.name)
-                    for start in range(0, max(1, len(data)), step)
+                    checksum(data[start : start + step], part.name) for start in range(0, max(1, len(data)), step)
                 ]
                 if part.box is not None:
                     write_box(descriptor, value, part.box.offset, arrays[part.name].shape, places[part.name])
@@ -174,6 +173,4 @@ def _datasets(file: h5py.File, arrays: Mapping[str, NewArray]) -> Iterator[tuple
 
 def _set_checksums(dataset: Any, values: np.ndarray) -> None:
     kind, space = h5py.h5t.py_create(values.dtype), h5py.h5s.create_simple(values.shape)
-    h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(
-        values
-    )  # attrs[...] takes five times as long
+    h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(values)  # attrs[...] takes five times as long

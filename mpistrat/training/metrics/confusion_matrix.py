@@ -117,9 +117,7 @@ class IoU(ConfusionMatrix):
     ):
         super().__init__(num_classes, name)
         if not target_class_ids or not all(0 <= each < num_classes for each in target_class_ids):
-            raise ValueError(
-                f"target_class_ids must be from 0 to {num_classes - 1}, not {target_class_ids!r}"
-            )
+            raise ValueError(f"target_class_ids must be from 0 to {num_classes - 1}, not {target_class_ids!r}")
         self._targets, self._ignored, self._axis = list(target_class_ids), ignore_class, axis
         self._sparse = sparse_y_true, sparse_y_pred
 
@@ -169,9 +167,7 @@ class MeanIoU(IoU):
         sparse_y_pred: bool = True,
         axis: int = -1,
     ):
-        super().__init__(
-            num_classes, range(num_classes), name, ignore_class, sparse_y_true, sparse_y_pred, axis
-        )
+        super().__init__(num_classes, range(num_classes), name, ignore_class, sparse_y_true, sparse_y_pred, axis)
 
 
 class BinaryIoU(IoU):
@@ -193,9 +189,7 @@ class BinaryIoU(IoU):
     0.3333
     """
 
-    def __init__(
-        self, target_class_ids: Sequence[int] = (0, 1), threshold: float = 0.5, name: str = "binary_iou"
-    ):
+    def __init__(self, target_class_ids: Sequence[int] = (0, 1), threshold: float = 0.5, name: str = "binary_iou"):
         super().__init__(2, target_class_ids, name)
         self._threshold = threshold
 

@@ -43,9 +43,7 @@ class BinaryCrossentropy(_OfSmoothedLabels):
     0.8149
     """
 
-    def __init__(
-        self, name: str = "binary_crossentropy", from_logits: bool = False, label_smoothing: float = 0
-    ):
+    def __init__(self, name: str = "binary_crossentropy", from_logits: bool = False, label_smoothing: float = 0):
         super().__init__(name, from_logits, label_smoothing)
 
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
@@ -84,9 +82,7 @@ class CategoricalCrossentropy(_OfSmoothedLabels):
     1.1769
     """
 
-    def __init__(
-        self, name: str = "categorical_crossentropy", from_logits: bool = False, label_smoothing: float = 0
-    ):
+    def __init__(self, name: str = "categorical_crossentropy", from_logits: bool = False, label_smoothing: float = 0):
         super().__init__(name, from_logits, label_smoothing)
 
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:

@@ -74,9 +74,7 @@ class FBetaScore(Metric):
         labels, predictions = as_float64(y_true), as_float64(y_pred)
         require_same_shape(labels, predictions)
         if labels.ndim != 2 or labels.shape[1] != self._counts.shape[1]:
-            raise ValueError(
-                f"y_true has shape {labels.shape}, not (examples, num_classes={self._counts.shape[1]})"
-            )
+            raise ValueError(f"y_true has shape {labels.shape}, not (examples, num_classes={self._counts.shape[1]})")
         labels, weights = weighted(labels, sample_weight)
         if self._threshold is None:
             positive = (predictions == predictions.max(1, keepdims=True)) & (np.abs(predictions) > 1e-9)

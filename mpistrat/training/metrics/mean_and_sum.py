@@ -287,9 +287,7 @@ class R2Score(Metric):
         scores = np.where(variances > 0, 1 - quotient(errors, variances), errors == 0)
         if self._aggregation is None:
             return scores
-        return np.average(
-            scores, weights=variances if self._aggregation[0] == "v" and variances.any() else None
-        )
+        return np.average(scores, weights=variances if self._aggregation[0] == "v" and variances.any() else None)
 
 
 def _errors(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:

@@ -61,9 +61,7 @@ class ThresholdMetric(Metric):
         labels, predictions = as_float64(y_true), as_float64(y_pred)
         require_same_shape(labels, predictions)
         if predictions.size and not ((predictions >= 0) & (predictions <= 1)).all():
-            raise ValueError(
-                f"predictions must be in [0, 1], not from {predictions.min()} to {predictions.max()}"
-            )
+            raise ValueError(f"predictions must be in [0, 1], not from {predictions.min()} to {predictions.max()}")
         labels, weights = weighted(labels, sample_weight)
         labels, predictions, weights = self._chosen(labels, predictions, weights)
         above = np.searchsorted(self._thresholds, predictions.reshape(-1))
@@ -82,9 +80,7 @@ class ThresholdMetric(Metric):
         """Return the counts of all replicas, for increasing thresholds."""
         below = np.cumsum(self._counts.read_value(), axis=1)
         negatives, positives = below
-        return Counts(
-            positives[-1] - positives[:-1], negatives[-1] - negatives[:-1], negatives[:-1], positives[:-1]
-        )
+        return Counts(positives[-1] - positives[:-1], negatives[-1] - negatives[:-1], negatives[:-1], positives[:-1])
 
 
 class _OfPositives(ThresholdMetric):

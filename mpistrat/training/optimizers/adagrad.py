@@ -87,18 +87,14 @@ class Adagrad(Optimizer):
             shard_state=shard_state,
         )
         if not initial_accumulator_value >= 0:
-            raise ValueError(
-                f"initial_accumulator_value must not be negative, not {initial_accumulator_value!r}"
-            )
+            raise ValueError(f"initial_accumulator_value must not be negative, not {initial_accumulator_value!r}")
         self._initial, self._epsilon = initial_accumulator_value, epsilon
         self._config |= {"initial_accumulator_value": self._initial, "epsilon": self._epsilon}
 
     def initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         return np.full(variable.shape, self._initial, variable.dtype)
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         for w, g, total in blocks(weights, gradient, *state):
             change = np.multiply(g, g)
             total += change

@@ -110,9 +110,7 @@ class Adam(Optimizer):
         numbers = (float(scaled), 1 - self._beta_1, 1 - self._beta_2, self._epsilon)
         return (_AMSGRAD if len(self.slots) == 3 else _ADAM), numbers
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         for w, g, *moments in blocks(weights, gradient, *state):
             self._update_block(w, g, step, rate, *moments)
 

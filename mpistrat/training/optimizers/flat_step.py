@@ -88,9 +88,7 @@ class FlatStep:
             groups.setdefault((value.dtype, dtype, i if alone else None), []).append(i)
         self._messages = [self._message(members, least_alone) for members in groups.values()]
         self._stretches = [
-            each
-            for number, message in enumerate(self._messages)
-            for each in self._of_message(number, message)
+            each for number, message in enumerate(self._messages) for each in self._of_message(number, message)
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
         self._prepared = self._is_alone = False

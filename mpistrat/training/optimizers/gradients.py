@@ -65,10 +65,7 @@ def _warn_of_means(replicas: int) -> None:
     _looked_at.add(code)
     known = {**frame.f_globals, **frame.f_locals}
     called = (known.get(name) for name in (*code.co_names, *code.co_freevars))
-    if any(
-        "mean" in each.co_names
-        for each in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))
-    ):
+    if any("mean" in each.co_names for each in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))):
         warnings.warn(
             f"apply_gradients adds up the gradients of {replicas} replicas, and this function takes a mean. The mean "
             f"over the rows of one replica makes the step about {replicas} times too large: divide sums by the number "

@@ -97,9 +97,7 @@ class LARS(Optimizer):
         self._config |= {"momentum": momentum, "weight_decay": weight_decay, "eta": eta, "epsilon": epsilon}
         self._config["nesterov"] = self._nesterov
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         decay = self._decay if weights.ndim > 1 else 0.0
         scaled = rate * self._trust(weights, gradient) if weights.ndim > 1 else rate
         for w, g, m in blocks(weights, gradient, *state):

@@ -451,9 +451,7 @@ class Optimizer(ABC):
         return None
 
     @abstractmethod
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         """Change ``weights`` and ``state`` in place.
 
         A class that overrides it has the `update_consuming`, `update_rows`, `on_gpu` and `elementwise` of `Optimizer`,
@@ -481,9 +479,7 @@ class Optimizer(ABC):
         """
         self.update(weights, gradient, step, rate, *state)
 
-    def update_rows(
-        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         """Change ``weights`` and ``state`` in place for a gradient that is zero outside ``rows``."""
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)

@@ -23,9 +23,7 @@ from mpistrat.variables.storage import placed_beside
 if TYPE_CHECKING:
     from mpistrat.engine import Engine
 
-Ends = Sequence[
-    int
-]  # the flat elements at which the parts of the ranks begin, and at which the last one ends
+Ends = Sequence[int]  # the flat elements at which the parts of the ranks begin, and at which the last one ends
 
 
 def cut(variables: Sequence[Variable], ranks: int, unit: Callable[[Variable], int]) -> list[Ends]:
@@ -118,9 +116,7 @@ class SharedOutVariable(DistributedVariable):
         return found
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        raise RuntimeError(
-            f"variable {self.name!r} is shared out over the ranks: call {method} outside of run"
-        )
+        raise RuntimeError(f"variable {self.name!r} is shared out over the ranks: call {method} outside of run")
 
     def _update_across_replicas(self, method: str, value: Any) -> None:
         array = arrays.as_numpy(component(value))
@@ -135,11 +131,7 @@ class SharedOutVariable(DistributedVariable):
 def parts_of(flat: Sequence[np.ndarray], ends: Sequence[Ends]) -> list[list[np.ndarray]]:
     """Return the parts of flat arrays that belong to each rank, without those that are empty."""
     return [
-        [
-            array[of[rank] : of[rank + 1]]
-            for array, of in zip(flat, ends, strict=True)
-            if of[rank] < of[rank + 1]
-        ]
+        [array[of[rank] : of[rank + 1]] for array, of in zip(flat, ends, strict=True) if of[rank] < of[rank + 1]]
         for rank in range(len(ends[0]) - 1)
     ]
 

@@ -85,9 +85,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | SharedOutStep]):
         return step, gradients
 
 
-def may_join(
-    engine: Engine, slots: Mapping[int, Any], gradients: Sequence[Any], variables: Sequence[Variable]
-) -> bool:
+def may_join(engine: Engine, slots: Mapping[int, Any], gradients: Sequence[Any], variables: Sequence[Variable]) -> bool:
     """Return whether a `FlatStep` can make this step. Equal on all ranks if they give equal kinds of gradients."""
     return (
         engine.joins_arrays

@@ -91,9 +91,7 @@ class RMSprop(Optimizer):
         self._kernel = _kernel(momentum > 0, self._centered)
         self._config |= {"rho": rho, "momentum": momentum, "epsilon": epsilon, "centered": self._centered}
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         for w, g, v, *rest in blocks(weights, gradient, *state):
             change = np.multiply(g, g)
             change -= v
@@ -132,6 +130,4 @@ def _kernel(with_momentum: bool, centered: bool) -> EachElement:
     body += f"const R change = g / sqrt({variance} + epsilon) * rate; "
     body += "m = m * momentum + change; w -= m;" if with_momentum else "w -= change;"
     name = f"mpistrat_rmsprop{'_momentum' * with_momentum}{'_centered' * centered}"
-    return EachElement(
-        name, ["g", "w", *state], ["w", *state], ["rate", "fresh", "epsilon", "momentum"], body
-    )
+    return EachElement(name, ["g", "w", *state], ["w", *state], ["rate", "fresh", "epsilon", "momentum"], body)

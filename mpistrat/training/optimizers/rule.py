@@ -17,9 +17,7 @@ ELEMENTS = 1 << 16
 class Rule(Protocol):
     """The methods of `Optimizer` that say how it changes arrays."""
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None: ...
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None: ...
 
     def update_consuming(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
@@ -46,9 +44,7 @@ class WeightDecay:
     def _kept(self, rate: float) -> float:
         return 1 - rate * self._weight_decay
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         weights *= self._kept(rate)
         self._rule.update(weights, gradient, step, rate, *state)
 
@@ -58,9 +54,7 @@ class WeightDecay:
         weights *= self._kept(rate)
         self._rule.update_consuming(weights, gradient, step, rate, *state)
 
-    def update_rows(
-        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         weights *= self._kept(rate)
         self._rule.update_rows(weights, rows, step, rate, *state)
 

@@ -68,9 +68,7 @@ class SeparateStep:
         groups: dict[Any, list[list[Any]]] = {}
         for gradient, variable in zip(gradients, self.variables, strict=True):
             weights = variable.own_copy()
-            fused = (
-                kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
-            )
+            fused = kernel is not None and weights.dtype.name in FLOATS and not isinstance(weights, np.ndarray)
             if not fused or isinstance(gradient, IndexedSlices):
                 left.append((gradient, variable))
                 continue

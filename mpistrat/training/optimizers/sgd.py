@@ -102,9 +102,7 @@ class SGD(Optimizer):
         self.slots = ("momentum",) if momentum else ()
         self._config |= {"momentum": self._momentum, "nesterov": self._nesterov}
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         scratch = np.empty(min(weights.size, ELEMENTS), weights.dtype)
         for w, g, *m in blocks(weights, gradient, *state):
             self._move(w, np.multiply(g, -rate, out=scratch[: len(w)], casting="same_kind"), *m)
@@ -137,9 +135,7 @@ class SGD(Optimizer):
             return _PLAIN, (rate,)
         return (_NESTEROV if self._nesterov else _MOMENTUM), (rate, self._momentum)
 
-    def update_rows(
-        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         if state:
             super().update_rows(weights, rows, step, rate, *state)
         else:

@@ -64,8 +64,7 @@ class SharedOutStep:
         self._own = own = [(i, where) for i, where in own if where.start < where.stop]
         slots = [state.slots[id(variables[i])][1] for i, _ in own]
         self._separate = [
-            [weights[i][where], *(slot.own_copy() for slot in of)]
-            for (i, where), of in zip(own, slots, strict=True)
+            [weights[i][where], *(slot.own_copy() for slot in of)] for (i, where), of in zip(own, slots, strict=True)
         ]
         self._joined: FlatStep | None = None
         if not self._elementwise:
@@ -90,9 +89,7 @@ class SharedOutStep:
 
     def fits(self, gradients: Sequence[np.ndarray]) -> bool:
         """Return whether the step was prepared for gradients of these dtypes and shapes."""
-        return [(each.dtype, each.shape) for each in gradients] == [
-            *zip(self.dtypes, self.shapes, strict=True)
-        ]
+        return [(each.dtype, each.shape) for each in gradients] == [*zip(self.dtypes, self.shapes, strict=True)]
 
     def take(
         self,

@@ -96,9 +96,7 @@ class State:
             self.slots[id(variable)] = variable, tuple(made[id(variable), slot] for slot in slots)
 
 
-def add_named(
-    named: dict[str, Variable], slot: str, variable: Variable, own: Variable, name_of: NameOf
-) -> None:
+def add_named(named: dict[str, Variable], slot: str, variable: Variable, own: Variable, name_of: NameOf) -> None:
     """Add what an optimizer keeps in a slot for a variable, under the name that it has in a checkpoint.
 
     Raise ValueError if there is another variable of this name.

@@ -95,9 +95,7 @@ def _is_preempted(environ: Mapping[str, str]) -> bool:
     facts = dict(word.partition("=")[::2] for word in said.partition("\n")[0].split())
     since = facts.get("PreemptTime", "")
     # PreemptTime may be that of an earlier run of the job. ISO times compare as text (2026-11-21T12:25:58).
-    return (
-        facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
-    )
+    return facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
 
 
 def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | None]:

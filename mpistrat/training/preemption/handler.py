@@ -241,9 +241,7 @@ class PreemptionCheckpointHandler:
             if self._topology.on_first(path.exists):
                 load(variables, path)
                 if self._replicas.is_chief:
-                    _log.warning(
-                        "continuing after run %d with the variables in %s", self.total_run_calls, path
-                    )
+                    _log.warning("continuing after run %d with the variables in %s", self.total_run_calls, path)
 
         self._save_fn = save_variables
         return restore

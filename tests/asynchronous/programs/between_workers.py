@@ -95,10 +95,7 @@ def data_of_workers(strategy):
     context = told[0]
     assert (context.num_input_pipelines, context.input_pipeline_id) == (workers, own)
     assert context.num_replicas_in_sync == 1
-    assert (
-        strategy.rng(3).random()
-        == np.random.default_rng(np.random.SeedSequence(3, spawn_key=(own,))).random()
-    )
+    assert strategy.rng(3).random() == np.random.default_rng(np.random.SeedSequence(3, spawn_key=(own,))).random()
 
 
 def refusals(strategy):
@@ -114,9 +111,7 @@ def refusals(strategy):
     if strategy.cluster_resolver.task_type == "chief":
         error = raised(mpistrat.ParameterServerStrategy, strategy.cluster_resolver)
         assert "the other version" in str(error), error
-    assert isinstance(
-        raised(ParameterServerStrategy, MpiClusterResolver(jobs=other_jobs(strategy))), ValueError
-    )
+    assert isinstance(raised(ParameterServerStrategy, MpiClusterResolver(jobs=other_jobs(strategy))), ValueError)
 
 
 def other_jobs(strategy):

@@ -221,13 +221,9 @@ def files(resolver):
         plain = mpistrat.Variable(value * 0)
         mpistrat.training.load({"w": plain}, path)
         mpistrat.training.load({"w": u}, path)
-        manager = mpistrat.training.CheckpointManager(
-            mpistrat.training.Checkpoint(v=v), folder, max_to_keep=1
-        )
+        manager = mpistrat.training.CheckpointManager(mpistrat.training.Checkpoint(v=v), folder, max_to_keep=1)
         kept = [manager.save() for _ in range(2)][-1]
-        assert (
-            mpistrat.training.latest_checkpoint(folder) == kept
-        )  # outside of a scope, where no worker would come
+        assert mpistrat.training.latest_checkpoint(folder) == kept  # outside of a scope, where no worker would come
         np.testing.assert_array_equal(mpistrat.training.load_arrays(kept)["v"], value)
     np.testing.assert_array_equal(plain.numpy(), value)
     np.testing.assert_array_equal(u.numpy(), value)
@@ -311,9 +307,7 @@ def schedules(resolver):
 def main(name):
     resolver = resolver_of(ps={"training": 2, "schedules": 1}[name])
     if resolver.task_type != "chief":
-        mpistrat.Server(
-            resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
-        ).join()
+        mpistrat.Server(resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id).join()
         return
     globals()[name](resolver)
     print("all checks passed")
@@ -339,13 +333,9 @@ def farm():
             print("serving rank is free")
             return
         assert list(executor.map(square, range(50))) == [i * i for i in range(50)]
-        assert list(executor.map(operator.add, range(23), range(23), chunksize=4)) == [
-            2 * i for i in range(23)
-        ]
+        assert list(executor.map(operator.add, range(23), range(23), chunksize=4)) == [2 * i for i in range(23)]
         futures = [executor.submit(square, i) for i in range(20)]
-        assert {f.result() for f in concurrent.futures.as_completed(futures, timeout=250)} == {
-            i * i for i in range(20)
-        }
+        assert {f.result() for f in concurrent.futures.as_completed(futures, timeout=250)} == {i * i for i in range(20)}
         error = raised(executor.submit(lambda: {}["missing"]).result)
         assert type(error) is KeyError
         assert "(worker" in str(error.__cause__)
@@ -354,9 +344,7 @@ def farm():
         slow = [executor.submit(time.sleep, 0.3) for _ in range(comm.size - 1)]
         queued = [executor.submit(square, i) for i in range(10)]
         assert queued[-1].cancel()
-        assert (
-            isinstance(raised(queued[-1].result), concurrent.futures.CancelledError) or queued[-1].cancelled()
-        )
+        assert isinstance(raised(queued[-1].result), concurrent.futures.CancelledError) or queued[-1].cancelled()
         assert [f.result() for f in queued[:-1]] == [i * i for i in range(9)]
         assert all(f.result() is None for f in slow)
         many = [executor.submit(time.sleep, 0.05) for _ in range(40)]

@@ -39,9 +39,7 @@ def die(flag, after):
     except FileExistsError:
         return
     if after:
-        signal.setitimer(
-            signal.ITIMER_REAL, after
-        )  # SIGALRM has no handler: it ends the process wherever it is
+        signal.setitimer(signal.ITIMER_REAL, after)  # SIGALRM has no handler: it ends the process wherever it is
     else:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -108,9 +106,7 @@ def main():
         mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
         signal.setitimer(signal.ITIMER_REAL, 0)
         return
-    strategy = mpistrat.ParameterServerStrategy(
-        resolver, variable_partitioner=FixedShardsPartitioner(servers)
-    )
+    strategy = mpistrat.ParameterServerStrategy(resolver, variable_partitioner=FixedShardsPartitioner(servers))
     coordinator = ClusterCoordinator(strategy, exactly_once=True)
     with strategy.scope():
         variables = [mpistrat.Variable(0), mpistrat.Variable(np.zeros((ROWS, 2)))]

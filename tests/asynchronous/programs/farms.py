@@ -274,9 +274,7 @@ def maps(executor):
     before = executor.statistics().ended
     assert list(executor.map(Line(3), range(10), chunksize=4)) == [3 * i for i in range(10)]
     assert executor.statistics().ended - before == 10  # calls, not chunks
-    assert (
-        type(raised(lambda: next(executor.map(time.sleep, [0.5], timeout=0.01)))).__name__ == "TimeoutError"
-    )
+    assert type(raised(lambda: next(executor.map(time.sleep, [0.5], timeout=0.01)))).__name__ == "TimeoutError"
     assert type(raised(executor.map, 3, [1])) is TypeError
     results = executor.map(wait_or_fail, range(20))
     assert type(raised(list, results)) is ArithmeticError

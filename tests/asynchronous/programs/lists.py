@@ -80,9 +80,7 @@ def errors(strategy):
     assert "(ps " in str(error.__cause__)
     same(strategy.extended.batch_read([v, w, x]), [[2.0, 3.0], [1.0, 2.0], [2.0, 3.0]])
     other = mpistrat.Variable(1.0)
-    assert isinstance(
-        raised(strategy.extended.batch_update, [(v, add_one, ()), (other, add_one, ())]), ValueError
-    )
+    assert isinstance(raised(strategy.extended.batch_update, [(v, add_one, ()), (other, add_one, ())]), ValueError)
     same(strategy.extended.batch_read([v]), [[2.0, 3.0]])  # wrong arguments: nothing is done
 
 

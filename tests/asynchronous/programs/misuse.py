@@ -72,9 +72,7 @@ def functions_that_use_the_machinery(strategy):
         assert text in str(raised(coordinator.schedule(call).fetch)), call
         raised(coordinator.join)
     assert coordinator.schedule(lambda: coordinator.strategy is strategy).fetch()
-    assert (
-        coordinator.schedule(lambda: mpistrat.MirroredStrategy(comm=MPI.COMM_SELF) is None).fetch() is False
-    )
+    assert coordinator.schedule(lambda: mpistrat.MirroredStrategy(comm=MPI.COMM_SELF) is None).fetch() is False
 
 
 # --- servers that several ranks ask --------------------------------------------------------------------

@@ -69,9 +69,7 @@ def train(strategy, path, last):
             coordinator.schedule(read_until_an_error, (variables,))
             sys.stdout.write(f"lost soon after {time.time()}\n")
             sys.stdout.flush()
-            strategy.extended.update(
-                variables[1], lambda _, number: kill_soon(number), np.ravel(pid)[:1].tolist()
-            )
+            strategy.extended.update(variables[1], lambda _, number: kill_soon(number), np.ravel(pid)[:1].tolist())
             coordinator.join()
         coordinator.schedule(update, (step,))
         coordinator.join()

@@ -106,9 +106,7 @@ def main(name, *numbers):
     if resolver.task_type != "chief":
         mpistrat.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id).join()
         return
-    globals()[name](
-        mpistrat.ParameterServerStrategy(resolver), *map(float if name == "array" else int, numbers)
-    )
+    globals()[name](mpistrat.ParameterServerStrategy(resolver), *map(float if name == "array" else int, numbers))
     say(name, "passed")
 
 

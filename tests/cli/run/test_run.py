@@ -527,9 +527,7 @@ def test_interrupt_from_the_terminal(write):
 
 def test_dry_run(write):
     program = write("tell('started')")
-    status, out, err = run(
-        "-n", 500, "--dry-run", program, "--flag", OMP_NUM_THREADS=None, PMI_RANK="0", PMI_FD="5"
-    )
+    status, out, err = run("-n", 500, "--dry-run", program, "--flag", OMP_NUM_THREADS=None, PMI_RANK="0", PMI_FD="5")
     lines = out.splitlines()
     assert (status, err) == (0, "")
     assert lines[0].startswith(find().path)

@@ -55,9 +55,7 @@ def test_a_full_disk_does_not_stop_the_rank():
 def test_the_banner_that_a_rank_prints_itself_is_left_out():
     line = "-" * 74 + "\n"
     banner = f"{line}MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n\nNOTE: ...\n{line}"
-    program = "import os\n" + "".join(
-        f"os.write(2, {each.encode()!r})\n" for each in ("before\n", banner, line)
-    )
+    program = "import os\n" + "".join(f"os.write(2, {each.encode()!r})\n" for each in ("before\n", banner, line))
     job = start(subprocess.DEVNULL, 0, subprocess.PIPE, program)
     with job.stderr:
         assert job.stderr.read().decode() == f"before\n{line}"

@@ -246,12 +246,8 @@ def test_states_continue_exactly(replicas, kind, steps):
     assert len({len(each[2]) for each in told}) == 1  # even steps
     restored = replicas(3, again)
     for epoch, whole in ((0, 2), (1, 3)):
-        mine = [
-            x for step in zip(*(each[epoch] for each in restored), strict=True) for part in step for x in part
-        ]
-        want = [
-            x for step in zip(*(each[whole] for each in told), strict=True) for part in step for x in part
-        ]
+        mine = [x for step in zip(*(each[epoch] for each in restored), strict=True) for part in step for x in part]
+        want = [x for step in zip(*(each[whole] for each in told), strict=True) for part in step for x in part]
         assert mine == want
 
 
@@ -260,9 +256,7 @@ def test_states_of_other_combinations_are_refused(replicas):
         one = DistributedDataset(Dataset.zip(Dataset.range(9), Dataset.range(9)).batch(2), peer)
         other = DistributedDataset(Dataset.zip(Dataset.range(9), Dataset.range(8)).batch(2), peer)
         mixed = [
-            DistributedDataset(
-                Dataset.sample_from_datasets([Dataset.range(9)] * 2, weights, seed=1).batch(2), peer
-            )
+            DistributedDataset(Dataset.sample_from_datasets([Dataset.range(9)] * 2, weights, seed=1).batch(2), peer)
             for weights in ([1, 2], [2, 1])
         ]
         for a, b in ((one, other), mixed):

@@ -200,9 +200,7 @@ def opens_once():
             write(FOLDER / f"{i:02}.h5", rows=3)
     WORLD.Barrier()
     opened, real = [], h5py.File
-    describe_hdf5.h5py.File = lambda path, *more, **options: (
-        opened.append(str(path)) or real(path, *more, **options)
-    )
+    describe_hdf5.h5py.File = lambda path, *more, **options: opened.append(str(path)) or real(path, *more, **options)
     stats, real_stat = [], os.stat
     os.stat = lambda path, *more, **options: stats.append(str(path)) or real_stat(path, *more, **options)
     dataset = Dataset.from_hdf5(str(FOLDER / "*.h5"), "x").batch(6)
@@ -362,9 +360,7 @@ def paces_of_two_datasets():
     logger.setLevel(logging.INFO)
     logger.addHandler(logging.Handler())
     logger.handlers[0].emit = lambda record: lines.append(record.getMessage())
-    training, validation = (
-        strategy.experimental_distribute_dataset(Dataset.range(rows).batch(6)) for rows in (60, 30)
-    )
+    training, validation = (strategy.experimental_distribute_dataset(Dataset.range(rows).batch(6)) for rows in (60, 30))
     batches = iter(training)
     for _ in range(10):
         next(batches)

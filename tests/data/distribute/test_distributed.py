@@ -116,9 +116,7 @@ def test_unseeded_shuffle_is_the_same_on_all_replicas_and_new_each_epoch(replica
 def test_order_does_not_depend_on_the_number_of_replicas(replicas):
     orders = []
     for size in (1, 2, 3, 4):
-        found = replicas(
-            size, lambda p: lists(DistributedDataset(Dataset.range(24).shuffle(seed=4).batch(12), p))[0]
-        )
+        found = replicas(size, lambda p: lists(DistributedDataset(Dataset.range(24).shuffle(seed=4).batch(12), p))[0])
         orders.append([flat(mine[k] for mine in found) for k in range(2)])
     assert all(order == orders[0] for order in orders)
 
@@ -196,10 +194,7 @@ def test_map_that_cannot_take_an_empty_piece(replica_errors):
 
 def test_off_shows_everything_in_small_batches(replicas):
     dataset = with_policy(Dataset.range(8).batch(4), "OFF")
-    assert (
-        replicas(2, lambda p: lists(DistributedDataset(dataset, p))[0])
-        == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2
-    )
+    assert replicas(2, lambda p: lists(DistributedDataset(dataset, p))[0]) == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 2
 
 
 def test_hint_replaces_the_marked_shard_only(replicas):
@@ -223,9 +218,7 @@ def test_a_hint_without_the_policy_is_an_error(replica_errors, name):
 
 
 def test_file_policy_needs_files(replica_errors):
-    errors = replica_errors(
-        2, lambda p: DistributedDataset(with_policy(Dataset.range(5).batch(2), "FILE"), p)
-    )
+    errors = replica_errors(2, lambda p: DistributedDataset(with_policy(Dataset.range(5).batch(2), "FILE"), p))
     assert [type(e) for e in errors] == [ValueError] * 2
     assert "needs a dataset of files" in str(errors[1])
 
@@ -320,9 +313,7 @@ def test_endless(replicas):
         distributed = DistributedDataset(Dataset.range(3).repeat().batch(2), peer)
         assert distributed.cardinality == -1
         assert distributed
-        assert repr(distributed) == (
-            "<DistributedDataset of=<Dataset: range(0, 3), repeat(), batch(2)> steps=endless>"
-        )
+        assert repr(distributed) == ("<DistributedDataset of=<Dataset: range(0, 3), repeat(), batch(2)> steps=endless>")
         with pytest.raises(TypeError, match="has no len"):
             len(distributed)
         iterator = iter(distributed)
@@ -367,9 +358,7 @@ def test_function_is_told_its_place(replicas):
 
 def test_short_replicas_get_empty_batches(replicas):
     def replica(peer):
-        made = DistributedDatasetsFromFunction(
-            lambda ctx: Dataset.range(2 * ctx.input_pipeline_id).batch(2), peer
-        )
+        made = DistributedDatasetsFromFunction(lambda ctx: Dataset.range(2 * ctx.input_pipeline_id).batch(2), peer)
         assert made.cardinality == len(made) == 2
         assert repr(made) == "<DistributedDataset of=<lambda> steps=2>"
         assert "&lt;lambda&gt;" in made._repr_html_()
@@ -417,8 +406,6 @@ def test_single_rows_from_a_function(replicas, replica_errors):
     made = replicas(2, lambda p: DistributedDatasetsFromFunction(lambda ctx: Dataset.range(3), p))
     assert [lists(each)[0] for each in made] == [[0, 1, 2]] * 2
     assert made[0].element_spec == ArraySpec((), "int64")
-    for error in replica_errors(
-        2, lambda p: DistributedDatasetsFromFunction(lambda ctx: Dataset.range(3 + p.rank), p)
-    ):
+    for error in replica_errors(2, lambda p: DistributedDatasetsFromFunction(lambda ctx: Dataset.range(3 + p.rank), p)):
         assert isinstance(error, ValueError)
         assert "[3, 4]" in str(error)

@@ -56,9 +56,7 @@ READ = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[mpich] * (name == "not_finite")) for name in READ]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[mpich] * (name == "not_finite")) for name in READ])
 def test_what_is_found_while_reading_ends_the_job(run_ranks, tmp_path, name, summarize):
     ended = told_when(run_ranks, tmp_path, name, summarize)
     ended.shows(*READ[name], "of 3 failed, which ends the job", "fix: ")

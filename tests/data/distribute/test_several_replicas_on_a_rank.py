@@ -113,17 +113,13 @@ def test_a_rank_cuts_its_rows_where_each_replica_would(n):
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("kind", ["arrays", "mapped", "files", "generator", "filter"])
-@pytest.mark.parametrize(
-    ("size", "batch"), [(6, 12), (6, 13), (6, 11), (8, 16), (8, 9), (8, 15), (8, 5), (8, 67)]
-)
+@pytest.mark.parametrize(("size", "batch"), [(6, 12), (6, 13), (6, 11), (8, 16), (8, 9), (8, 15), (8, 5), (8, 67)])
 def test_data_is_cut_as_numpy_splits(replicas, files, kind, size, batch, seed):
     dataset = made(kind, files, seed).batch(batch)
     serial = [list(dataset) for _ in range(2)]
     assert (seed is None) == (bits(serial[0]) == bits(serial[1]))
     for epoch, batches in enumerate(serial):
-        oracle = [
-            [mapped(np.array_split(whole, size)[replica]) for whole in batches] for replica in range(size)
-        ]
+        oracle = [[mapped(np.array_split(whole, size)[replica]) for whole in batches] for replica in range(size)]
         for ranks in RANKS:
 
             def make(peer, group, epoch=epoch):
@@ -162,9 +158,7 @@ def test_files_are_dealt_to_replicas(replicas, files):
     x = np.split(np.arange(ROWS, dtype="f4"), np.cumsum(LENGTHS)[:-1])
     own = [np.concatenate(x[replica::size]) for replica in range(size)]
     steps = max(-(-len(rows) // n) for rows, n in zip(own, share, strict=True))
-    oracle = [
-        [rows[k * n : (k + 1) * n].tolist() for k in range(steps)] for rows, n in zip(own, share, strict=True)
-    ]
+    oracle = [[rows[k * n : (k + 1) * n].tolist() for k in range(steps)] for rows, n in zip(own, share, strict=True)]
     assert not oracle[-1][-1]
 
     def make(peer, group):
@@ -271,9 +265,7 @@ def test_devices_and_files(replicas, files):
 def of_context(kind, files, seen=None):
     def dataset_fn(context):
         if seen is not None:
-            seen.append(
-                (context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync)
-            )
+            seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
         rows = made(kind, files, None)
         rows = rows.shuffle(buffer_size=100)  # of which all pipelines get the seed of the first
         rows = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
@@ -422,9 +414,7 @@ def test_states_of_other_datasets_and_ranks_are_refused(replicas, files):
 
     def other(context):
         rows = of_context("files", files)(context)
-        return (
-            Dataset.from_hdf5(files[1:], "x").shuffle().batch(2) if context.input_pipeline_id == 5 else rows
-        )
+        return Dataset.from_hdf5(files[1:], "x").shuffle().batch(2) if context.input_pipeline_id == 5 else rows
 
     state = of(of_context("files", files)).state()
     with pytest.raises(ValueError, match=r"dataset of replica 5 is .*let dataset_fn return"):

@@ -59,9 +59,7 @@ def divided(dataset, policy, replicas, balance=False):
     """Return the division of every replica."""
     peers = [ReplicaGroup(SimpleNamespace(size=replicas, rank=rank)) for rank in range(replicas)]
     return [
-        divide(
-            AutoShardPolicy[policy], dataset.definition.source, dataset.definition.transforms, peer, balance
-        )
+        divide(AutoShardPolicy[policy], dataset.definition.source, dataset.definition.transforms, peer, balance)
         for peer in peers
     ]
 

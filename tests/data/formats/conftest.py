@@ -56,23 +56,17 @@ def write_netcdf(path, columns):
 BOTH = ("x", "y")
 FORMATS = {
     "hdf5": SimpleNamespace(end="h5", write=write_hdf5, read=lambda f, **k: Dataset.from_hdf5(f, BOTH, **k)),
-    "netcdf": SimpleNamespace(
-        end="nc", write=write_netcdf, read=lambda f, **k: Dataset.from_netcdf(f, BOTH, **k)
-    ),
+    "netcdf": SimpleNamespace(end="nc", write=write_netcdf, read=lambda f, **k: Dataset.from_netcdf(f, BOTH, **k)),
     "npy": SimpleNamespace(
         end="npy",
         write=write_npy,
         read=lambda f, **k: Dataset.from_npy(f, **k).map(lambda row: (row[0], row[1].astype(int))),
     ),
-    "csv": SimpleNamespace(
-        end="csv", write=write_csv, read=lambda f, **k: Dataset.from_csv(f, BOTH, {"y": int}, **k)
-    ),
+    "csv": SimpleNamespace(end="csv", write=write_csv, read=lambda f, **k: Dataset.from_csv(f, BOTH, {"y": int}, **k)),
     "parquet": SimpleNamespace(
         end="parquet", write=write_parquet, read=lambda f, **k: Dataset.from_parquet(f, BOTH, **k)
     ),
-    "zarr": SimpleNamespace(
-        end="zarr", write=write_zarr, read=lambda f, **k: Dataset.from_zarr(f, BOTH, **k)
-    ),
+    "zarr": SimpleNamespace(end="zarr", write=write_zarr, read=lambda f, **k: Dataset.from_zarr(f, BOTH, **k)),
 }
 
 

@@ -153,9 +153,7 @@ def test_netcdf_rows_that_an_unlimited_dimension_has(tmp_path, coordinate):
                 file.createVariable("time", "f8", ("time",))[:] = range(3)
             for variable, length in lengths.items():
                 kind = {} if variable == "one" else {"fill_value": -9.0}
-                made = file.createVariable(
-                    variable, "f4", ("time", "i"), chunksizes=(5, 2), zlib=True, **kind
-                )
+                made = file.createVariable(variable, "f4", ("time", "i"), chunksizes=(5, 2), zlib=True, **kind)
                 if length:
                     made[:length] = np.arange(2 * length).reshape(-1, 2)
     files = [tmp_path / "a.nc", tmp_path / "b.nc"]
@@ -183,9 +181,7 @@ def test_netcdf_variables_that_are_short_along_another_axis(tmp_path):
         file.createVariable("whole", "f4", ("i", "time"))[:, :3] = 1
         file.createVariable("short", "f4", ("i", "time"))[:, :2] = 1
     assert len(Dataset.from_netcdf(tmp_path / "a.nc", "whole")) == 2
-    with pytest.raises(
-        DataFileError, match="'short': it is shorter than its unlimited dimension along axis 1"
-    ):
+    with pytest.raises(DataFileError, match="'short': it is shorter than its unlimited dimension along axis 1"):
         len(Dataset.from_netcdf(tmp_path / "a.nc", "short"))
 
 

@@ -22,9 +22,7 @@ def test_the_right_reader_is_named(tmp_path, written, read):
     path = tmp_path / f"a.{form.end}"
     form.write(path, COLUMNS)
     FORMATS[read].write(tmp_path / f"own.{FORMATS[read].end}", COLUMNS)  # skips without its package
-    with pytest.raises(
-        (DataFileError, IsADirectoryError), match=f"a.{form.end}.*: it is .*{READERS[written]}"
-    ):
+    with pytest.raises((DataFileError, IsADirectoryError), match=f"a.{form.end}.*: it is .*{READERS[written]}"):
         len(FORMATS[read].read(path))
 
 

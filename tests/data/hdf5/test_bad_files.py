@@ -114,9 +114,7 @@ def test_a_later_file_is_bad_for_all_replicas(good, how, replica_errors):
     spoil(good[1], how)
 
     def replica(peer):
-        return DistributedDataset(
-            Dataset.from_hdf5(good, "x").batch(2) if how != "vanished" else dataset, peer
-        )
+        return DistributedDataset(Dataset.from_hdf5(good, "x").batch(2) if how != "vanished" else dataset, peer)
 
     errors = replica_errors(2, replica)
     kind, text = BAD[how]

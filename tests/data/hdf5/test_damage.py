@@ -30,9 +30,7 @@ REFUSED = (
 ROWS = np.arange(1, 73, dtype="f4").reshape(24, 3)
 
 
-def create(
-    path, libver="earliest", maxshape=None, early=False, filters=(), chunk=(5, 3), dtype=None, rows=ROWS
-):
+def create(path, libver="earliest", maxshape=None, early=False, filters=(), chunk=(5, 3), dtype=None, rows=ROWS):
     """A file with the rows in the dataset ``"x"``, stored so."""
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if chunk:
@@ -80,9 +78,7 @@ def same(one, other):
 
 def used(data):
     """The places of a file but for long runs of zeros, which are room for more entries."""
-    return {
-        place for run in re.finditer(rb"(?:[^\0]|\0{1,24}(?=[^\0]))+", data) for place in range(*run.span())
-    }
+    return {place for run in re.finditer(rb"(?:[^\0]|\0{1,24}(?=[^\0]))+", data) for place in range(*run.span())}
 
 
 def damaged(path, data, place, bits):

@@ -104,9 +104,7 @@ def test_once_by_each_replica(tmp_path, decodes, replicas, chunk):
     for rank in range(replicas):
         dataset = Dataset.from_hdf5(pattern, "x").shuffle(seed=3).batch(15)
         peer = ReplicaGroup(SimpleNamespace(size=replicas, rank=rank))
-        division = divide(
-            AutoShardPolicy.DATA, dataset.definition.source, dataset.definition.transforms, peer, False
-        )
+        division = divide(AutoShardPolicy.DATA, dataset.definition.source, dataset.definition.transforms, peer, False)
         decodes.clear()
         orders.append([[float(row[0]) for row in division.batch(k, 0)] for k in range(division.steps)])
         assert max(decodes.values()) == 1

@@ -102,9 +102,7 @@ def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
         write(tmp_path / f"{i}.h5", 3 + i)
     calls = []
     real = describe_hdf5.describe
-    monkeypatch.setattr(
-        describe_hdf5, "describe", lambda path, names: calls.append(path) or real(path, names)
-    )
+    monkeypatch.setattr(describe_hdf5, "describe", lambda path, names: calls.append(path) or real(path, names))
 
     def replica(peer):
         dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(4), "DATA")
@@ -195,9 +193,9 @@ def test_types(tmp_path):
         ragged = f.create_dataset("ragged", (2,), h5py.vlen_dtype("i4"))
         ragged[0], ragged[1] = [1, 2, 3], [4]
         pairs = np.dtype(("f4", (2,)))
-        h5py.h5d.create(
-            f.id, b"pairs", h5py.h5t.py_create(pairs, logical=True), h5py.h5s.create_simple((2,))
-        ).write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="f4"), h5py.h5t.py_create(pairs, logical=True))
+        h5py.h5d.create(f.id, b"pairs", h5py.h5t.py_create(pairs, logical=True), h5py.h5s.create_simple((2,))).write(
+            h5py.h5s.ALL, h5py.h5s.ALL, np.arange(4, dtype="f4"), h5py.h5t.py_create(pairs, logical=True)
+        )
     for name, values in columns.items():
         (batch,) = Dataset.from_hdf5(tmp_path / "t.h5", name).shuffle(seed=0).batch(2)
         order = [int(i) for i in Dataset.range(2).shuffle(seed=0)]

@@ -76,8 +76,7 @@ def test_a_manifest_is_written_once_and_used(files, tmp_path, replicas, describe
 
     def together(found):
         return [
-            {name: [row for mine in step for row in mine[name]] for name in NAMES}
-            for step in zip(*found, strict=True)
+            {name: [row for mine in step for row in mine[name]] for name in NAMES} for step in zip(*found, strict=True)
         ]
 
     for turn in range(2):

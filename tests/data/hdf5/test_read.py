@@ -182,9 +182,7 @@ def test_any_shape_and_chunk(tmp_path_factory, data):
     chunks = tuple(data.draw(st.integers(1, 11)) for _ in shape)
     values = np.arange(np.prod(shape), dtype=data.draw(st.sampled_from(["<i2", ">i4", "<f8"]))).reshape(shape)
     filters = data.draw(
-        st.sampled_from(
-            [{}, {"compression": "gzip"}, {"shuffle": True}, {"fletcher32": True, "shuffle": True}]
-        )
+        st.sampled_from([{}, {"compression": "gzip"}, {"shuffle": True}, {"fletcher32": True, "shuffle": True}])
     )
     path = tmp_path_factory.mktemp("shape") / "a.h5"
     with h5py.File(path, "w", userblock_size=data.draw(st.sampled_from([0, 512]))) as f:
@@ -222,9 +220,7 @@ def test_virtual_rows(sources):
     path = sources(s0=(np.s_[0:4], None), s1=(np.s_[8:12], None), s2=(np.s_[4:8], None))
     read(path, "v", list(range(12)))
     read(path, "v", [11, 3, 4, 4, 0, 8, 7])
-    assert way(path).startswith(
-        "direct: virtual, of 3 sources: chunks of 3 rows, gzip; chunks of 4 rows; cont"
-    )
+    assert way(path).startswith("direct: virtual, of 3 sources: chunks of 3 rows, gzip; chunks of 4 rows; cont")
     path = sources(shape=(5, 2), s0=(np.s_[3:5], np.s_[1:3]), s1=(np.s_[0:3], np.s_[1:4]))
     read(path, "v", [0, 1, 2, 3, 4])
     assert way(path).startswith("direct: virtual")

@@ -109,9 +109,7 @@ def test_damaged_chunks(tmp_path, number):
     offset, size = chunk_of(path, number)
     for data in (b"\xff" * size, zlib.compress(b"short").ljust(size, b"\0")):
         overwrite(path, offset, data)
-        with pytest.raises(
-            DataFileError, match=r"a\.h5', dataset 'x': rows \d+ to \d+ cannot be read"
-        ) as caught:
+        with pytest.raises(DataFileError, match=r"a\.h5', dataset 'x': rows \d+ to \d+ cannot be read") as caught:
             list(opened(path))
         assert not isinstance(caught.value, ChecksumError)
 
@@ -121,9 +119,7 @@ def test_damage_under_a_checksum(tmp_path):
     offset, _ = chunk_of(path, 2)
     overwrite(path, offset + 3, b"\x7f")
     dataset = Dataset.from_hdf5(path, "x")
-    with pytest.raises(
-        ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"
-    ):
+    with pytest.raises(ChecksumError, match=r"dataset 'x': rows 5 to 9 cannot be read \(the stored checksum is 0x"):
         list(dataset.batch(5))
     with pytest.raises(ChecksumError, match="rows 0 to 19"):
         list(dataset.shuffle(seed=0).batch(20))
@@ -190,9 +186,7 @@ def test_a_source_that_is_wrong(virtual, name):
         Dataset.from_hdf5(virtual, name)
     with h5py.File(source, "w") as f:
         f["x"] = np.ones((11, 2), "f4")
-    with pytest.raises(
-        DataFileError, match=rf"'{name}': its rows lie in '.*s1\.h5', where the shape is \(11, 2\)"
-    ):
+    with pytest.raises(DataFileError, match=rf"'{name}': its rows lie in '.*s1\.h5', where the shape is \(11, 2\)"):
         Dataset.from_hdf5(virtual, name)
 
 
@@ -237,7 +231,5 @@ def test_external_storage_that_is_short(tmp_path):
     os.truncate(raw, 150)
     with pytest.raises(DataFileError, match=r"x\.raw', dataset 'x': it was truncated"):
         list(dataset)
-    with pytest.raises(
-        DataFileError, match=r"'x': its rows lie in '.*x\.raw', which is truncated \(150 bytes"
-    ):
+    with pytest.raises(DataFileError, match=r"'x': its rows lie in '.*x\.raw', which is truncated \(150 bytes"):
         Dataset.from_hdf5(tmp_path / "a.h5", "x")

@@ -43,9 +43,7 @@ largest, taken = 0, []
 for epoch in range(50):
     for batch in distributed:
         largest = max(largest, nbytes(batch))
-        time.sleep(
-            float(pause) * (epoch % 2)
-        )  # with a pause the thread makes the batches, without it the program does
+        time.sleep(float(pause) * (epoch % 2))  # with a pause the thread makes the batches, without it the program does
     if epoch % 10 == 9:
         taken.append(memory("VmRSS"))
 # 9/8, because the buffer pool rounds sizes up by at most one eighth.

@@ -61,9 +61,7 @@ def test_tuples_are_spread_other_structures_are_not(plain):
     pairs = Dataset.from_arrays(([1, 2], [3, 4]))
     assert plain(list(pairs.map(lambda a, b: a * b))) == [3, 8]
     assert plain(list(pairs.batch(2).map(lambda a, b: {"s": a + b}))) == [{"s": [4, 6]}]
-    assert plain(list(Dataset.from_arrays({"a": [1, 2]}).map(lambda row: (row["a"], 7)).batch(2))) == [
-        ([1, 2], [7, 7])
-    ]
+    assert plain(list(Dataset.from_arrays({"a": [1, 2]}).map(lambda row: (row["a"], 7)).batch(2))) == [([1, 2], [7, 7])]
     assert plain(list(Dataset.from_arrays(Pair([1], [2])).map(lambda pair: pair.a + pair.b))) == [3]
 
 

@@ -35,9 +35,7 @@ def test_structures_are_padded():
     assert lists(pairs.padded_batch(2, ([None, None], []), (9.0, None))) == want
     assert lists(pairs.padded_batch(2, padding_values=9)) == want
     named = Dataset.range(1, 3).map(lambda x: {"b": np.full(x, "a"), "a": x})
-    assert lists(named.padded_batch(2, {"b": [3], "a": []})) == [
-        {"a": [1, 2], "b": [["a", "", ""], ["a", "a", ""]]}
-    ]
+    assert lists(named.padded_batch(2, {"b": [3], "a": []})) == [{"a": [1, 2], "b": [["a", "", ""], ["a", "a", ""]]}]
 
 
 def test_padding_that_does_not_fit():

@@ -10,9 +10,7 @@ from mpistrat.data import AUTOTUNE, Dataset
 
 
 @pytest.mark.parametrize("calls", [None, 1, 2, 8, AUTOTUNE])
-@pytest.mark.parametrize(
-    "make", [Dataset.range, lambda n: Dataset.from_iterable(range(n))], ids=["known", "unknown"]
-)
+@pytest.mark.parametrize("make", [Dataset.range, lambda n: Dataset.from_iterable(range(n))], ids=["known", "unknown"])
 def test_the_order_stays(make, calls):
     rows = make(10).map(lambda x: x + 1).map(lambda x: x * 2, num_parallel_calls=calls, deterministic=False)
     assert [batch.tolist() for batch in rows.batch(4)] == [[2, 4, 6, 8], [10, 12, 14, 16], [18, 20]]

@@ -136,9 +136,7 @@ def test_a_state_of_other_windows_is_refused(files, replicas):
     def replica(peer):
         state = DistributedDataset(shuffled(files), peer).state()
         for memory in ("windows", "least"):
-            with pytest.raises(
-                ValueError, match=r"shuffled blocks .* is \[\d+, \d+\].*Options\.shuffle_memory"
-            ):
+            with pytest.raises(ValueError, match=r"shuffled blocks .* is \[\d+, \d+\].*Options\.shuffle_memory"):
                 DistributedDataset(shuffled(files, memory=MEMORY[memory]), peer).restore(state)
         DistributedDataset(shuffled(files, memory=1 << 29), peer).restore(state)
 
@@ -206,12 +204,8 @@ def test_a_copy_of_a_dataset_reads_for_itself(files):
 
 
 def test_shuffle_memory_is_compared(files, replica_errors):
-    errors = replica_errors(
-        2, lambda peer: DistributedDataset(shuffled(files, memory=1000 + peer.rank), peer)
-    )
-    assert ["its shuffle_memory is 1001 on rank 1 and 1000 on rank 0" in str(each) for each in errors] == [
-        True
-    ] * 2
+    errors = replica_errors(2, lambda peer: DistributedDataset(shuffled(files, memory=1000 + peer.rank), peer))
+    assert ["its shuffle_memory is 1001 on rank 1 and 1000 on rank 0" in str(each) for each in errors] == [True] * 2
 
 
 def test_the_option():

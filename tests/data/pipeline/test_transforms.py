@@ -101,9 +101,7 @@ def test_chain_equals_serial_program(ops, rows):
 @fast
 @given(chains(), chains(), st.integers(1, 9))
 def test_endless_chain_equals_serial_program(before, after, rows):
-    after = [
-        op for op in after if op[0] != "shuffle" and not (op[0] == "batch" and "batch" in dict_of(before))
-    ]
+    after = [op for op in after if op[0] != "shuffle" and not (op[0] == "batch" and "batch" in dict_of(before))]
     ops = [*before, ("repeat", None), *after]
     if not list(serial(before, rows, 0)):
         return

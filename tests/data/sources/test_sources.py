@@ -216,9 +216,9 @@ def test_one_flag_a_step(replicas):
 def test_iterables_of_different_lengths_end_together(replicas):
     def replica(peer):
         made = DistributedDatasetsFromFunction(
-            lambda ctx: Dataset.from_iterable(
-                lambda: ({"x": [i, i]} for i in range(3 * ctx.input_pipeline_id))
-            ).batch(2),
+            lambda ctx: Dataset.from_iterable(lambda: ({"x": [i, i]} for i in range(3 * ctx.input_pipeline_id))).batch(
+                2
+            ),
             peer,
         )
         return [[batch["x"].shape for batch in made] for _ in range(2)]

@@ -60,9 +60,7 @@ def test_boxes_of_all_ranks_cover_the_array_once(box, data):
         Box(tuple(low for low, _ in each), tuple(high - low for low, high in each))
         for each in itertools.product(*(itertools.pairwise(cut) for cut in cuts))
     ]
-    require_cover(
-        "u", data.draw(st.permutations(grid)) or [Box((0,) * len(whole), tuple(whole))], tuple(whole)
-    )
+    require_cover("u", data.draw(st.permutations(grid)) or [Box((0,) * len(whole), tuple(whole))], tuple(whole))
     if not whole or 0 in whole:
         return
     lost = data.draw(st.sampled_from(grid))

@@ -92,9 +92,7 @@ def test_flushed_steps_are_whole(run_ranks, folder):
         path.parent.mkdir(exist_ok=True)
         flushed = Path(f"{path}.flushed")
         before = int(flushed.read_text() or 0) if flushed.exists() else 0
-        ended = run_ranks(
-            4, program, path, draw.uniform(0.1 if number < len(HOW) else 0, 0.5), *how[1:], limit=100
-        )
+        ended = run_ranks(4, program, path, draw.uniform(0.1 if number < len(HOW) else 0, 0.5), *how[1:], limit=100)
         assert ended.status not in (0, None), str(ended)
         assert "Traceback" not in ended.output, str(ended)
         least = max(before, int(flushed.read_text() or 0) if flushed.exists() else 0)

@@ -22,9 +22,7 @@ def test_a_chunk_may_be_a_number_of_numpy(tmp_path):
 
 
 TIMES = np.array(["2020-01-01"], "M8[s]")
-SHAPES = Dataset.from_arrays({"x": np.zeros((2, 2))}).concatenate(
-    Dataset.from_arrays({"x": np.zeros((2, 3))})
-)
+SHAPES = Dataset.from_arrays({"x": np.zeros((2, 2))}).concatenate(Dataset.from_arrays({"x": np.zeros((2, 3))}))
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,7 @@ def same(one, other):
             assert all(np.array_equal(p, q) for p, q in zip(a[name][:], b[name][:], strict=True)), name
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"by": "bytes", "compress": "zstd", "chunk": 4}, {"compress": "gzip"}]
-)
+@pytest.mark.parametrize("options", [{}, {"by": "bytes", "compress": "zstd", "chunk": 4}, {"compress": "gzip"}])
 def test_many_files_from_one_and_back(varied, tmp_path, options):
     made = shard([str(varied)], tmp_path / "many", 7, **options)
     assert [path.name for path in made] == [f"in-{i:05}-of-00007.h5" for i in range(7)]
@@ -146,9 +144,7 @@ def test_batches_of_unknown_number(tmp_path):
     ],
 )
 def test_rows_that_would_not_be_what_they_were(tmp_path, first, then):
-    with pytest.raises(
-        DatasetMismatchError, match=r"dataset 'x' has rows of .* from row 2 on are of .*; fix: "
-    ):
+    with pytest.raises(DatasetMismatchError, match=r"dataset 'x' has rows of .* from row 2 on are of .*; fix: "):
         write(tmp_path / "a.h5", iter([first, then]))
     write(tmp_path / "a.h5", iter([then, first] if first.dtype.kind == "S" else [first, first]))
     assert os.listdir(tmp_path) == ["a.h5"]
@@ -302,9 +298,7 @@ def test_what_cannot_be_divided_is_named(tmp_path):
     other = beside(tmp_path / "e.h5")
     with h5py.File(other, "r+") as f:
         f["g/mean"][()] = 2.5
-    with pytest.raises(
-        DatasetMismatchError, match=r"'g/mean' has the value 1\.5 .*b\.h5' and 2\.5 in .*--dataset x"
-    ):
+    with pytest.raises(DatasetMismatchError, match=r"'g/mean' has the value 1\.5 .*b\.h5' and 2\.5 in .*--dataset x"):
         shard([one, other], tmp_path / "more", 1)
     with pytest.raises(EmptyDatasetError, match="none of the datasets 'version', 'none' has rows"):
         shard([one], tmp_path / "more", 1, datasets=["version", "none"])
@@ -356,17 +350,13 @@ def test_commands(varied, tmp_path, run_alone):
         return run_alone("-m", "mpistrat", *arguments)
 
     out = tmp_path / "out"
-    ended = run(
-        "shard", varied, "-n", "4", "--out", out, "--dataset", "x", "--dataset", "g/y", "--name", "part"
-    )
+    ended = run("shard", varied, "-n", "4", "--out", out, "--dataset", "x", "--dataset", "g/y", "--name", "part")
     ended.check().shows("4 files", "part-00000-of-00004.h5 ... part-00003-of-00004.h5")
     again = run("shard", varied, "-n", "4", "--out", out, "--name", "part")
     assert again.status == 1
     again.shows("Error: ", "part-00000-of-00004.h5 exists already")
     shown = run("data", out, "--replicas", "2", "--replicas", "8", "--batch-size", "5").check()
-    shown.shows(
-        "4 files, 50 rows", "float32 (3,), 12 bytes per row", "4 files: direct: contiguous", "too few files"
-    )
+    shown.shows("4 files, 50 rows", "float32 (3,), 12 bytes per row", "4 files: direct: contiguous", "too few files")
     spoilt = out / "part-00001-of-00004.h5"
     os.truncate(spoilt, spoilt.stat().st_size - 8)
     bad = run("data", out, "--json", "--replicas", "2", "--batch-size", "5")

@@ -73,9 +73,7 @@ class RawKernel:
         self.compile()
         stream, device = cuda.get_current_stream(), cuda.runtime.getDevice()
         if {stream.work.device, *(each._device for each in args if isinstance(each, ndarray))} != {device}:
-            raise cuda.runtime.CUDARuntimeError(
-                400, "cudaErrorInvalidResourceHandle: invalid resource handle"
-            )
+            raise cuda.runtime.CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle")
         self._function = self._function or self._compiled()
         plain = [
             ctypes.c_void_p(each.data.ptr) if isinstance(each, ndarray) else _TYPES[each.dtype.str[1:]](each)

@@ -129,11 +129,7 @@ def causes_of(line):
     place = rf"{re.escape(Path(__file__).name)}:{line} in "
     told = rf"^  rank {strategy.comm.rank} \(.*\n  cause: ([^.]+)\."
     texts = [path.read_text() for path in FOLDER.glob("hang-*")]
-    return [
-        found[1]
-        for text in texts
-        if re.search(place, text) and (found := re.search(told, text, re.MULTILINE))
-    ]
+    return [found[1] for text in texts if re.search(place, text) and (found := re.search(told, text, re.MULTILINE))]
 
 
 def leave_when_reported(line, seen, left):

@@ -76,9 +76,7 @@ class OneNode:
         output = self._said(command, environ, LIMIT * (1 + len(names)))
         if names[0] in END:
             for record in map(str, folder.glob("last-*")):
-                output += self._said(
-                    [sys.executable, "-m", "mpistrat", "top", "--last", record], environ, LIMIT
-                )
+                output += self._said([sys.executable, "-m", "mpistrat", "top", "--last", record], environ, LIMIT)
         return output
 
     @staticmethod

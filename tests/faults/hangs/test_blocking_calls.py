@@ -10,9 +10,7 @@ PROGRAM = Path(__file__).with_name("blocking_calls.py")
 
 
 def test_no_call_ends_before_it_is_reported(run_ranks, tmp_path):
-    ended = run_ranks(
-        4, PROGRAM, limit=360, MPISTRAT_HANG_SECONDS="1", MPISTRAT_RECORD_DIR=str(tmp_path)
-    ).check()
+    ended = run_ranks(4, PROGRAM, limit=360, MPISTRAT_HANG_SECONDS="1", MPISTRAT_RECORD_DIR=str(tmp_path)).check()
     ended.shows("30 calls waited until they were reported")
 
 
@@ -49,9 +47,7 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
     for rank, (cause, _) in enumerate(WAYS, 1):
         named = re.findall(rf"^  rank {rank} \((.*)\n  cause: ([^.]+)\.", ended.output, re.MULTILINE)
         assert {each for _, each in named} == {cause}, f"rank {rank}: {named} {ended}"
-        assert any("another thread of it is in C code" in each for each, _ in named) == (rank == 3), str(
-            ended
-        )
+        assert any("another thread of it is in C code" in each for each, _ in named) == (rank == 3), str(ended)
     assert "went on" not in ended.output
 
 

@@ -56,9 +56,7 @@ def test_the_ranks_and_the_causes(jobs):
     ended, folder = jobs[tuple(GO_ON)].result()
     assert ended.status == 0, str(ended)
     # The report that ends a fault counts. The fault may end while the next one is made.
-    reports = hang_reports.first_reports(
-        folder, f"ranks 0-1, 3 of 4 have waited for rank {CULPRIT}", "all_reduce "
-    )
+    reports = hang_reports.first_reports(folder, f"ranks 0-1, 3 of 4 have waited for rank {CULPRIT}", "all_reduce ")
     found = [told(text)[0] for text in reports.values()]
     assert found == [(f"rank {CULPRIT}", each) for each in GO_ON.values()], str(ended)
 
@@ -83,9 +81,7 @@ def test_the_last_record_names_a_rank_that_is_gone(jobs, name):
     ended, folder = jobs[name,].result()
     assert ended.status, str(ended)
     if name == "exits":
-        ended.shows(
-            f"mpistrat run: rank {CULPRIT} (", "ended by os._exit(0) without telling the others; its last"
-        )
+        ended.shows(f"mpistrat run: rank {CULPRIT} (", "ended by os._exit(0) without telling the others; its last")
     (record,) = folder.glob("last-*.json")
     shown = subprocess.run(
         [sys.executable, "-m", "mpistrat", "top", "--last", record],

@@ -119,9 +119,7 @@ def other_models():
     size = 2 + RANK
     model = keras.Sequential([keras.Input((4,)), layers.Dense(size, name="wide"), layers.Dense(1)])
     model.compile("sgd", "mse")
-    refused(
-        ValueError, "wide/kernel of shape (4, 3), float32 where rank 0 has", lambda: model.fit(X, Y, **FIT)
-    )
+    refused(ValueError, "wide/kernel of shape (4, 3), float32 where rank 0 has", lambda: model.fit(X, Y, **FIT))
 
 
 def other_input():
@@ -230,9 +228,7 @@ def virtual_replicas():
 
 
 def what_cannot_be_trained():
-    model = made(
-        layers.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(), name="active")
-    )
+    model = made(layers.Dense(3, activity_regularizer=keras.regularizers.OrthogonalRegularizer(), name="active"))
     refused(ValueError, "active has the activity regularizer Orthogonal", lambda: model.fit(X, Y, **FIT))
     if BACKEND == "tensorflow":  # elsewhere Keras raises
         model = made()

@@ -93,9 +93,7 @@ def backup_that_ends_anywhere():
         model = made()
         for operation in range(1, 40):
             for double in (False, True):
-                callback = keras.callbacks.BackupAndRestore(
-                    folder / f"{operation}{double}", double_checkpoint=double
-                )
+                callback = keras.callbacks.BackupAndRestore(folder / f"{operation}{double}", double_checkpoint=double)
                 callback.set_model(model)
                 for epoch in (1, 2):
                     model.set_weights([np.full_like(each, epoch) for each in model.get_weights()])
@@ -130,9 +128,7 @@ def preemption():
             model = made(optimizer=keras.optimizers.Adam(0.01))
             model.optimizer.build(model.trainable_variables)
             kept = Checkpoint(model=model.variables, optimizer=model.optimizer.variables)
-            config = TerminationConfig(
-                termination_watcher_fn=lambda: len(done) == until, exit_fn=lambda: None
-            )
+            config = TerminationConfig(termination_watcher_fn=lambda: len(done) == until, exit_fn=lambda: None)
             handler = PreemptionCheckpointHandler(None, kept, folder / name, config)
             done = []
             for number in range(int(model.optimizer.iterations.numpy()), 6):

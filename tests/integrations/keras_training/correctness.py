@@ -257,9 +257,7 @@ def metric():
 
 def metrics_of_evaluation():
     first = layers.Dense(3, "relu", kernel_initializer="ones")
-    model = keras.Sequential(
-        [keras.Input((4,)), first, layers.Dense(1, "sigmoid", kernel_initializer="ones")]
-    )
+    model = keras.Sequential([keras.Input((4,)), first, layers.Dense(1, "sigmoid", kernel_initializer="ones")])
     model.compile(keras.optimizers.SGD(0.001), "mae", metrics=["accuracy", keras.metrics.BinaryAccuracy()])
     for value in (1, 0):
         data = dataset(np.ones((100, 4), "f"), np.full((100, 1), value, "f"), None, 4)

@@ -82,9 +82,7 @@ if KIND in ("killed", "resumed"):
     start = folder / "start"
     with strategy.scope():
         keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [keras.Input((4,)), layers.Dense(1, kernel_initializer="zeros", name="dense")]
-        )
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1, kernel_initializer="zeros", name="dense")])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     if KIND == "killed" and FAILS:
         threading.Thread(target=be_killed, daemon=True).start()

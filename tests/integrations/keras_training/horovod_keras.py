@@ -240,9 +240,7 @@ def train_model_with_gradient_aggregation():
 def train_model_lr_schedule():
     rate = 0.1 * RANKS
     keras.utils.set_random_seed(RANK)
-    model = keras.Sequential(
-        [keras.Input((3,)), layers.Dense(2), layers.RepeatVector(3), layers.ReLU(threshold=0.5)]
-    )
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2), layers.RepeatVector(3), layers.ReLU(threshold=0.5)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam()), "mse", metrics=["categorical_accuracy"])
     x, y = random.random((10, 3)), random.random((10, 3, 2))
     rates = []
@@ -400,9 +398,7 @@ def trained(optimizer, x, y, calls=(), **compiled):
     keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.Input((4,)), layers.Dense(5, activation="tanh"), layers.Dense(1)])
     model.compile(optimizer, "mse", metrics=["mae"], **compiled)
-    history = model.fit(
-        x, y, batch_size=len(x) // 2, epochs=3, shuffle=False, callbacks=calls, verbose=0
-    ).history
+    history = model.fit(x, y, batch_size=len(x) // 2, epochs=3, shuffle=False, callbacks=calls, verbose=0).history
     return model, history
 
 
@@ -434,9 +430,7 @@ def as_one_process():
 def sums_and_float16():
     mine = rows_of_rank()
     plain, _ = trained(keras.optimizers.SGD(0.06), X, Y)
-    summed, _ = trained(
-        hvd.DistributedOptimizer(keras.optimizers.SGD(0.06 / RANKS), op=hvd.Sum), X[mine], Y[mine]
-    )
+    summed, _ = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.06 / RANKS), op=hvd.Sum), X[mine], Y[mine])
     close(summed.get_weights(), plain.get_weights())
     half = hvd.DistributedOptimizer(keras.optimizers.SGD(0.06), compression=hvd.Compression.fp16)
     model, _ = trained(half, X[mine], Y[mine])
@@ -496,9 +490,7 @@ def wrong_arguments():
     refused(ValueError, "is required", lambda: schedule(None, 1.0))
     model, (x, y) = repeated(Adds())
     call = schedule(0.1, 1.0, staircase=False)
-    refused(
-        ValueError, "needs steps_per_epoch", lambda: model.fit(batches(x, y), callbacks=[call], verbose=0)
-    )
+    refused(ValueError, "needs steps_per_epoch", lambda: model.fit(batches(x, y), callbacks=[call], verbose=0))
     refused(AttributeError, "batch script", lambda: hvd.elastic)
 
 

@@ -320,9 +320,7 @@ row(
     "Dataset of classes",
     classes,
     loss=lambda: crossentropy(True),
-    data=read(
-        lambda: rows(X, CLASS, *of_class[mpistrat.has_strategy() :]).shuffle(seed=5).repeat().batch(16)
-    ),
+    data=read(lambda: rows(X, CLASS, *of_class[mpistrat.has_strategy() :]).shuffle(seed=5).repeat().batch(16)),
     fit={"class_weight": lambda: {1: 3.0, 2: 0.5} if mpistrat.has_strategy() else None, "steps_per_epoch": 3},
     **given,
 )
@@ -378,9 +376,7 @@ row(
 if __name__ == "__main__":
     asked = sys.argv[1:]
     for name, each in TABLE.items():
-        if BACKEND not in each.backends or not (
-            not asked or name in asked or (each.quick and "quick" in asked)
-        ):
+        if BACKEND not in each.backends or not (not asked or name in asked or (each.quick and "quick" in asked)):
             continue
         start = time.monotonic()
         try:

@@ -171,18 +171,14 @@ class Adversaries(keras.Model):
                     now = [*weights[:number], mine, *weights[number + 1 :]]
                     return loss_of(
                         *(
-                            lambda inputs, model=model, values=values: model.stateless_call(
-                                values, [], inputs
-                            )[0]
+                            lambda inputs, model=model, values=values: model.stateless_call(values, [], inputs)[0]
                             for model, values in zip(models, now, strict=True)
                         )
                     )
 
                 loss, gradients = jax.value_and_grad(of)(weights[number])
                 found.append(loss)
-                others = (
-                    [] if number == 0 else weights[0]
-                )  # Keras has built the second optimizer with these, too
+                others = [] if number == 0 else weights[0]  # Keras has built the second optimizer with these, too
                 gradients = [*map(ops.zeros_like, others), *gradients]
                 new, states[number] = learns[number].stateless_apply(
                     states[number], gradients, [*others, *weights[number]]

@@ -71,8 +71,6 @@ if ALL:
     @pytest.mark.timeout(200)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_fault_of_one_rank_of_horovod(run_ranks, tmp_path, backend):
-        ended = run(
-            run_ranks, backend, 2, HERE / "horovod_keras.py", tmp_path, "failure_of_one_rank", limit=150
-        )
+        ended = run(run_ranks, backend, 2, HERE / "horovod_keras.py", tmp_path, "failure_of_one_rank", limit=150)
         assert ended.status not in (0, None), str(ended)
         ended.shows("a failure of one rank")

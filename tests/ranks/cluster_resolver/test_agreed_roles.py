@@ -45,9 +45,7 @@ def test_spread(comm, topology):
     nodes = len(topology.nodes)
     if comm.size > nodes:
         resolver = MpiClusterResolver(comm, jobs={"worker": comm.size - nodes, "ps": nodes}, spread="ps")
-        assert agreed_roles(resolver, topology).parameter_servers == tuple(
-            max(each) for each in topology.nodes
-        )
+        assert agreed_roles(resolver, topology).parameter_servers == tuple(max(each) for each in topology.nodes)
     with pytest.raises(ValueError, match="the ranks are on"):
         MpiClusterResolver(comm, jobs={"ps": comm.size, "worker": 0, "x": 0}, spread="worker")
 
@@ -80,9 +78,7 @@ def test_tasks_that_do_not_fit(comm, topology):
 
 def test_a_task_without_a_rank(comm, topology):
     spec = ClusterSpec({"worker": [f"h{i}:1" for i in range(comm.size + 1)]})
-    with pytest.raises(
-        RuntimeError, match=f"task {comm.size} of job 'worker' must be one rank, and is none of"
-    ):
+    with pytest.raises(RuntimeError, match=f"task {comm.size} of job 'worker' must be one rank, and is none of"):
         agreed_roles(SimpleClusterResolver(spec, task_type="worker", task_id=comm.rank), topology)
 
 

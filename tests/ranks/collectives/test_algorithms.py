@@ -122,11 +122,7 @@ def test_ranks_that_differ_are_told(nodes):
         if SIZE > 1:
             with pytest.raises(ValueError, match="do not fit together"):
                 nodes.reduce("SUM", np.ones(length + (RANK == SIZE - 1)), axis=None)
-            other = (
-                nodes.barrier
-                if RANK == SIZE - 1
-                else lambda n=length: nodes.reduce("SUM", np.ones(n), axis=None)
-            )
+            other = nodes.barrier if RANK == SIZE - 1 else lambda n=length: nodes.reduce("SUM", np.ones(n), axis=None)
             with pytest.raises(RuntimeError, match="different collectives"):
                 other()
         assert (nodes.reduce("SUM", np.ones(length), axis=None) == SIZE).all()
@@ -152,9 +148,7 @@ def test_buffers(nodes):
             for i, (mine, each) in enumerate(zip(flat, got, strict=True)):
                 factor = SIZE * (SIZE + 1) / 2 / (SIZE if op == "MEAN" else 1)
                 want = (np.arange(each.size).reshape(each.shape) % 7 + i) * factor
-                np.testing.assert_allclose(
-                    each.astype(float), want, rtol=1e-6 if each.dtype != np.float16 else 0.01
-                )
+                np.testing.assert_allclose(each.astype(float), want, rtol=1e-6 if each.dtype != np.float16 else 0.01)
                 if op == "SUM" or mine.dtype != np.int32:
                     assert each is mine
 

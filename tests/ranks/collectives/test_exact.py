@@ -103,9 +103,7 @@ def test_elementwise_of_other_dtypes(nodes):
         if dtype.kind == "c":
             everything = (everything[0] + 1j * everything[1]).astype(dtype)
             part = everything.real.dtype
-            want = [
-                complex(rounded(column.real, part), rounded(column.imag, part)) for column in everything.T
-            ]
+            want = [complex(rounded(column.real, part), rounded(column.imag, part)) for column in everything.T]
         elif dtype.kind in "iu":
             everything = np.abs(everything[0]).astype(dtype)
             want = everything.sum(0)

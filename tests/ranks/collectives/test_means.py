@@ -44,9 +44,7 @@ def replica():
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 @pytest.mark.parametrize("rows", [ROWS, 100_001])
-@pytest.mark.parametrize(
-    "algorithm", ["auto", "mpi", "hierarchical", "hierarchical_copy", "ordered", "exact", "tree"]
-)
+@pytest.mark.parametrize("algorithm", ["auto", "mpi", "hierarchical", "hierarchical_copy", "ordered", "exact", "tree"])
 def test_all_reduce(algorithm, rows, dtype):
     options = CommunicationOptions(implementation=algorithm)
     strategy = mpistrat.MultiWorkerMirroredStrategy(communication_options=options)

@@ -293,9 +293,7 @@ def test_megabytes(by_ops, megabytes, with_ops, bytes_per_pack):
     mine, wanted = megabytes
     given_values = [each.copy() for each in mine]
     options = CommunicationOptions(bytes_per_pack=bytes_per_pack)
-    got = by_ops[with_ops].run(
-        lambda: mpistrat.get_replica_context().all_reduce("SUM", given_values, options)
-    )
+    got = by_ops[with_ops].run(lambda: mpistrat.get_replica_context().all_reduce("SUM", given_values, options))
     for one, want in zip(got, wanted, strict=True):
         same(one, want)
 
@@ -322,9 +320,7 @@ def test_gather(worlds, place, call, name, rest, axis, longest, layout, seed):
 
     def value(rank):
         shape = list(rest)
-        shape.insert(
-            axis % ndim, int(np.random.default_rng([seed, rank, 1]).integers(0, longest, endpoint=True))
-        )
+        shape.insert(axis % ndim, int(np.random.default_rng([seed, rank, 1]).integers(0, longest, endpoint=True)))
         if name in ("U3", "M8[ns]"):
             return draw(seed, rank, "int16", shape).astype(np.int64).astype(name)
         return draw(seed, rank, name, shape)
@@ -421,9 +417,7 @@ def test_reduce_over_axes(worlds, place, op, name, axis, shape, layout, seed):
     else:
         wide = {"f": np.float64, "V": np.float64, "c": np.complex128}.get(dtype.kind, np.float64)
         with np.errstate(invalid="ignore"):
-            wanted = np.asarray(
-                sum(np.sum(part.astype(wide), tuple(over)) for part in parts) / np.int64(count)
-            )
+            wanted = np.asarray(sum(np.sum(part.astype(wide), tuple(over)) for part in parts) / np.int64(count))
         wanted = wanted.astype(np.float64 if dtype.kind in "iu" else dtype)
     mine = lay_out(value(RANK), layout)
     before = mine.tobytes()

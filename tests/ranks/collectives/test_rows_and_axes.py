@@ -140,9 +140,7 @@ def test_gather_what_cannot_be(strategy, in_step):
         with pytest.raises(error):
             strategy.gather(value, axis)
         with pytest.raises(error):
-            strategy.run(
-                lambda value=value, axis=axis: mpistrat.get_replica_context().all_gather(value, axis)
-            )
+            strategy.run(lambda value=value, axis=axis: mpistrat.get_replica_context().all_gather(value, axis))
 
 
 @pytest.mark.ranks(min=2)

@@ -43,9 +43,7 @@ def values(shapes, dtype):
 
 def reduced(strategy, op, arrays, timeout_seconds=None):
     by_leaders = len(strategy.extended.engine.topology.nodes) > 1 and arrays[0].size > 4096
-    options = CommunicationOptions(
-        timeout_seconds=timeout_seconds, implementation="leader" if by_leaders else "AUTO"
-    )
+    options = CommunicationOptions(timeout_seconds=timeout_seconds, implementation="leader" if by_leaders else "AUTO")
     return strategy.extended.engine.ops.all_reduce(op, arrays, options)
 
 

@@ -165,9 +165,7 @@ def in_replica(method, *more):
 
 def by_ops(kind):
     def make(strategy, op, value):
-        return mpistrat.MirroredStrategy(cross_device_ops=kind(), comm=strategy.comm).reduce(
-            op, value, axis=None
-        )
+        return mpistrat.MirroredStrategy(cross_device_ops=kind(), comm=strategy.comm).reduce(op, value, axis=None)
 
     return make
 
@@ -196,9 +194,7 @@ CALLS = {
         ("array", "rows", "mirrored"),
     ),
     "reduce, version 1": Call(by_v1, reduced, ("array", "rows", "mirrored"), one_node=True),
-    "reduce, hierarchical": Call(
-        by_ops(mpistrat.HierarchicalCopyAllReduce), reduced, ("array",), one_node=True
-    ),
+    "reduce, hierarchical": Call(by_ops(mpistrat.HierarchicalCopyAllReduce), reduced, ("array",), one_node=True),
     "reduce, to one device": Call(
         by_ops(mpistrat.ReductionToOneDevice), reduced, ("array", "rows", "mirrored"), one_node=True
     ),
@@ -219,9 +215,7 @@ CALLS = {
         ("rows",),
         TypeError,
     ),
-    "reduce_scatter": Call(
-        in_replica("experimental_reduce_scatter"), my_rows, ("array",), ("rows",), TypeError
-    ),
+    "reduce_scatter": Call(in_replica("experimental_reduce_scatter"), my_rows, ("array",), ("rows",), TypeError),
     "gather": Call(
         lambda strategy, op, value: strategy.gather(value, axis=0),
         lambda op: gathered,
@@ -229,9 +223,7 @@ CALLS = {
         ("rows",),
         NotImplementedError,
     ),
-    "all_gather": Call(
-        in_replica("all_gather", 0), lambda op: gathered, ("array",), ("rows",), NotImplementedError
-    ),
+    "all_gather": Call(in_replica("all_gather", 0), lambda op: gathered, ("array",), ("rows",), NotImplementedError),
     "reduce_to": Call(
         lambda strategy, op, value: local(strategy.extended.reduce_to(op, value, "cpu:0")),
         reduced,
@@ -468,9 +460,7 @@ def test_lists_of_variables(nodes, tmp_path, first, second, odd, call):
         "load": lambda: load(mine, path),
         "build": lambda: optimizer.build(mine),
         "unaggregated": lambda: nodes.run(
-            lambda: optimizer.apply_gradients(
-                [(1.0, v) for v in mine], experimental_aggregate_gradients=False
-            )
+            lambda: optimizer.apply_gradients([(1.0, v) for v in mine], experimental_aggregate_gradients=False)
         ),
     }
     if SIZE > 1 and first != second:
@@ -540,9 +530,7 @@ def test_buffers_beside_arrays_in_another_order(nodes):
 )
 def test_assigned_values_that_one_rank_refuses(nodes, aggregation, wrong, error):
     with nodes.scope():
-        variable = mpistrat.Variable(
-            np.zeros(2), aggregation=getattr(mpistrat.VariableAggregation, aggregation)
-        )
+        variable = mpistrat.Variable(np.zeros(2), aggregation=getattr(mpistrat.VariableAggregation, aggregation))
     for method in ("assign", "assign_add"):
         assign = getattr(variable, method)
         with pytest.raises(MismatchError, match=rf"rank 0: {method} refused: {error.__name__}"):

@@ -206,9 +206,7 @@ def check_scatter(topology, shape, dtype, op):
         want = np.array_split(total / SIZE if op is ReduceOp.MEAN else total, SIZE)[RANK]
         got = reduce_scatter(topology, op, values[RANK])
         integer = np.dtype(dtype).kind in "iu"
-        assert got.dtype == (
-            np.dtype("f8") if integer and op is ReduceOp.MEAN else np.dtype(dtype).newbyteorder("=")
-        )
+        assert got.dtype == (np.dtype("f8") if integer and op is ReduceOp.MEAN else np.dtype(dtype).newbyteorder("="))
         assert got.shape == want.shape
         tolerance = 0.01 if np.dtype(dtype).name in ("float16", "bfloat16") else 1e-6
         np.testing.assert_allclose(got.astype(want.dtype), want, rtol=tolerance)
@@ -239,9 +237,7 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce(topology):
     np.testing.assert_array_equal(all_gather(topology, part, 0), want)
 
 
-@pytest.mark.parametrize(
-    "value", [np.ones(()), np.ones(3, bool), np.array([None]), np.array(["a"])], ids=repr
-)
+@pytest.mark.parametrize("value", [np.ones(()), np.ones(3, bool), np.array([None]), np.array(["a"])], ids=repr)
 def test_reduce_scatter_refuses(topology, value):
     with pytest.raises(TypeError if value.ndim else ValueError):
         reduce_scatter(topology, ReduceOp.SUM, value)
@@ -276,9 +272,7 @@ def test_reduce_scatter_of_a_structure(strategy):
     slices = mpistrat.IndexedSlices(np.ones((1, 2)), np.array([0]), (3, 2))
     for wrong, error in [(slices, TypeError), (3.0, ValueError), (np.ones(3, bool), TypeError)]:
         with pytest.raises(error):
-            strategy.run(
-                lambda wrong=wrong: mpistrat.get_replica_context().experimental_reduce_scatter("SUM", wrong)
-            )
+            strategy.run(lambda wrong=wrong: mpistrat.get_replica_context().experimental_reduce_scatter("SUM", wrong))
 
 
 @pytest.mark.parametrize("name", ["ordered", "exact"])

@@ -466,9 +466,7 @@ def test_a_number_does_not_keep_its_message(strategy):
 def test_guarantees_are_not_dropped(strategy, name):
     options = CommunicationOptions(implementation=name)
     with pytest.raises(ValueError, match=name):
-        in_replica(
-            strategy, lambda replica: replica.experimental_all_reduce_async("SUM", np.ones(3), options)
-        )
+        in_replica(strategy, lambda replica: replica.experimental_all_reduce_async("SUM", np.ones(3), options))
 
 
 @pytest.mark.filterwarnings("ignore:.*outside of `strategy.run`:RuntimeWarning")

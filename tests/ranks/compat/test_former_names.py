@@ -44,9 +44,7 @@ def test_input_fn_iterator(multi):
         return data.Dataset.range(2 * (context.input_pipeline_id + 1)).batch(2)
 
     iterator = multi.make_input_fn_iterator(input_fn)
-    assert [len(x) for x in iterator] == [
-        2 if step <= multi.comm.rank else 0 for step in range(multi.comm.size)
-    ]
+    assert [len(x) for x in iterator] == [2 if step <= multi.comm.rank else 0 for step in range(multi.comm.size)]
     for mode in (mpistrat.InputReplicationMode.PER_REPLICA, "PER_NODE"):
         with pytest.raises(ValueError, match="not supported"):
             multi.make_input_fn_iterator(input_fn, mode)

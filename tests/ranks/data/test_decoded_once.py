@@ -109,9 +109,7 @@ def equal(found, wanted):
 
 
 @pytest.mark.parametrize("memory", [None, 2 << 20], ids=["in order", "shuffled"])
-@pytest.mark.parametrize(
-    ("path", "form"), [(form, form) for form in FORMATS], indirect=["path"], ids=[*FORMATS]
-)
+@pytest.mark.parametrize(("path", "form"), [(form, form) for form in FORMATS], indirect=["path"], ids=[*FORMATS])
 def test_the_node_decodes_each_chunk_once(comm, strategy, decoded, path, form, memory):
     dataset = dataset_of(path, form, memory)
     wanted = pieces(path, form, memory)

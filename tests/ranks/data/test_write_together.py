@@ -109,9 +109,7 @@ class Unreadable:
 def test_a_rank_that_fails_fails_on_all(strategy, tmp_path, how):
     last = SIZE - 1
     rows = Unreadable() if last == RANK else np.zeros((3, 1))
-    with pytest.raises(
-        OSError, match="the disk has gone" if last == RANK else f"rank {last}: the disk has gone"
-    ):
+    with pytest.raises(OSError, match="the disk has gone" if last == RANK else f"rank {last}: the disk has gone"):
         write_hdf5(tmp_path / "f.h5", rows, strategy=strategy, **how)
     strategy.barrier()
     assert os.listdir(tmp_path) == []

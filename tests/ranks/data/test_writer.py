@@ -78,9 +78,7 @@ def test_file_is_that_of_one_process(tmp_path, suffix, compress, width):
         for step in range(5, 9):
             writer.append("time", time[step])
             writer.append("flag", flags[step, RANK : RANK + 1])
-            writer.append(
-                "flow/u", mine[step].tolist() if ROWS[RANK] else mine[step], attributes={"scale": 1.5}
-            )
+            writer.append("flow/u", mine[step].tolist() if ROWS[RANK] else mine[step], attributes={"scale": 1.5})
     check(path, **{"flow/u": u, "time": time, "flag": flags})
     if RANK == 0:
         _, attributes = stored(path)
@@ -304,9 +302,7 @@ def test_a_rank_that_cannot_append(tmp_path, kind, text, wrong, everywhere):
         with pytest.raises(kind, match=text if is_wrong else f"rank {LAST}: .*{text}"):
             wrong(writer) if is_wrong else writer.append("s" if "'u'" not in text else "u", np.zeros((1, 2)))
         writer.append("u", np.ones((1, 2)))  # the ranks are still in step
-        with pytest.raises(
-            ValueError, match=r"'u/s' would be a group and a dataset; the file has 'u' float64"
-        ):
+        with pytest.raises(ValueError, match=r"'u/s' would be a group and a dataset; the file has 'u' float64"):
             writer.append("u/s", 1)
     check(path, u=np.repeat([[[0.0, 0.0]], [[1.0, 1.0]]], SIZE, 1))
 

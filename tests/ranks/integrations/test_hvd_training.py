@@ -35,9 +35,7 @@ def images(count=48):
 
 def network(seed=3):
     torch.manual_seed(seed)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
-    )
+    return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5))
 
 
 def loader(dataset, ranks, rank):
@@ -190,9 +188,7 @@ def test_sparse_gradients():
     for as_dense in (False, True):
         embedding = torch.nn.Embedding(SIZE + 2, 2, sparse=True)
         torch.nn.init.ones_(embedding.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(embedding.parameters(), lr=1.0), sparse_as_dense=as_dense
-        )
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), lr=1.0), sparse_as_dense=as_dense)
         embedding(torch.tensor([RANK, SIZE])).sum().backward()
         optimizer.step()
         expected = torch.full((SIZE + 2, 2), 1 - 1 / SIZE)

@@ -85,9 +85,7 @@ def test_all_reduce_bitwise(name, dtype):
     assert tensor.tolist() == ufunc.reduce([each.numpy() for each in everyone(dtype=dtype)]).tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("SUM", "any"), ("MAX", "any"), ("MIN", "all"), ("PRODUCT", "all")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("SUM", "any"), ("MAX", "any"), ("MIN", "all"), ("PRODUCT", "all")])
 def test_all_reduce_of_bools(name, expected):
     tensor = of_rank(RANK, dtype=torch.bool)
     dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
@@ -316,9 +314,7 @@ def test_all_to_all_single_with_split_sizes():
     dist.all_to_all_single(output, of_rank(RANK, (sum(sent), 2)), received, sent)
     parts = []
     for rank in range(SIZE):
-        theirs = torch.split(
-            of_rank(rank, (sum(rank + i for i in range(SIZE)), 2)), [rank + i for i in range(SIZE)]
-        )
+        theirs = torch.split(of_rank(rank, (sum(rank + i for i in range(SIZE)), 2)), [rank + i for i in range(SIZE)])
         parts.append(theirs[RANK])
     assert torch.equal(output, torch.cat(parts))
 

@@ -143,9 +143,7 @@ CALLS = {
     "broadcast": lambda **k: dist.broadcast(torch.ones(3), 0, **k),
     "reduce": lambda **k: dist.reduce(torch.ones(3), 0, **k),
     "all_gather": lambda **k: dist.all_gather([torch.ones(3) for _ in range(SIZE)], torch.ones(3), **k),
-    "all_gather_into_tensor": lambda **k: dist.all_gather_into_tensor(
-        torch.ones(3 * SIZE), torch.ones(3), **k
-    ),
+    "all_gather_into_tensor": lambda **k: dist.all_gather_into_tensor(torch.ones(3 * SIZE), torch.ones(3), **k),
     "reduce_scatter": lambda **k: dist.reduce_scatter(torch.ones(3), [torch.ones(3)] * SIZE, **k),
     "reduce_scatter_tensor": lambda **k: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(3 * SIZE), **k),
     "gather": lambda **k: dist.gather(torch.ones(3), [torch.ones(3)] * SIZE if RANK == 0 else None, 0, **k),
@@ -341,9 +339,7 @@ def test_store():
     store = mpistrat.integrations.torch.MpiStore()
     store.set(f"rank {RANK}", str(RANK))
     assert store.get(f"rank {AFTER}") == str(AFTER).encode()
-    assert store.multi_get([f"rank {rank}" for rank in range(SIZE)]) == [
-        str(rank).encode() for rank in range(SIZE)
-    ]
+    assert store.multi_get([f"rank {rank}" for rank in range(SIZE)]) == [str(rank).encode() for rank in range(SIZE)]
     totals = []
     MPI.COMM_WORLD.Barrier()
     total = store.add("count", 1)
@@ -413,9 +409,7 @@ def test_lengths_that_do_not_fit_raise_on_all_ranks():
     with pytest.raises(ValueError, match="all_gather: the ranks send"):
         dist.all_gather(found, torch.zeros(RANK + 1))
     with pytest.raises(ValueError, match="split sizes must fit"):
-        dist.all_to_all(
-            [torch.zeros(2 + (RANK == 0)) for _ in range(SIZE)], [torch.zeros(2) for _ in range(SIZE)]
-        )
+        dist.all_to_all([torch.zeros(2 + (RANK == 0)) for _ in range(SIZE)], [torch.zeros(2) for _ in range(SIZE)])
     with pytest.raises((ValueError, RuntimeError)):
         dist.all_gather_into_tensor(torch.zeros(SIZE * 3 + 1), torch.zeros(3))
     dist.barrier()

@@ -72,9 +72,7 @@ def test_lengths_are_not_taken_for_rows():
 @several
 def test_chained_futures_of_messages_make_progress():
     work = dist.irecv(torch.zeros(3), BEFORE)
-    after = (
-        work.get_future().then(lambda done: done.value()[0].sum().item()).then(lambda done: done.value() * 2)
-    )
+    after = work.get_future().then(lambda done: done.value()[0].sum().item()).then(lambda done: done.value() * 2)
     failed = work.get_future().then(lambda done: 1 / 0)
     send = dist.isend(torch.full((3,), float(RANK)), AFTER)
     assert after.wait() == 6 * BEFORE
@@ -129,9 +127,7 @@ WITH_A_RANK = {
 @pytest.mark.parametrize("rank", [SIZE, SIZE + 3, -1])
 @pytest.mark.parametrize("name", WITH_A_RANK)
 def test_ranks_that_do_not_exist(name, rank):
-    with pytest.raises(
-        ValueError, match=rf"{name}: rank {rank} is not in the group, whose ranks are 0 to {SIZE - 1}"
-    ):
+    with pytest.raises(ValueError, match=rf"{name}: rank {rank} is not in the group, whose ranks are 0 to {SIZE - 1}"):
         WITH_A_RANK[name](rank)
     total = torch.ones(1)
     dist.all_reduce(total)  # the ranks are in step

@@ -66,9 +66,7 @@ def all_reduce_coalesced(group):
 
 @case
 def single(group):
-    gather = getattr(
-        dist, "all_gather_single", dist.all_gather_into_tensor
-    )  # the second name is the older one
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the second name is the older one
     scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     whole, part = torch.zeros(2 * SIZE, 3), torch.zeros(2, 3)
     gather(whole, own(2, 3), group)
@@ -93,9 +91,7 @@ def roots_by_their_rank_in_the_group(group):
     dist.reduce(total, group=group, group_dst=LAST)
     found = [torch.zeros(3) for _ in range(SIZE)] if RANK == LAST else None
     dist.gather(own(3), found, group=group, group_dst=LAST)
-    dist.scatter(
-        part, [own(2, rank=i) for i in range(SIZE)] if RANK == LAST else None, group=group, group_src=LAST
-    )
+    dist.scatter(part, [own(2, rank=i) for i in range(SIZE)] if RANK == LAST else None, group=group, group_src=LAST)
     return shared, total if RANK == LAST else None, found, part
 
 
@@ -180,17 +176,11 @@ def gradients_through_moves(group):
         and_gradient(lambda value: with_history.broadcast(value, LAST, group)),
         and_gradient(lambda value: with_history.all_gather(value, group)),
         and_gradient(lambda value: with_history.scatter(list(value.split(2)), LAST, group)),
+        and_gradient(lambda value: with_history.all_to_all_single(torch.zeros_like(value), value, rows, rows, group)),
         and_gradient(
-            lambda value: with_history.all_to_all_single(torch.zeros_like(value), value, rows, rows, group)
+            lambda value: with_history.all_to_all([torch.zeros(2, 2) for _ in rows], list(value.split(2)), group)
         ),
-        and_gradient(
-            lambda value: with_history.all_to_all(
-                [torch.zeros(2, 2) for _ in rows], list(value.split(2)), group
-            )
-        ),
-        and_gradient(
-            lambda value: [each * (RANK == LAST) for each in with_history.gather(value, LAST, group)]
-        ),
+        and_gradient(lambda value: [each * (RANK == LAST) for each in with_history.gather(value, LAST, group)]),
     ]
 
 
@@ -199,9 +189,7 @@ def gradients_through_reductions(group):
     return [
         and_gradient(lambda value: with_history.all_reduce(value, group=group)),
         and_gradient(lambda value: with_history.reduce(value, LAST, group=group) * (RANK == LAST)),
-        and_gradient(
-            lambda value: with_history.reduce_scatter(torch.zeros(2, 2), list(value.split(2)), group=group)
-        ),
+        and_gradient(lambda value: with_history.reduce_scatter(torch.zeros(2, 2), list(value.split(2)), group=group)),
     ]
 
 
@@ -250,9 +238,7 @@ def test_functional_average():  # which Gloo does not have
 
 def test_what_torch_tells_of_groups():
     assert dist.get_default_backend_for_device("cpu") in ("gloo", "mpistrat")
-    assert dist.get_backend_config() == (
-        "cpu:mpistrat,cuda:mpistrat" if torch.cuda.device_count() else "cpu:mpistrat"
-    )
+    assert dist.get_backend_config() == ("cpu:mpistrat,cuda:mpistrat" if torch.cuda.device_count() else "cpu:mpistrat")
     before = dist.get_pg_count()
     group = dist.new_group([0, LAST] if SIZE > 1 else [0])
     assert dist.get_pg_count() == before + 1
@@ -277,9 +263,7 @@ def test_subgroups():
     group, groups = dist.new_subgroups_by_enumeration(parts)
     assert len(groups) == 2
     assert sum_of_ranks(group) == sum(mine)
-    alone = dist.new_group(
-        mine, use_local_synchronization=True
-    )  # the other ranks do not call it with these ranks
+    alone = dist.new_group(mine, use_local_synchronization=True)  # the other ranks do not call it with these ranks
     assert sum_of_ranks(alone) == sum(mine)
     if SIZE % 2 == 0:
         pair, pairs = dist.new_subgroups(2)

@@ -86,9 +86,7 @@ def test_layouts(layout):
 
 def test_a_rank_with_too_little_shared_memory(monkeypatch):
     if SIZE > 1 and RANK == SIZE - 1:
-        monkeypatch.setattr(
-            os, "statvfs", lambda path: os.statvfs_result([4096, 4096, 1, 1, 1, 0, 0, 0, 0, 255])
-        )
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([4096, 4096, 1, 1, 1, 0, 0, 0, 0, 255]))
     state = SharedBuckets()
     tensor = torch.ones(5000)
     assert state.in_arena(tensor) is None

@@ -186,9 +186,7 @@ def test_checkpoints(tmp_path):
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.fsdp import fully_shard
 
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
-    )  # no buffers that ranks have apart
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))  # no buffers that ranks have apart
     model = fully_shard(layers, mesh=dist.init_device_mesh("cpu", (SIZE,)))
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     trained(model, optimizer)
@@ -238,9 +236,7 @@ def test_batch_norm_is_saved_as_rank_0_has_it(tmp_path):
     state = model.state_dict()
     mean = state["module.1.running_mean"].clone()
     if SIZE > 1:
-        with pytest.raises(
-            ValueError, match=r"2 of 7 arrays \('module.1.running_mean', 'module.1.running_var'\)"
-        ):
+        with pytest.raises(ValueError, match=r"2 of 7 arrays \('module.1.running_mean', 'module.1.running_var'\)"):
             save(state, tmp_path / "model.h5")
     save(state, tmp_path / "model.h5", differing="chief")
     load(state, tmp_path / "model.h5")

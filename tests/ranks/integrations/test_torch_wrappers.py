@@ -182,9 +182,7 @@ def test_pipelines(schedule):
 
     own = layer(RANK)
     stage = pipelining.PipelineStage(own, RANK, SIZE, torch.device("cpu"))
-    step = getattr(pipelining, schedule)(
-        stage, 4, loss_fn=lambda found, wanted: (found - wanted).pow(2).mean()
-    ).step
+    step = getattr(pipelining, schedule)(stage, 4, loss_fn=lambda found, wanted: (found - wanted).pow(2).mean()).step
     torch.manual_seed(50)
     rows, wanted, losses = torch.randn(8, 5), torch.randn(8, 5), []
     first, last = RANK == 0, RANK == SIZE - 1
@@ -247,9 +245,7 @@ def test_optimizers_that_average_seldom():
         optimizer.step()
         assert model.weight[0, 0] == ((SIZE - 1) / 2 if step % 2 == 0 else RANK)
     if SIZE == 4:
-        averager = HierarchicalModelAverager(
-            OrderedDict([(2, 2), (4, 4)])
-        )  # by pairs, every fourth time by all
+        averager = HierarchicalModelAverager(OrderedDict([(2, 2), (4, 4)]))  # by pairs, every fourth time by all
         for expected in (1.5, RANK, 2 * (RANK // 2) + 0.5, RANK):
             for parameter in model.parameters():
                 torch.nn.init.constant_(parameter, RANK)
@@ -272,9 +268,7 @@ def sharded(seed=0):
 
 
 def wholes(state):
-    return {
-        name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()
-    }
+    return {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()}
 
 
 def test_whole_states_go_through_one_rank():
@@ -298,9 +292,7 @@ def test_checkpoints_in_the_background(group, tmp_path):
     process_group = dist.new_group() if group == "of its own" else None
     model = sharded()
     saved = {name: each.clone() for name, each in wholes(model.state_dict()).items()}
-    future = checkpoint.async_save(
-        {"model": model.state_dict()}, checkpoint_id=place, process_group=process_group
-    )
+    future = checkpoint.async_save({"model": model.state_dict()}, checkpoint_id=place, process_group=process_group)
     if group == "of its own":  # training goes on meanwhile
         trained(model, sgd(model))
     future.result()

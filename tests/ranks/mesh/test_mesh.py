@@ -19,9 +19,7 @@ def test_places():
         places = mesh.comm(name).allgather(mesh.coordinates)
         assert [each[name] for each in places] == [*range(axis.size)]
         assert axis.index == mesh.coordinates[name]
-        assert all(
-            each[other] == mesh.coordinates[other] for each in places for other in mesh.axes if other != name
-        )
+        assert all(each[other] == mesh.coordinates[other] for each in places for other in mesh.axes if other != name)
         assert axis.neighbors() == ((axis.index - 1) % axis.size, (axis.index + 1) % axis.size)
         assert (axis.neighbors(False)[0] is None) == (axis.index == 0)
 

@@ -14,9 +14,7 @@ def check(cores):
     """A program written for TPUs: ``SIZE / cores`` replicas train one variable on rows of their own."""
     resolver = mpistrat.cluster_resolver.MpiClusterResolver()
     topology = initialize_tpu_system(resolver)
-    assignment = DeviceAssignment.build(
-        topology, computation_shape=[1, 1, 1, cores], num_replicas=SIZE // cores
-    )
+    assignment = DeviceAssignment.build(topology, computation_shape=[1, 1, 1, cores], num_replicas=SIZE // cores)
     strategy = mpistrat.TPUStrategy(resolver, experimental_device_assignment=assignment)
     count = SIZE // cores
     assert strategy.num_replicas_in_sync == count
@@ -54,9 +52,7 @@ def test_on_eight_ranks_with_four_replicas():
 
 def test_errors():
     with pytest.raises(ValueError, match="their product must be the number of ranks"):
-        mpistrat.TPUStrategy(
-            experimental_device_assignment=DeviceAssignment.build(Topology(99), [3], None, 33)
-        )
+        mpistrat.TPUStrategy(experimental_device_assignment=DeviceAssignment.build(Topology(99), [3], None, 33))
     with pytest.raises(ValueError, match="need 9 ranks, and there are 8"):
         DeviceAssignment.build(Topology(8), [3], num_replicas=3)
     strategy = mpistrat.TPUStrategy(experimental_spmd_xla_partitioning=True)

@@ -34,9 +34,7 @@ def test_one_operation_of_several_lines(strategy):
     for _ in range(3):
         strategy.reduce("SUM", ONE, axis=None), expected.append(here())
         strategy.reduce("SUM", ONE, axis=None), expected.append(here())
-        strategy.run(
-            lambda: mpistrat.get_replica_context().all_reduce("SUM", ONE) and expected.append(here())
-        )
+        strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", ONE) and expected.append(here()))
     assert places(9) == expected
 
 

@@ -16,9 +16,7 @@ needs_memory = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this
 def strategy(comm):
     made = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     if made.extended.engine.topology.lock.flight is None:
-        pytest.skip(
-            f"the record has {layout.MOST_COMMUNICATORS} communicators, which other tests did not free"
-        )
+        pytest.skip(f"the record has {layout.MOST_COMMUNICATORS} communicators, which other tests did not free")
     return made
 
 
@@ -55,9 +53,7 @@ def test_the_ring_keeps_the_last_collectives(strategy):
         strategy.barrier()
     entries = own().entries
     assert len(entries) == layout.MOST_EVENTS
-    assert [each.number for each in entries] == list(
-        range(entries[0].number, entries[0].number + len(entries))
-    )
+    assert [each.number for each in entries] == list(range(entries[0].number, entries[0].number + len(entries)))
 
 
 def test_many_operations_and_lines_find_room(strategy):
@@ -82,9 +78,7 @@ def test_a_call_that_was_left_by_an_error_is_noted(strategy):
 def test_the_ranks_of_a_node_read_each_other(strategy):
     strategy.barrier()
     pids = strategy.comm.allgather(os.getpid())
-    found = {
-        each.pid: each for each in read.records() if each.lives
-    }  # not of an ended process of this number
+    found = {each.pid: each for each in read.records() if each.lives}  # not of an ended process of this number
     assert set(pids) <= set(found)
     tokens = [{each.token for each in found[pid].memberships} for pid in pids]
     assert set.intersection(*tokens)

@@ -107,19 +107,14 @@ def test_phases(merged, comm):
             assert names.count("barrier") >= BARRIERS
             assert sum(name.startswith("all_reduce SUM float32[1000]") for name in names) == STEPS
             # The phases fill the whole time: what is outside collectives, input and saving is of the program.
-            top = [
-                each for each in slices if each[3] == "phase" and each[0] in ("USER", "INPUT_WAIT", "SAVE")
-            ]
+            top = [each for each in slices if each[3] == "phase" and each[0] in ("USER", "INPUT_WAIT", "SAVE")]
             assert top[0][0] == "USER"
 
 
 def test_the_place_is_a_line_of_the_program(merged, comm):
     if comm.rank == 0:
         barriers = [each for each in merged.of_rank(0) if each[0] == "barrier"]
-        assert all(
-            re.fullmatch(rf"{re.escape(__file__)}:\d+ in traced", each[4]["at"])
-            for each in barriers[:BARRIERS]
-        )
+        assert all(re.fullmatch(rf"{re.escape(__file__)}:\d+ in traced", each[4]["at"]) for each in barriers[:BARRIERS])
 
 
 def test_summary(traced, comm):

@@ -47,9 +47,7 @@ class Training:
     Its first layer is dense, or a convolution.
     """
 
-    def __init__(
-        self, strategy: Any, accumulate: int | None = None, buffers: bool = False, convolution: bool = False
-    ):
+    def __init__(self, strategy: Any, accumulate: int | None = None, buffers: bool = False, convolution: bool = False):
         self.strategy, self.losses, self.convolution = strategy, [], convolution
         first, second = _WEIGHTS[:_FEATURES], _WEIGHTS[_FEATURES:].T
         if convolution:

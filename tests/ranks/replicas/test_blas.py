@@ -29,9 +29,7 @@ def test_ranks_with_another_kernel_are_named(monkeypatch):
     assert len(texts) == (RANK == 0 and SIZE > 1)
     if texts:
         others = "0" if SIZE == 2 else f"0-{SIZE - 2}"
-        pattern = (
-            rf"rank\(s\) {others}: openblas .* SkylakeX, 1 .*rank\(s\) {SIZE - 1}: openblas .* Haswell, 1 .*"
-        )
+        pattern = rf"rank\(s\) {others}: openblas .* SkylakeX, 1 .*rank\(s\) {SIZE - 1}: openblas .* Haswell, 1 .*"
         assert re.search(pattern + "OPENBLAS_CORETYPE", texts[0])
 
 
@@ -49,6 +47,4 @@ def test_a_file_of_another_blas_is_told(virtual, tmp_path, monkeypatch, caplog):
     texts = [each.getMessage() for each in caplog.records]
     assert len(texts) == (virtual and RANK == 0)
     if texts:
-        assert (
-            f"number of threads ({own}) than is used now (openblas 0.3.31 Haswell, 64 thread(s))" in texts[0]
-        )
+        assert f"number of threads ({own}) than is used now (openblas 0.3.31 Haswell, 64 thread(s))" in texts[0]

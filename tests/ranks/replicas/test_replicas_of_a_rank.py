@@ -49,9 +49,7 @@ def test_numbers_of_replicas(strategy):
     assert strategy.run(lambda: None) is None
     a, b = strategy.run(lambda: (number(), {"twice": 2 * number()}))
     assert local(strategy, b["twice"]) == [2 * each for each in local(strategy, a)]
-    assert local(strategy, strategy.run(lambda x: x + 1, args=(own,))) == [
-        each + 1 for each in replicas.local
-    ]
+    assert local(strategy, strategy.run(lambda x: x + 1, args=(own,))) == [each + 1 for each in replicas.local]
 
 
 def test_the_form_does_not_depend_on_the_number_of_ranks():
@@ -71,9 +69,7 @@ def test_a_value_is_copied_or_added_when_it_is_given(strategy):
         scratch[...] = 10 * number()
         rows = get_replica_context().all_gather(scratch[:1], axis=0)
         scratch[...] = number()
-        merged = get_replica_context().merge_call(
-            lambda strategy, x: strategy.reduce("MAX", x, None), (scratch,)
-        )
+        merged = get_replica_context().merge_call(lambda strategy, x: strategy.reduce("MAX", x, None), (scratch,))
         for own in (total, rows, merged):
             own += 1  # of this replica only
         return total, rows, merged
@@ -99,9 +95,7 @@ def test_collectives_of_the_strategy(strategy):
     assert strategy.gather(rows, 0).tolist() == [*range(3 * V)]
     gathered = strategy.gather(own, 0, dst=V - 1)
     assert (gathered is not None) == (V - 1 in strategy.extended.engine.replicas.local)
-    assert strategy.broadcast_object(
-        strategy.comm.rank, src=V - 1
-    ) == strategy.extended.engine.replicas.rank_of(V - 1)
+    assert strategy.broadcast_object(strategy.comm.rank, src=V - 1) == strategy.extended.engine.replicas.rank_of(V - 1)
     scattered = strategy.run(lambda: get_replica_context().experimental_reduce_scatter("SUM", np.ones(V + 2)))
     assert [len(each) for each in local(strategy, scattered)] == [
         1 + (each < 2) for each in local(strategy, strategy.run(number))
@@ -146,13 +140,9 @@ def test_variables(strategy):
     assert float(first) == 5.0
     assert rows.numpy()[:, 0].tolist() == [(V + 1) // 2, V // 2]
     assert [float(count) for count in counts] == [V * (V + 1) / 2, (V + 1) / 2, 1.0]
-    assert [each[0] for each in local(strategy, own)] == [
-        each + 1 for each in strategy.extended.engine.replicas.local
-    ]
+    assert [each[0] for each in local(strategy, own)] == [each + 1 for each in strategy.extended.engine.replicas.local]
     counts[0].assign(V * 2.0)
-    assert [float(each) for each in local(strategy, counts[0])] == [
-        2.0
-    ] * strategy.extended.engine.replicas.count
+    assert [float(each) for each in local(strategy, counts[0])] == [2.0] * strategy.extended.engine.replicas.count
     with pytest.raises(ValueError, match="aggregation="):
         strategy.run(lambda: plain.assign(1.0))
     assert strategy.agree(True)
@@ -246,9 +236,7 @@ def test_an_error_ends_the_replicas_that_wait(strategy):
         assert raised.value.__notes__ == [f"replica {replicas.local[-1]} of {V}"]
     assert sorted(ended) == [*replicas.local]
     assert (
-        float(
-            strategy.reduce("SUM", strategy.run(lambda: get_replica_context().all_reduce("MAX", 2.0)), None)
-        )
+        float(strategy.reduce("SUM", strategy.run(lambda: get_replica_context().all_reduce("MAX", 2.0)), None))
         == 2.0 * V
     )
 
@@ -304,9 +292,7 @@ def test_ctrl_c_ends_the_replica_that_runs_and_those_that_wait(strategy):
         finally:
             ended.append(number())
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell may have told it to be ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told it to be ignored
     try:
         with pytest.raises(KeyboardInterrupt):
             strategy.run(fn)
@@ -314,12 +300,7 @@ def test_ctrl_c_ends_the_replica_that_runs_and_those_that_wait(strategy):
         signal.signal(signal.SIGINT, before)
     assert sorted(ended) == [*strategy.extended.engine.replicas.local]
     assert strategy.agree(True)
-    assert (
-        float(
-            strategy.reduce("MAX", strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0)), None)
-        )
-        == V
-    )
+    assert float(strategy.reduce("MAX", strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0)), None)) == V
 
 
 def test_a_function_that_runs_in_two_threads_is_refused(strategy):

@@ -8,7 +8,4 @@ def test_records_of_any_logger(strategy, caplog):
         logging.getLogger(name).warning("hello %s", "there")
     found = [(record.rank, record.size, record.getMessage()) for record in caplog.records]
     assert found == [(strategy.comm.rank, strategy.comm.size, "hello there")] * 3
-    assert (
-        logging.Formatter("%(rank)d: %(message)s").format(caplog.records[0])
-        == f"{strategy.comm.rank}: hello there"
-    )
+    assert logging.Formatter("%(rank)d: %(message)s").format(caplog.records[0]) == f"{strategy.comm.rank}: hello there"

@@ -159,9 +159,7 @@ def test_mismatch_names_all_ranks(topology):
     text = str(caught.value)
     assert f"rank {RANK}:" in text
     assert f"rank {SIZE - 1}: barrier at {__file__}" in text
-    assert (
-        "rank 0: agree" if SIZE == 2 else f"ranks 0-{SIZE - 2}: agree" if SIZE > 3 else "ranks 0-1: agree"
-    ) in text
+    assert ("rank 0: agree" if SIZE == 2 else f"ranks 0-{SIZE - 2}: agree" if SIZE > 3 else "ranks 0-1: agree") in text
     topology.barrier()
 
 

@@ -84,9 +84,7 @@ class TestWhatItIs:
         assert central.agree(True)
 
     def test_variables_on_a_gpu(self, central):
-        with pytest.raises(
-            ValueError if SIZE > 1 else RuntimeError, match=r"cuda:9|'cuda:9'.*memory of the host"
-        ):
+        with pytest.raises(ValueError if SIZE > 1 else RuntimeError, match=r"cuda:9|'cuda:9'.*memory of the host"):
             CentralStorageStrategy(None, "cuda:9")
         assert central.agree(True)
 
@@ -216,9 +214,7 @@ class TestReplicas:
                 central.run(lambda v=v, method=method, given=given: getattr(v, method)(given[RANK]))
                 total = combined(aggregation, list(given))
             old = state[aggregation]
-            state[aggregation] = {"assign": total, "assign_add": old + total, "assign_sub": old - total}[
-                method
-            ]
+            state[aggregation] = {"assign": total, "assign_add": old + total, "assign_sub": old - total}[method]
             np.testing.assert_allclose(v.numpy(), state[aggregation], rtol=1e-12, atol=1e-12)
 
     def test_a_read_never_sees_half_of_a_write(self, central):
@@ -434,7 +430,5 @@ class TestWhatStandsOnIt:
             for batch in central.experimental_distribute_dataset(dataset)
         ]
         assert sums == [sum(range(12)), sum(range(12, 24))]
-        value = central.experimental_distribute_values_from_function(
-            lambda c: np.full(2, c.replica_id_in_sync_group)
-        )
+        value = central.experimental_distribute_values_from_function(lambda c: np.full(2, c.replica_id_in_sync_group))
         assert central.gather(value, axis=0).tolist() == [rank for rank in range(SIZE) for _ in range(2)]

@@ -77,9 +77,7 @@ def test_contradiction_on_every_rank(make, texts):
 @pytest.mark.ranks(min=2)
 def test_contradiction_on_one_rank():
     """TF_CONFIG was copied from task 0 to the last one, say: all ranks raise, and name it."""
-    resolver = SimpleClusterResolver(
-        cluster(SIZE), task_type="worker", task_id=0 if RANK == SIZE - 1 else RANK
-    )
+    resolver = SimpleClusterResolver(cluster(SIZE), task_type="worker", task_id=0 if RANK == SIZE - 1 else RANK)
     with pytest.raises(RuntimeError) as error:
         MultiWorkerMirroredStrategy(resolver)
     said = f"Rank {SIZE - 1}: rank is 0 according to the cluster specification, {SIZE - 1} according to MPI"
@@ -139,10 +137,7 @@ class Pods:
             raise ConnectionError("no answer")
         status = SimpleNamespace(phase="Running", host_ip="10.0.0.1")
         return SimpleNamespace(
-            items=[
-                SimpleNamespace(metadata=SimpleNamespace(name=f"pod{i}"), status=status)
-                for i in range(self.size)
-            ]
+            items=[SimpleNamespace(metadata=SimpleNamespace(name=f"pod{i}"), status=status) for i in range(self.size)]
         )
 
 

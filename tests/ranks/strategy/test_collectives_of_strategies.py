@@ -220,9 +220,7 @@ def calls(strategy, value, rank):
     yield lambda: strategy.broadcast_object(value, rank)
 
 
-@pytest.mark.parametrize(
-    ("rank", "error"), [(SIZE, ValueError), (-1, ValueError), (True, TypeError), ("0", TypeError)]
-)
+@pytest.mark.parametrize(("rank", "error"), [(SIZE, ValueError), (-1, ValueError), (True, TypeError), ("0", TypeError)])
 def test_ranks_that_are_not_replicas(strategy, rank, error):
     for call in calls(strategy, np.ones(3), rank):
         with pytest.raises(error, match="replica"):

@@ -602,9 +602,7 @@ def test_default_strategy_runs(default, strategy):
         return x + get_replica_context().merge_call(lambda s, y: (y, s, in_cross_replica_context()), (1,))[0]
 
     assert default.run(fn, (2,)) == 3
-    assert get_replica_context().merge_call(
-        lambda s, x: (s is default, in_cross_replica_context(), x), (4,)
-    ) == (
+    assert get_replica_context().merge_call(lambda s, x: (s is default, in_cross_replica_context(), x), (4,)) == (
         True,
         True,
         4,

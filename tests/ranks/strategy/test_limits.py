@@ -33,9 +33,7 @@ class Case:
         self.extended = self.strategy.extended
         self.path = WORLD.bcast(folder) / "weights.h5"
         with self.strategy.scope():
-            self.mirrored = mpistrat.Variable(
-                np.zeros((2, 2)), aggregation=mpistrat.VariableAggregation.SUM, name="v"
-            )
+            self.mirrored = mpistrat.Variable(np.zeros((2, 2)), aggregation=mpistrat.VariableAggregation.SUM, name="v")
             self.first = mpistrat.Variable(
                 np.zeros((2, 2)), aggregation=mpistrat.VariableAggregation.ONLY_FIRST_REPLICA
             )
@@ -85,9 +83,7 @@ def assigned(name, value):
 
 def preempted(case):
     with case.strategy.scope():
-        handler = mpistrat.experimental.PreemptionCheckpointHandler(
-            None, [case.mirrored], str(case.path.parent)
-        )
+        handler = mpistrat.experimental.PreemptionCheckpointHandler(None, [case.mirrored], str(case.path.parent))
         handler.save_checkpoint_if_preempted()
 
 
@@ -96,13 +92,11 @@ CALLS = {
     "Strategy.agree": lambda case: case.strategy.agree(True),
     "Strategy.barrier": lambda case: case.strategy.barrier(),
     "Strategy.chief_first": chief_first,
-    "Strategy.distribute_datasets_from_function": lambda case: (
-        case.strategy.distribute_datasets_from_function(lambda context: data.Dataset.range(4).batch(2))
+    "Strategy.distribute_datasets_from_function": lambda case: case.strategy.distribute_datasets_from_function(
+        lambda context: data.Dataset.range(4).batch(2)
     ),
     "Strategy.experimental_distribute_datasets_from_function": lambda case: (
-        case.strategy.experimental_distribute_datasets_from_function(
-            lambda context: data.Dataset.range(4).batch(2)
-        )
+        case.strategy.experimental_distribute_datasets_from_function(lambda context: data.Dataset.range(4).batch(2))
     ),
     "Strategy.experimental_buffers_like": lambda case: case.strategy.experimental_buffers_like(np.zeros(3)),
     "Strategy.experimental_statistics": lambda case: case.strategy.experimental_statistics(),
@@ -172,9 +166,7 @@ CALLS = {
     "Metric.result": lambda case: in_scope(case, case.mean.result),
     "History.log": lambda case: in_scope(case, lambda: training.History().log(loss=1.0)),
     "training.global_moments": lambda case: case.strategy.run(training.global_moments, (np.ones(3), [0])),
-    "training.latest_checkpoint": lambda case: in_scope(
-        case, lambda: training.latest_checkpoint(case.path.parent)
-    ),
+    "training.latest_checkpoint": lambda case: in_scope(case, lambda: training.latest_checkpoint(case.path.parent)),
     "training.load": lambda case: training.load([case.mirrored], case.path),
     "training.load_arrays": lambda case: training.load_arrays(case.path, [case.mirrored]),
     "training.save": lambda case: training.save([case.mirrored], case.path),
@@ -303,9 +295,7 @@ def public(thing):
 
 def test_every_public_call_is_listed():
     found = {f"{name}.{method}" for name, each in CLASSES.items() for method in public(each)}
-    found |= {
-        f"training.{name}" for name in training.__all__ if not isinstance(getattr(training, name), type)
-    }
+    found |= {f"training.{name}" for name in training.__all__ if not isinstance(getattr(training, name), type)}
     found |= {"Variable", "Writer"}
     kinds = {f"Variable.{name}" for kind in (MirroredVariable, SyncOnReadVariable) for name in public(kind)}
     listed = {*CALLS, *LOCAL, *AS_SUM}

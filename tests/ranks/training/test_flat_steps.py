@@ -63,9 +63,7 @@ class Both:
         for mine, other in zip(*self.variables, strict=True):
             assert mine.numpy().tobytes() == other.numpy().tobytes()
         mine, other = (optimizer.variables for optimizer in self.optimizers)
-        assert [each.name.partition("/")[2] for each in mine] == [
-            each.name.partition("/")[2] for each in other
-        ]
+        assert [each.name.partition("/")[2] for each in mine] == [each.name.partition("/")[2] for each in other]
         for one, two in zip(mine, other, strict=True):
             assert one.numpy().tobytes() == two.numpy().tobytes()
 
@@ -173,9 +171,7 @@ def test_values_written_between_steps_count(strategy, tmp_path):
     both.step(gradients)
     both.check()
     path = tmp_path / "state.h5"
-    names = [
-        dict(enumerate([*v, *o.variables])) for v, o in zip(both.variables, both.optimizers, strict=True)
-    ]
+    names = [dict(enumerate([*v, *o.variables])) for v, o in zip(both.variables, both.optimizers, strict=True)]
     mpistrat.training.save(names[0], path)
     expected = [value.numpy() for value in names[0].values()]
     both.step(gradients)

@@ -24,9 +24,7 @@ OPTIMIZERS = {
 def test_steps_as_on_the_host(cupy, monkeypatch, name):
     launches = []
     original = kernels.EachElement.launch
-    monkeypatch.setattr(
-        kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1]
-    )
+    monkeypatch.setattr(kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1])
     found = []
     for device, place in (("cuda:0", cupy.asarray), ("cpu", np.asarray)):
         strategy = mpistrat.MultiWorkerMirroredStrategy(device=device)
@@ -37,9 +35,7 @@ def test_steps_as_on_the_host(cupy, monkeypatch, name):
         for _ in range(4):
             gradients = [place(random.standard_normal(v.shape)) for v in variables]
             launches.clear()
-            strategy.run(
-                lambda o=optimizer, g=gradients, v=variables: o.apply_gradients(zip(g, v, strict=True))
-            )
+            strategy.run(lambda o=optimizer, g=gradients, v=variables: o.apply_gradients(zip(g, v, strict=True)))
         if device == "cuda:0" and name not in ("lars", "accumulation"):
             assert len(launches) == 2  # to pack and to update
         found.append([np.asarray(v) for v in (*variables, *optimizer.variables)])

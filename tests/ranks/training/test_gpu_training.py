@@ -112,9 +112,7 @@ def test_assignments_in_replicas(cupy, on_gpu, aggregation):
 
 def test_sync_on_read(cupy, on_gpu):
     with on_gpu.scope():
-        v = mpistrat.Variable(
-            0.0, synchronization=VariableSynchronization.ON_READ, aggregation=VariableAggregation.SUM
-        )
+        v = mpistrat.Variable(0.0, synchronization=VariableSynchronization.ON_READ, aggregation=VariableAggregation.SUM)
     on_gpu.run(lambda: v.assign_add(RANK + 1.0))
     assert float(v) == SIZE * (SIZE + 1) / 2
     assert float(on_gpu.run(lambda: float(v))) == RANK + 1
@@ -128,9 +126,7 @@ def test_scatter(cupy, on_gpu, method, library):
     found = []
     for strategy in (on_gpu, mpistrat.MultiWorkerMirroredStrategy(device="cpu")):
         with strategy.scope():
-            v = mpistrat.Variable(
-                np.arange(10.0).reshape(5, 2), aggregation=VariableAggregation.ONLY_FIRST_REPLICA
-            )
+            v = mpistrat.Variable(np.arange(10.0).reshape(5, 2), aggregation=VariableAggregation.ONLY_FIRST_REPLICA)
         place = cupy.asarray if strategy is on_gpu and library == "cupy" else np.asarray
         rows = mpistrat.IndexedSlices(place(values), place(indices), (5, 2))
         getattr(v, f"scatter_{method}")(rows)
@@ -225,9 +221,7 @@ def test_steps_as_on_the_host(cupy, on_gpu, monkeypatch, name, dtype):
         return  # on the host the second moment vanishes
     launches = []
     original = kernels.EachElement.launch
-    monkeypatch.setattr(
-        kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1]
-    )
+    monkeypatch.setattr(kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1])
     found = []
     for place, strategy in (
         (cupy.asarray, on_gpu),
@@ -240,9 +234,7 @@ def test_steps_as_on_the_host(cupy, on_gpu, monkeypatch, name, dtype):
         for _ in range(3):
             gradients = [place(random.standard_normal(v.shape).astype(dtype)) for v in variables]
             launches.clear()
-            strategy.run(
-                lambda o=optimizer, g=gradients, v=variables: o.apply_gradients(zip(g, v, strict=True))
-            )
+            strategy.run(lambda o=optimizer, g=gradients, v=variables: o.apply_gradients(zip(g, v, strict=True)))
             if strategy is on_gpu:
                 assert len(launches) == 2  # to pack and to update
         assert optimizer.iterations == 3
@@ -262,9 +254,7 @@ def test_sparse_gradients_and_several_dtypes(cupy, on_gpu):
                 single = mpistrat.Variable(np.ones(5, np.float32))
                 double = mpistrat.Variable(np.ones(4))
                 optimizer = OPTIMIZERS[name]()
-            rows = mpistrat.IndexedSlices(
-                place(np.full((2, 2), RANK + 1.0)), place(np.array([RANK, 4])), (6, 2)
-            )
+            rows = mpistrat.IndexedSlices(place(np.full((2, 2), RANK + 1.0)), place(np.array([RANK, 4])), (6, 2))
             pairs = [(rows, table), (place(np.ones(5, np.float32)), single), (place(np.ones(4)), double)]
             for _ in range(2):
                 strategy.run(lambda o=optimizer, p=pairs: o.apply_gradients(p))
@@ -298,9 +288,7 @@ def test_half_precision_in_kernels(cupy):
                 got = got.get()
                 undefined = np.isnan(want.astype(np.float32))
                 assert (np.isnan(got.astype(np.float32)) == undefined).all()
-                np.testing.assert_array_equal(
-                    got.view(np.uint16)[~undefined], want.view(np.uint16)[~undefined]
-                )
+                np.testing.assert_array_equal(got.view(np.uint16)[~undefined], want.view(np.uint16)[~undefined])
 
 
 # --- buffers -----------------------------------------------------------------------------------------------

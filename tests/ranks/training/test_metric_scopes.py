@@ -25,9 +25,7 @@ def test_a_metric_outside_of_scopes_is_refused_in_run(strategy, make):
     with warned():
         metric = make()
     arguments = (np.zeros(2), np.zeros(2))[: 1 if make in (metrics.Mean, metrics.Sum) else 2]
-    with pytest.raises(
-        ValueError, match=f"the metric '{metric.name}' was created outside of the strategy's scope"
-    ):
+    with pytest.raises(ValueError, match=f"the metric '{metric.name}' was created outside of the strategy's scope"):
         strategy.run(metric.update_state, args=arguments)
     with strategy.scope():
         made = make()

@@ -173,9 +173,7 @@ def shown(state, preempted, started="2026-11-21T12:20:00"):
         (signal.SIGTERM, shown("RUNNING", "2026-11-21T12:25:58"), ["requeue 12"], 0, "was put back"),
     ],
 )
-def test_replica_0_requeues(
-    strategy, comm, tmp_path, monkeypatch, caplog, number, script, told, status, text
-):
+def test_replica_0_requeues(strategy, comm, tmp_path, monkeypatch, caplog, number, script, told, status, text):
     monkeypatch.setenv("PATH", scontrol(tmp_path, comm, script))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")  # "2 hours ago", as some like it

@@ -81,14 +81,10 @@ def test_areas(strategy, method):
     roc, pr = (counted(strategy, metric) for metric in made)
     height = {"interpolation": np.mean, "minoring": np.min, "majoring": np.max}[method]
     y, x = tp / (tp + fn), fp / (fp + tn)
-    assert roc == pytest.approx(
-        sum((x[i] - x[i + 1]) * height([y[i], y[i + 1]]) for i in range(49)), abs=1e-12
-    )
+    assert roc == pytest.approx(sum((x[i] - x[i + 1]) * height([y[i], y[i + 1]]) for i in range(49)), abs=1e-12)
     if method != "interpolation":
         p = np.array([ratio(a, a + b) for a, b in zip(tp, fp, strict=True)])
-        assert pr == pytest.approx(
-            sum((y[i] - y[i + 1]) * height([p[i], p[i + 1]]) for i in range(49)), abs=1e-12
-        )
+        assert pr == pytest.approx(sum((y[i] - y[i + 1]) * height([p[i], p[i + 1]]) for i in range(49)), abs=1e-12)
         return
     area = 0.0  # of the curve on which true positives grow linearly with all positives
     for i in range(49):

@@ -124,9 +124,7 @@ DATA = {
     "make_numpy_dataset": lambda s, v, x: s.extended.experimental_make_numpy_dataset(x),
     "from_sequence": lambda s, v, x: list(Dataset.from_sequence(Sequence(x)).batch(2)),
     "from_iterable": lambda s, v, x: list(Dataset.from_iterable([(x, 1.0)])),
-    "distributed": lambda s, v, x: list(
-        s.experimental_distribute_dataset(Dataset.from_iterable(lambda: [x]).batch(4))
-    ),
+    "distributed": lambda s, v, x: list(s.experimental_distribute_dataset(Dataset.from_iterable(lambda: [x]).batch(4))),
 }
 ARRAYS_ONLY = {
     "map": lambda s, v, x: list(rows().map(lambda row: {"x": x, "row": row})),
@@ -134,9 +132,7 @@ ARRAYS_ONLY = {
     "from_sequence of an array": lambda s, v, x: Dataset.from_sequence(x),
     "from_sequence of an array-like": lambda s, v, x: list(Dataset.from_sequence(ArrayLike(x)).batch(2)),
     "map after batch": lambda s, v, x: list(rows().batch(2).map(lambda batch: x)),
-    "map of a stream's batches": lambda s, v, x: list(
-        Dataset.from_iterable([1, 2]).batch(2).map(lambda batch: x)
-    ),
+    "map of a stream's batches": lambda s, v, x: list(Dataset.from_iterable([1, 2]).batch(2).map(lambda batch: x)),
 }
 
 
@@ -216,9 +212,7 @@ def test_one_replica_alone(strategy, method, aggregation):
     assert strategy.reduce("SUM", 1.0, axis=None) == strategy.num_replicas_in_sync
 
 
-@pytest.mark.parametrize(
-    "key", [np.ma.masked_array([0, 1], [False, True]), ([0], np.ma.masked_array([0, 1]))]
-)
+@pytest.mark.parametrize("key", [np.ma.masked_array([0, 1], [False, True]), ([0], np.ma.masked_array([0, 1]))])
 def test_keys(strategy, key):
     with strategy.scope():
         v = mpistrat.Variable(np.zeros((3, 3)))

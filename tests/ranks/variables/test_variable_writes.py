@@ -153,9 +153,7 @@ def test_values_that_do_not_fit(strategy, value, wrong, error):
         with pytest.raises(error) as caught:
             run(lambda variable=variable, method=method: getattr(variable, method)(wrong))
         assert "kernel" in str(caught.value)
-        np.testing.assert_array_equal(
-            variable.distribute_strategy.experimental_local_results(variable)[0].array, value
-        )
+        np.testing.assert_array_equal(variable.distribute_strategy.experimental_local_results(variable)[0].array, value)
     assert strategy.agree(True)
 
 
@@ -225,9 +223,7 @@ def test_any_sequence_of_writes(strategy, aggregation, on_read, name, todo):
     change = {"assign": lambda x, y: y, "assign_add": np.add, "assign_sub": np.subtract}
     for method, where, number in todo:
         apply = change[method]
-        values = [
-            np.full(3, number + (rank if where in ("replica", "update") else 0), name) for rank in RANKS
-        ]
+        values = [np.full(3, number + (rank if where in ("replica", "update") else 0), name) for rank in RANKS]
         write = getattr(v, method)
         if where == "replica":
             strategy.run(write, args=(values[RANK],))

@@ -46,9 +46,7 @@ def test_read_of_all_copies(strategy):
                 ):
                     assert read(v) == wanted
                 assert bool(v == wanted)
-        assert (
-            strategy.run(lambda v=v: mpistrat.get_replica_context().merge_call(lambda s: float(v))) == wanted
-        )
+        assert strategy.run(lambda v=v: mpistrat.get_replica_context().merge_call(lambda s: float(v))) == wanted
         equal(v, RANK + 10)
         assert strategy.reduce("SUM", v, axis=None) == sum(copies)
     v = make(strategy, 0.0, Aggregation.NONE, on_read=True, name="kernel")

@@ -110,9 +110,7 @@ def judge(job: CheckedJob) -> Finding:
     for rank, each in facts.items():
         where = f"{each['folder']} on {job.facts[rank]['host']} ({each['files']})"
         if each.get("missing"):
-            return Finding(
-                f"{where}: there is no such directory", Severity.FIX, "mount it on all nodes of the job"
-            )
+            return Finding(f"{where}: there is no such directory", Severity.FIX, "mount it on all nodes of the job")
         if "lock" in each:
             return Finding(
                 f"{where}: HDF5 cannot lock files: {each['lock']}",

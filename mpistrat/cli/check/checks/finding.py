@@ -82,9 +82,7 @@ class CheckedJob:
 
     def of(self, check: str) -> dict[int, Any]:
         """Return the facts of a check by rank."""
-        return {
-            rank: facts[check] for rank, facts in sorted(self.facts.items()) if facts.get(check) is not None
-        }
+        return {rank: facts[check] for rank, facts in sorted(self.facts.items()) if facts.get(check) is not None}
 
     def nodes(self) -> dict[str, list[int]]:
         """Return the ranks of each node by its name. Nodes of the same name get a number."""

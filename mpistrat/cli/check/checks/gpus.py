@@ -104,9 +104,7 @@ def judge(job: CheckedJob) -> Finding:
         if there and any(each["seen"] is not None for each in facts.values()):
             return Finding(f"no rank sees any of the {there} GPUs of its node", Severity.LOOK, _ASK)
         return Finding(f"{there} on a node, all visible" if there else "none", Severity.OK)
-    return Finding(
-        f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK
-    )
+    return Finding(f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK)
 
 
 def _see(those: list[int]) -> str:

@@ -65,12 +65,8 @@ def judge(job: CheckedJob) -> Finding:
     first = next(iter(facts.values()))
     for name in ("python", *_PACKAGES):
         if len({each[name] for each in facts.values()}) > 1:
-            return Finding(
-                f"{name}: {_groups(job, name)}", Severity.FIX, "give all ranks the same Python environment"
-            )
-    level = min(
-        (each["threads"] for each in facts.values() if "threads" in each), key=LEVELS.index, default=None
-    )
+            return Finding(f"{name}: {_groups(job, name)}", Severity.FIX, "give all ranks the same Python environment")
+    level = min((each["threads"] for each in facts.values() if "threads" in each), key=LEVELS.index, default=None)
     text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
     if level in ("SINGLE", "FUNNELED"):
         return Finding(

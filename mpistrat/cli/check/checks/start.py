@@ -29,11 +29,7 @@ def _troubles(job: CheckedJob) -> list[str]:
         hosts = dict.fromkeys(job.facts[rank]["host"] for rank in those if rank in job.facts)
         on = f" ({', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''})" if hosts else ""
         lines.append(f"{ranks_in_words(those)}{on}: {job.troubles[those[0]].text}")
-    return (
-        lines
-        if len(lines) <= _AT_MOST
-        else [*lines[:_AT_MOST], f"... and {len(lines) - _AT_MOST} other problems"]
-    )
+    return lines if len(lines) <= _AT_MOST else [*lines[:_AT_MOST], f"... and {len(lines) - _AT_MOST} other problems"]
 
 
 def _advice(job: CheckedJob) -> str:

@@ -211,9 +211,7 @@ class Watcher:
 
         def all_have_told() -> bool:
             inbox.collect()
-            return len(inbox.letters) >= self._size and all(
-                "trouble" in each for each in inbox.letters.values()
-            )
+            return len(inbox.letters) >= self._size and all("trouble" in each for each in inbox.letters.values())
 
         inbox.announce("stop")
         if inbox.works:

@@ -160,9 +160,7 @@ class ChunkedRows:
         steps = layout.chunk[1 : 1 + len(shape)]
         self._cells = [
             tuple(slice(i, min(i + step, size)) for i, step, size in zip(corner, steps, shape, strict=True))
-            for corner in itertools.product(
-                *(range(0, size, step) for size, step in zip(shape, steps, strict=True))
-            )
+            for corner in itertools.product(*(range(0, size, step) for size, step in zip(shape, steps, strict=True)))
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
@@ -212,9 +210,7 @@ class ChunkedRows:
         part = out[where]
         return part.reshape(-1).view(np.uint8) if len(part) == self._chunk[0] else None
 
-    def _use(
-        self, out: np.ndarray, rows: Any, where: Any, inner: tuple[slice, ...], chunk: np.ndarray
-    ) -> None:
+    def _use(self, out: np.ndarray, rows: Any, where: Any, inner: tuple[slice, ...], chunk: np.ndarray) -> None:
         wanted: tuple[Any, ...] = (rows, *(slice(0, each.stop - each.start) for each in inner))
         target: tuple[Any, ...] = (where, *inner)
         out[target] = chunk.view(self._stored).reshape(self._chunk)[wanted]

@@ -46,8 +46,7 @@ class JoinedRows:
         self._ends = self._firsts + [part.rows for part in layout.parts]
         self._shifts = np.array([part.source for part in layout.parts], np.int64) - self._firsts
         self._parts = [
-            reader_of(column, part.layout, part.layout_rows, (key, i), decoded)
-            for i, part in enumerate(layout.parts)
+            reader_of(column, part.layout, part.layout_rows, (key, i), decoded) for i, part in enumerate(layout.parts)
         ]
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
@@ -70,6 +69,4 @@ class JoinedRows:
             self._parts[i].will_need(files, low + int(self._shifts[i]), high + int(self._shifts[i]))
 
     def _touched(self, first: int, last: int) -> range:
-        return range(
-            int(np.searchsorted(self._ends, first, side="right")), int(np.searchsorted(self._firsts, last))
-        )
+        return range(int(np.searchsorted(self._ends, first, side="right")), int(np.searchsorted(self._firsts, last)))

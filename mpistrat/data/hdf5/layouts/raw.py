@@ -102,9 +102,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         file.read(at[start], pieces)
 
 
-def _through_memory(
-    file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray
-) -> None:
+def _through_memory(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
     """Read small rows through a buffer, together with all bytes between them."""
     flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
     start = 0

@@ -129,9 +129,7 @@ class _OpenColumn:
                 continue
             make = partial(self._chunk, first, count, out.dtype)
             use = partial(_copy, out, to, rows[part] - first)
-            parts.append(
-                Chunk((key, number), count * self.column.row_bytes, wanted, count - wanted, make, use)
-            )
+            parts.append(Chunk((key, number), count * self.column.row_bytes, wanted, count - wanted, make, use))
         decoded.each(parts, in_turn)
 
     def _chunk(self, first: int, count: int, dtype: np.dtype, memory: np.ndarray | None) -> np.ndarray:

@@ -22,9 +22,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
     values = [np.asarray(ops.convert_to_numpy(each.value)) for each in unique]
     for each, value in zip(
         unique,
-        moves.broadcast_to_hosts(
-            values, root_rank, None, job.global_process_set, "the broadcast of variables"
-        ),
+        moves.broadcast_to_hosts(values, root_rank, None, job.global_process_set, "the broadcast of variables"),
         strict=True,
     ):
         each.assign(value)
@@ -154,9 +152,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
         self.staircase, self.momentum_correction = staircase, momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.multiplier: Any = (
-            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
-        )
+        self.multiplier: Any = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -188,12 +184,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         optimizer.learning_rate = new
         # Keras' momentum is a constant of the compiled step. The sum of past steps, in which the rate is a factor,
         # is a variable: scaled once, it gives what a momentum that is scaled for one batch would.
-        if (
-            self.momentum_correction
-            and old
-            and isinstance(optimizer, keras.optimizers.SGD)
-            and optimizer.built
-        ):
+        if self.momentum_correction and old and isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
             for each in optimizer.momentums:
                 each.assign(each * (new / old))
 
@@ -234,9 +225,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             epoch += 1 / self.steps_per_epoch  # type: ignore[operator]  # so that an epoch ends at a round number
             return (epoch * (job.size() - 1) / warmup_epochs + 1) / job.size()
 
-        super().__init__(
-            initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch
-        )
+        super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

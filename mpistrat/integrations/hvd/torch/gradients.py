@@ -68,9 +68,7 @@ def allreduce(
     tensor([1., 1.])
     """
     op = op_of(op, average)
-    return grouped_allreduce(
-        [tensor], None, name, compression, op, prescale_factor, postscale_factor, process_set
-    )[0]
+    return grouped_allreduce([tensor], None, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
 def grouped_allreduce(
@@ -135,9 +133,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return _Collective.apply(make, back, tensor)[0]
 
 
-def broadcast(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all
-) -> Tensor:
+def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all) -> Tensor:
     """Return the tensor of one rank on every rank. Collective.
 
     The gradient of that rank is the average of the ranks' gradients; that of other ranks is zero.
@@ -162,9 +158,7 @@ def broadcast(
     return _Collective.apply(make, back, tensor)[0]
 
 
-def alltoall(
-    tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = _all
-) -> Any:
+def alltoall(tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = _all) -> Any:
     """Send consecutive rows to rank 0, 1, and so on, and return the rows that came. Collective.
 
     With ``splits`` also return how many rows came from each rank. The gradient goes back the same way.

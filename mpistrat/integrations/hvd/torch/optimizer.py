@@ -93,9 +93,7 @@ def names_of(
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(
-            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
-        )
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
     named = {p: name for name, p in pairs}
     missing = [tuple(p.shape) for p in parameters if p not in named]
     if missing:
@@ -230,8 +228,7 @@ class _DistributedAdasum(_Distributed):
         super(_Distributed, self).step(closure)  # type: ignore[misc]  # of the optimizer
         with torch.no_grad():
             pairs = [
-                self._compression.compress(p.detach() - start)
-                for p, start in zip(parameters, starts, strict=True)
+                self._compression.compress(p.detach() - start) for p, start in zip(parameters, starts, strict=True)
             ]
             name = "steps of " + abbreviated([self._parameter_names[p] for p in parameters])
             totals = all_reduce.grouped_allreduce([sent for sent, _ in pairs], name=name, op=Adasum)

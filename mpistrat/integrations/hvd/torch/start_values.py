@@ -123,6 +123,4 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     _broadcast(state, root_rank, "the state of an optimizer")
     if not is_root:
         tensors = iter(state)
-        optimizer.load_state_dict(
-            rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
-        )
+        optimizer.load_state_dict(rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves]))

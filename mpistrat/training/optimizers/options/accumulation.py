@@ -27,9 +27,7 @@ class Accumulation:
 
     def __init__(self, calls: int, name: str):
         if not isinstance(calls, int) or calls < 2:
-            raise ValueError(
-                f"gradient_accumulation_steps must be a whole number above 1, or None, not {calls!r}"
-            )
+            raise ValueError(f"gradient_accumulation_steps must be a whole number above 1, or None, not {calls!r}")
         self._calls, self._name = calls, name
         self._done: Variable | None = None
         self._sums: dict[int, tuple[Variable, Variable]] = {}
@@ -56,9 +54,7 @@ class Accumulation:
             engine = variable.distribute_strategy.extended.engine
             if self._done is None:
                 with engine.variables_on_host():
-                    self._done = Variable(
-                        np.int64(0), trainable=False, name=f"{self._name}/accumulated_calls"
-                    )
+                    self._done = Variable(np.int64(0), trainable=False, name=f"{self._name}/accumulated_calls")
             if id(variable) in self._sums:
                 continue
             wide = np.float32 if variable.dtype.itemsize < 4 else variable.dtype
@@ -84,11 +80,7 @@ class Accumulation:
         extended = replica.strategy.extended
         last = self._calls_of_this_step() + 1 >= self._calls
         try:
-            pairs = [
-                (fitting(gradient, variable), variable)
-                for gradient, variable in given
-                if gradient is not None
-            ]
+            pairs = [(fitting(gradient, variable), variable) for gradient, variable in given if gradient is not None]
             if not pairs:
                 raise ValueError("No gradients provided for any variable")
             for _, variable in pairs:

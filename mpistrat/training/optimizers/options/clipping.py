@@ -27,9 +27,7 @@ class Clipping:
         given = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         self.limits = {name: limit for name, limit in given.items() if limit is not None}
         if len(self.limits) > 1:
-            raise ValueError(
-                f"only one of clipnorm, clipvalue and global_clipnorm may be set, not {self.limits}"
-            )
+            raise ValueError(f"only one of clipnorm, clipvalue and global_clipnorm may be set, not {self.limits}")
         for name, limit in self.limits.items():
             if not limit > 0:
                 raise ValueError(f"{name} must be positive, not {limit!r}")

@@ -24,9 +24,7 @@ class MovingAverage:
     def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None):
         if not 0 <= momentum <= 1:
             raise ValueError(f"ema_momentum must be in [0, 1], not {momentum!r}")
-        if overwrite_frequency is not None and (
-            not isinstance(overwrite_frequency, int) or overwrite_frequency < 1
-        ):
+        if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
             raise ValueError(
                 f"ema_overwrite_frequency must be a whole number above 0, or None, not {overwrite_frequency!r}"
             )
@@ -46,9 +44,7 @@ class MovingAverage:
         if self._overwrites(step):
             weights[...] = average
 
-    def update(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         *own, average = state
         self._rule.update(weights, gradient, step, rate, *own)
         self._average(weights, average, step)
@@ -60,9 +56,7 @@ class MovingAverage:
         self._rule.update_consuming(weights, gradient, step, rate, *own)
         self._average(weights, average, step)
 
-    def update_rows(
-        self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray
-    ) -> None:
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         *own, average = state
         self._rule.update_rows(weights, rows, step, rate, *own)
         self._average(weights, average, step)

@@ -29,9 +29,7 @@ def in_replica(strategy, fn):
 
 
 def strategy_with(comm=None, **options):
-    return mpistrat.MultiWorkerMirroredStrategy(
-        comm=comm, communication_options=CommunicationOptions(**options)
-    )
+    return mpistrat.MultiWorkerMirroredStrategy(comm=comm, communication_options=CommunicationOptions(**options))
 
 
 def assert_equal(cupy, got, want, exactly=True):
@@ -75,9 +73,7 @@ def test_bits_through_the_host(cupy):
     strategy = strategy_with(implementation="ordered")
     for length in (1, 999, 1_000_001):
         (mine,) = values_of(RANK, lengths=[length])
-        assert_equal(
-            cupy, strategy.reduce("MEAN", cupy.asarray(mine), None), strategy.reduce("MEAN", mine, None)
-        )
+        assert_equal(cupy, strategy.reduce("MEAN", cupy.asarray(mine), None), strategy.reduce("MEAN", mine, None))
 
 
 def test_nccl(cupy, monkeypatch):
@@ -192,9 +188,7 @@ def test_nccl_ends_with_its_communicator(cupy):
 
 @pytest.mark.parametrize("name", ["MAX", "MIN", "PROD"])
 def test_further_operations(cupy, name):
-    ops = (
-        mpistrat.HierarchicalCopyAllReduce() if name == "PROD" else mpistrat.collectives.CollectiveAllReduce()
-    )
+    ops = mpistrat.HierarchicalCopyAllReduce() if name == "PROD" else mpistrat.collectives.CollectiveAllReduce()
     strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
     value = np.array([RANK + 1.0, 2.0, np.nan if RANK else 1.0], np.float32)
     want = np.asarray(strategy.extended.engine.ops.reduce(name, value, "cpu:0"))
@@ -207,9 +201,7 @@ def test_pieces_are_packed_in_one_launch(cupy, monkeypatch):
 
     launches = []
     original = kernels.EachElement.launch
-    monkeypatch.setattr(
-        kernels.EachElement, "launch", lambda *args: (launches.append(args[1]), original(*args))[1]
-    )
+    monkeypatch.setattr(kernels.EachElement, "launch", lambda *args: (launches.append(args[1]), original(*args))[1])
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     values = [cupy.full(n, float(RANK), np.float32) for n in range(200)]
     got = strategy.reduce("SUM", values, axis=None)

@@ -113,12 +113,8 @@ def test_more_ranks_than_gpus(runtime, monkeypatch, caplog):
     else:
         (text,) = told
         all_ranks = f"ranks 0-{SIZE - 1}"
-        assert text.startswith(
-            f"{all_ranks} share a GPU: the node has {SIZE} ranks, which see 1 in all; NCCL"
-        )
-    with pytest.raises(
-        RuntimeError, match=r"cuda:1 is not there: this process sees 1 GPU, cuda:0; fix: use one"
-    ):
+        assert text.startswith(f"{all_ranks} share a GPU: the node has {SIZE} ranks, which see 1 in all; NCCL")
+    with pytest.raises(RuntimeError, match=r"cuda:1 is not there: this process sees 1 GPU, cuda:0; fix: use one"):
         mpistrat.MultiWorkerMirroredStrategy(device="cuda:1")
     caplog.clear()
     monkeypatch.setattr(runtime, "gpus", [f"GPU {i}" for i in range(SIZE)])
@@ -128,9 +124,7 @@ def test_more_ranks_than_gpus(runtime, monkeypatch, caplog):
 
 def test_a_device_that_the_environment_names_wrongly(monkeypatch):
     monkeypatch.setenv("MPISTRAT_DEVICE", "moon")
-    with pytest.raises(
-        ValueError, match="MPISTRAT_DEVICE=moon cannot be read: use cpu, cuda, cuda:N or auto"
-    ):
+    with pytest.raises(ValueError, match="MPISTRAT_DEVICE=moon cannot be read: use cpu, cuda, cuda:N or auto"):
         mpistrat.MultiWorkerMirroredStrategy()
 
 
@@ -146,9 +140,7 @@ def test_info(runtime, monkeypatch, case):
 def test_no_cupy(monkeypatch):
     if importlib.util.find_spec("cupy") is not None:
         return
-    with pytest.raises(
-        RuntimeError, match=r"^rank 0: device cuda needs CuPy, which is not installed: pip install"
-    ):
+    with pytest.raises(RuntimeError, match=r"^rank 0: device cuda needs CuPy, which is not installed: pip install"):
         mpistrat.MultiWorkerMirroredStrategy(device="cuda")
     assert mpistrat.MultiWorkerMirroredStrategy(device="auto").extended.worker_devices == ("cpu:0",)
     assert "needs CuPy, which is not installed: pip install" in info._devices()

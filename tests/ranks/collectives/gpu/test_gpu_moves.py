@@ -30,9 +30,7 @@ def values_of(rank, dtype, lengths=LENGTHS):
 
 
 def strategy_with(comm=None, **options):
-    return mpistrat.MultiWorkerMirroredStrategy(
-        comm=comm, communication_options=CommunicationOptions(**options)
-    )
+    return mpistrat.MultiWorkerMirroredStrategy(comm=comm, communication_options=CommunicationOptions(**options))
 
 
 def assert_equal(cupy, got, want):
@@ -175,9 +173,7 @@ def test_reduce_scatter(cupy, pointers, monkeypatch, op, dtype):
     monkeypatch.setattr(pinned, "download", None)
     for rows in (4 * SIZE, 4 * SIZE + 1, SIZE - 1, 0, 1009):
         mine = (100 * np.random.default_rng(RANK).standard_normal((rows, 3))).astype(dtype)
-        assert_equal(
-            cupy, reduce_scatter(strategy, op, cupy.asarray(mine)), reduce_scatter(strategy_with(), op, mine)
-        )
+        assert_equal(cupy, reduce_scatter(strategy, op, cupy.asarray(mine)), reduce_scatter(strategy_with(), op, mine))
     assert made == ["all_to_all"] * len(made)
     assert bool(made) == (SIZE > 1)
 
@@ -296,9 +292,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     fails("MPISTRAT_GPU_DIRECT is off")
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "auto")
     if RANK == 0:  # a library that crashes leaves this
-        gpu_verdicts.write(
-            gpu_verdicts.key(topology, 0), {"Alltoall": "works", "Allgather": gpu_verdicts.TRYING}
-        )
+        gpu_verdicts.write(gpu_verdicts.key(topology, 0), {"Alltoall": "works", "Allgather": gpu_verdicts.TRYING})
     fails("Allgather.*was tried, and did not come back")
     assert gpu_probe.main() == 0
     if RANK == 0:  # what did not come back last

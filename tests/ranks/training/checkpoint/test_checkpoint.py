@@ -38,9 +38,7 @@ def test_sums_are_shared_anew(strategy, tmp_path):
     with strategy.scope():
         total = mpistrat.Variable(0.0, name="total", synchronization=SYNC.ON_READ, aggregation=AGG.SUM)
         mean = mpistrat.Variable(0.0, name="mean", synchronization=SYNC.ON_READ, aggregation=AGG.MEAN)
-        first = mpistrat.Variable(
-            0.0, name="first", synchronization=SYNC.ON_READ, aggregation=AGG.ONLY_FIRST_REPLICA
-        )
+        first = mpistrat.Variable(0.0, name="first", synchronization=SYNC.ON_READ, aggregation=AGG.ONLY_FIRST_REPLICA)
 
     def write():
         rank = mpistrat.get_replica_context().replica_id_in_sync_group
@@ -319,10 +317,7 @@ def test_h5py_is_free_meanwhile(strategy, comm, tmp_path):
 @pytest.mark.ranks(min=2)
 def test_ranks_that_save_different_variables_raise_before_the_file_is_touched(strategy, comm, tmp_path):
     with strategy.scope():
-        a, b = (
-            mpistrat.Variable(1.0, name=name, synchronization=SYNC.ON_READ, aggregation=AGG.SUM)
-            for name in "ab"
-        )
+        a, b = (mpistrat.Variable(1.0, name=name, synchronization=SYNC.ON_READ, aggregation=AGG.SUM) for name in "ab")
     path = tmp_path / "weights.h5"
     save([a, b], path)
     before = path.read_bytes()

@@ -426,9 +426,7 @@ def test_the_preemption_handler_takes_both(strategy, tmp_path):
 def test_written_by_the_chief_alone(strategy, tmp_path, monkeypatch):
     written = []
     rename = os.replace
-    monkeypatch.setattr(
-        os, "replace", lambda *paths: (written.append(pathlib.Path(paths[1]).name), rename(*paths))
-    )
+    monkeypatch.setattr(os, "replace", lambda *paths: (written.append(pathlib.Path(paths[1]).name), rename(*paths)))
     CheckpointManager(Checkpoint(v=variable(strategy, 1.0)), tmp_path, max_to_keep=1).save()
     assert written == (["ckpt-1", "checkpoint"] if RANK == 0 else [])
 
@@ -476,9 +474,7 @@ def test_a_restore_that_fails_warns_of_nothing(strategy, tmp_path, caplog):
 
 
 def test_zero_hours_keep_no_more(strategy, tmp_path):
-    manager = CheckpointManager(
-        Checkpoint(v=variable(strategy, 1.0)), tmp_path, 1, keep_checkpoint_every_n_hours=0
-    )
+    manager = CheckpointManager(Checkpoint(v=variable(strategy, 1.0)), tmp_path, 1, keep_checkpoint_every_n_hours=0)
     for _ in range(3):
         manager.save()
     strategy.barrier()

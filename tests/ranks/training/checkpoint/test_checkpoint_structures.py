@@ -164,9 +164,7 @@ def test_arrays_of_a_ranks_own_are_not_saved_as_one(strategy, comm, tmp_path, ho
         SAVES[how](own, path)
         return
     whose = f"rank {comm.size - 1}" if comm.size == 2 else f"ranks 1-{comm.size - 1}"
-    with pytest.raises(
-        ValueError, match=rf"2 of 6 arrays \('n', 'u'\) .* those of {whose} differ .*\"chief\""
-    ):
+    with pytest.raises(ValueError, match=rf"2 of 6 arrays \('n', 'u'\) .* those of {whose} differ .*\"chief\""):
         SAVES[how](own, path)
     if comm.rank == 0:
         assert path.read_bytes() == before

@@ -167,9 +167,7 @@ def test_what_each_rank_has_of_its_own(ranks, save_by, tmp_path):
 def test_parts_of_another_number_of_ranks(ranks, tmp_path):
     save({"u": {str(rank): np.ones(2) for rank in range(SIZE + 1)}}, tmp_path / "o.h5")
     u = np.zeros(2)
-    with pytest.raises(
-        ValueError, match=rf"has 'u' of {SIZE + 1} ranks, and there are {SIZE} now: load with as many"
-    ):
+    with pytest.raises(ValueError, match=rf"has 'u' of {SIZE + 1} ranks, and there are {SIZE} now: load with as many"):
         load({}, tmp_path / "o.h5", own={"u": u})
     assert not u.any()
 
@@ -287,9 +285,7 @@ def test_one_rank_that_fails_fails_on_all(ranks, save_by, tmp_path, monkeypatch,
             else:
                 patch.setattr("mpistrat.training.checkpoint.write.write_box", fails)
                 patch.setattr("mpistrat.training.checkpoint.write.checksum", fails)
-        with pytest.raises(
-            OSError, match=r"no space for one rank|so a checkpoint of 720000 bytes was not written"
-        ):
+        with pytest.raises(OSError, match=r"no space for one rank|so a checkpoint of 720000 bytes was not written"):
             save_by({"a": np.zeros(90_000)}, path)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before

@@ -68,9 +68,7 @@ def test_errors(strategy, prepared):
     }
     for text, gradients in wrong.items():
         with pytest.raises(ValueError, match=text):
-            strategy.run(
-                lambda given=gradients: optimizer.apply_gradients(zip(given, variables, strict=True))
-            )
+            strategy.run(lambda given=gradients: optimizer.apply_gradients(zip(given, variables, strict=True)))
     with pytest.raises(ValueError, match="unpack"):
         strategy.run(optimizer.apply_gradients, ([(np.ones(SHAPES[0]), variables[0], 0)],))
     masked = [*map(np.ones, SHAPES[:3]), np.ma.ones(SHAPES[3])]

@@ -199,9 +199,7 @@ def test_a_rank_keeps_its_part():
     assert max(by_rank) - min(by_rank) <= 2 * 4 * len(sizes)
     assert all(each.shape == (size,) for each, size in zip(optimizer.variables[1::2], sizes, strict=True))
     if SIZE > 1:
-        assert all(
-            each.own_copy().base is None or each.own_copy().nbytes < 1 << 16 for each in optimizer.variables
-        )
+        assert all(each.own_copy().base is None or each.own_copy().nbytes < 1 << 16 for each in optimizer.variables)
 
 
 def test_weights_come_and_optimizers_are_copied():
@@ -255,9 +253,7 @@ def test_files_are_those_of_whole_state(method, tmp_path):
         train(strategy, optimizer, variables, "f4", range(2))
         files.append(tmp_path / f"{on}.h5")
         mpistrat.training.save([*variables, *optimizer.variables], files[-1])
-        files.append(
-            mpistrat.training.Checkpoint(model=variables, optimizer=optimizer).save(tmp_path / f"{on}")
-        )
+        files.append(mpistrat.training.Checkpoint(model=variables, optimizer=optimizer).save(tmp_path / f"{on}"))
     for one, other in zip(files[:2], files[2:], strict=True):
         both = [flat(mpistrat.training.load_arrays(file)) for file in (one, other)]
         assert both[0] == both[1]
@@ -302,9 +298,7 @@ def test_refused_gradients(strategy, what):
         strategy.run(lambda: optimizer.apply_gradients([(gradient(v), v)]))
     # Where one rank alone gives it, all raise.
     with pytest.raises(MismatchError, match=message):
-        strategy.run(
-            lambda: optimizer.apply_gradients([(gradient(v) if RANK == SIZE - 1 else np.ones((3, 2)), v)])
-        )
+        strategy.run(lambda: optimizer.apply_gradients([(gradient(v) if RANK == SIZE - 1 else np.ones((3, 2)), v)]))
     strategy.run(lambda: optimizer.apply_gradients([(np.ones((3, 2)), v)]))
     assert optimizer.iterations == 1
 
