@@ -1,4 +1,4 @@
-"""Removes one ordering after another from the package, and prints whether `test_order` notices.
+"""Removes one ordering after another from the package, and prints whether `test_order_of_streams` notices.
 
 A process loads everything once. For each mutant it forks, and the child exchanges the code of the functions that the
 changed line belongs to: objects that other modules have imported change with it. So a mutant takes less than a second.
@@ -13,7 +13,7 @@ import types
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "tests" / "gpu" / "test_order.py"
+TESTS = ROOT / "tests" / "gpu" / "test_order_of_streams.py"
 PASSED, FAILED = 0, 1  # pytest's exit status
 PROCESSES = 2
 PINNED, FEED = "mpistrat.arrays.gpu.pinned", "mpistrat.arrays.gpu.feed"

@@ -1,4 +1,4 @@
-"""A removed ordering does not pass `test_order`."""
+"""A removed ordering does not pass `test_order_of_streams`."""
 
 from pathlib import Path
 

@@ -116,6 +116,9 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
     seen = ranks.slot(_Seen).by_directory
     key = ranks.broadcast_object(os.path.abspath(directory))  # ranks with other working directories decide alike
     if key in seen or ranks.size == 1:
+        if ranks.rank == 0:  # it may have been removed since; what fails now fails again where the file is made
+            with contextlib.suppress(OSError):
+                directory.mkdir(parents=True, exist_ok=True)
         return seen.get(key, (0,))
     path = directory / f".{secrets.token_hex(8)}.tmp"
 

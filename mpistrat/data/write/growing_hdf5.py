@@ -87,8 +87,9 @@ class GrowingHdf5:
                 others.append(name)
 
         with opened(str(self._path)) as file, naming(f"file {str(self._path)!r}"):
-            if Path(self._path).read_bytes()[: len(_VERSION_0)] != _VERSION_0:
-                others.append("its superblock")
+            with open(self._path, "rb") as raw:
+                if raw.read(len(_VERSION_0)) != _VERSION_0:
+                    others.append("its superblock")
             file.visititems(look)
             attributes = dict(file.attrs)
         if others:
@@ -170,7 +171,7 @@ class GrowingHdf5:
     def commit(self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
         """Make all steps part of the file, which are on the disk already. Return where the next chunk may begin."""
         is_new = self.end == _FIRST
-        roots = {name: self._trees[name].root(self._append) for name in series}
+        roots = {name: self._trees[name].root(self._append, each.steps) for name, each in series.items()}
         superblock, metadata, root = self._metadata(series, attributes, roots)
         self._append(metadata)
         if is_new:
@@ -239,13 +240,13 @@ class _ChunkTree:
         self._chunks[3 * number : 3 * number + 3] = array("Q", (place, nbytes, mask))
         self._root = None
 
-    def root(self, append: Callable[[bytes], int]) -> int:
-        """Return the place of the root, after writing new nodes by ``append(data)``."""
+    def root(self, append: Callable[[bytes], int], steps: int) -> int:
+        """Return the place of the root of so many steps, after writing new nodes by ``append(data)``."""
         if self._root is not None:
             return self._root
         chunks = np.array(self._chunks, np.uint64).reshape(-1, 3)
         children: Any = chunks[:, 0]
-        final = self._series.steps // self._series.chunk[0] * self._series.cells  # children that do not change
+        final = steps // self._series.chunk[0] * self._series.cells  # children that do not change
         level, span = 0, 1
         while level == 0 or len(children) > 1:
             if level == len(self._nodes):

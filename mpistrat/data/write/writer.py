@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import math
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -178,20 +179,32 @@ class Writer:
         found: list[StepSeries] = []
         goes_on = goes_on and self._path.exists()
         if not goes_on:
-            self._store.make(overwrite)
-        if self._store.guard.exists():
-            self._guard = self._store.guard.open("r+b")
+            replaced = self._locked() if overwrite and self._store.guard.exists() else None
             try:
-                fcntl.lockf(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _GUARDED)
-                fcntl.flock(self._guard, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 then opens it for reading only
-            except (BlockingIOError, PermissionError):
-                raise OSError(errno.EAGAIN, "another program writes to it", str(self._path)) from None
-            except OSError:  # of a file system without locks
-                pass
+                self._store.make(overwrite)
+            finally:
+                if replaced is not None:
+                    replaced.close()
+        if self._store.guard.exists():
+            self._guard = self._locked()
         if goes_on:
             found, attributes = self._store.found()
             self._attributes = {**attributes, **self._attributes}
         return {each.name: each for each in found}
+
+    def _locked(self) -> Any:
+        """Return the open file of the guard, locked. Raise OSError if another writer has the lock."""
+        guard = self._store.guard.open("r+b")
+        try:
+            # Of the open file: a lock of the process would end when it closes the file anywhere, as a reader does.
+            fcntl.fcntl(guard, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _GUARDED, 1, 0))
+            fcntl.flock(guard, fcntl.LOCK_SH | fcntl.LOCK_NB)  # HDF5 then opens it for reading only
+        except (BlockingIOError, PermissionError):
+            guard.close()
+            raise OSError(errno.EAGAIN, "another program writes to it", str(self._path)) from None
+        except OSError:  # of a file system without locks
+            pass
+        return guard
 
     @whole(_ranks_of, "Writer.append")
     def append(self, name: str, block: Any, *, attributes: Mapping[str, Any] | None = None) -> None:

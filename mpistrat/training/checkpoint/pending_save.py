@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mpistrat.process import program_end
 from mpistrat.process.program_end import EndStep
+from mpistrat.process.ranges import ranges
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Key, Topology
 from mpistrat.training.checkpoint.buffers import SaveBuffer
@@ -62,10 +63,13 @@ class PendingSave:
             if not self._is_chief and self._thread is not None:
                 self._thread.join()
             told = self._topology.all_gather_object(self._failed is not None, math.inf)
-            if any(told[1:]):
+            others = [rank for rank, failed in enumerate(told) if rank and failed]
+            if others:
                 self.lost.set()
             try:
                 self._topology.on_first(self._finish)
+                if others:  # after their part was written: it may not be on the disk
+                    raise OSError(f"{self._path}: the part of rank {ranges(others)} was not brought to the disk")
             except MismatchError:
                 raise
             except Exception as error:

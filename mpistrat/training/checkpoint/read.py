@@ -36,6 +36,7 @@ from mpistrat.training.checkpoint.format import (
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _MOST_TOLD = 10  # names in a message
+_MOST_BOXES = 1 << 22  # of an array: 4 MiB each, so that a table is bounded before it is read
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
@@ -225,10 +226,15 @@ def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into
     table = _find(path, file, OF_BOXES + name)
     if table is None or (found.offset is None and into.size) or len(table.shape) != 2 or table.shape[1] != 2 * axes + 1:
         _refuse(path, name, "it has no place in the file, or no boxes")
+    if table.stored != np.uint64 or table.shape[0] > _MOST_BOXES:
+        _refuse(path, name, f"its table of boxes has the dtype {table.stored} and {table.shape[0]} rows")
     try:
-        rows = table.dataset[()].tolist()
+        numbers = np.ascontiguousarray(table.dataset[()])
     except Exception as error:
         _refuse(path, name, f"its boxes cannot be read: {error}")
+    if table.checksums != [checksum(as_bytes(numbers).data, name)]:
+        raise ChecksumError(f"file {str(path)!r}, dataset {name!r}: its table of boxes is damaged; {_FIX}")
+    rows = numbers.tolist()
     dtype = into.dtype if stored(into.dtype) == found.stored else found.stored
     for *numbers, expected in rows:
         each = Box(tuple(numbers[:axes]), tuple(numbers[axes:]))

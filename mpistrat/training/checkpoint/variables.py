@@ -379,7 +379,9 @@ def _values(
 ) -> tuple[dict[str, NewArray], dict[str, Any], bool]:
     """Return the arrays of a new file, this rank's values, as views if possible, and whether one rank writes."""
     like = {name: (each.dtype, each.shape) for name, each in _likes(named).items()}
-    new = {name: NewArray(*each) for name, each in like.items()}
+    # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.
+    owner = None if differing == "error" else 0
+    new = {name: NewArray(*each, owner) for name, each in like.items()}
     alone = not parts and by_all.is_small(topology, new)
     found, own = {}, {}
     compares = differing == "error" and topology.size > 1
@@ -390,7 +392,7 @@ def _values(
         if not arrays.on_gpu(value) or (alone and replicas.is_chief):
             value = np.asarray(arrays.to_host(value), order="C")
         found[name] = value
-        if compares and (of_several_ranks or not is_variable):
+        if compares and (of_several_ranks or not is_variable or not alone):
             own[name] = np.asarray(arrays.to_host(value), order="C")
     if replicas.is_virtual:
         new[BLAS] = NewArray(np.dtype(np.uint8), (BLAS_BYTES,), 0)

@@ -131,7 +131,9 @@ class FileIndex:
         for name, (_, shape, _, boxes) in self._arrays.items():
             numbers = np.array(found[name], np.uint64)
             if boxes:
-                self._file[OF_BOXES + name] = numbers.reshape(-1, 2 * len(shape) + 1)
+                table = numbers.reshape(-1, 2 * len(shape) + 1)
+                made = self._file.create_dataset(OF_BOXES + name, data=table)
+                _set_checksums(made.id, np.array([checksum(as_bytes(table).data, name)], np.uint64))
             else:
                 _set_checksums(self._datasets[name], numbers)
         self._file.attrs[PIECE_BYTES] = np.int64(self._piece)

@@ -68,7 +68,8 @@ class SharedOutStep:
         ]
         self._joined: FlatStep | None = None
         if not self._elementwise:
-            if any(len(weights[i]) > where.stop - where.start for i, where in own):
+            # From the parts of all ranks, so that all raise.
+            if any(0 < b - a < each[-1] for each in ends for a, b in itertools.pairwise(each)):
                 raise ValueError("shard_state=True: set `update` of an optimizer before its state is created")
             for held, (i, _), of in zip(self._separate, own, slots, strict=True):
                 shapes = [each.shape for each in (variables[i], *of)]

@@ -120,7 +120,7 @@ PROGRAM = """
 import sys
 from mpistrat.data import Writer
 try:
-    Writer(sys.argv[1], "a")
+    Writer(*sys.argv[1:3], overwrite=sys.argv[2] == "w")
 except OSError as error:
     print(error)
 """
@@ -128,8 +128,8 @@ except OSError as error:
 
 @pytest.mark.parametrize("name", ["f.h5", "f.zarr"])
 def test_two_programs_do_not_write_to_one_file(tmp_path, name):
-    def second():
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / name)]
+    def second(mode="a"):
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / name), mode]
         return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
     with Writer(tmp_path / name) as writer:
@@ -142,6 +142,11 @@ def test_two_programs_do_not_write_to_one_file(tmp_path, name):
     assert second() == ""
     with Writer(tmp_path / name, "a") as writer:
         writer.append("u", 2)
+        writer.flush()
+        if name == "f.h5":  # a lock of this process would end here
+            h5py.File(tmp_path / name).close()
+        for mode in ("a", "w"):
+            assert "another program writes to it" in second(mode)
     assert os.listdir(tmp_path) == [name]
 
 

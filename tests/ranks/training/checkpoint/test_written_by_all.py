@@ -17,6 +17,7 @@ from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.training import Checkpoint, load, load_arrays, save, save_async
 from mpistrat.training.checkpoint import by_all, division
+from mpistrat.training.checkpoint.format import OF_BOXES
 from mpistrat.training.checkpoint.names import named
 from mpistrat.training.checkpoint.write import write
 
@@ -203,6 +204,31 @@ def test_blocks_become_one_dataset(ranks, save_by, tmp_path, axis):
     full = np.zeros_like(whole)
     load({"b": full}, tmp_path / "b.h5")
     np.testing.assert_array_equal(full, whole)
+
+
+def test_what_differs_has_the_values_of_one_rank(ranks, save_by, tmp_path):
+    mine = np.arange(20_000.0) + RANK  # in pieces of several ranks, if it were divided
+    save_by({"w": mine}, tmp_path / "chief.h5", differing="chief")
+    np.testing.assert_array_equal(load_arrays(tmp_path / "chief.h5")["w"], np.arange(20_000.0))
+    if SIZE > 1:
+        v = mpistrat.Variable(np.zeros(20_000))
+        v.own_copy()[:] = RANK  # by a mistake of the program
+        with pytest.raises(ValueError, match="not the same on all ranks"):
+            save_by([v], tmp_path / "v.h5")
+
+
+def test_a_damaged_table_of_boxes_is_refused(ranks, tmp_path):
+    back = np.ones((40, 8))
+    block = Block(np.zeros((40, 8)), (40 * RANK, 0), (40 * SIZE, 8))  # whose checksums are equal
+    save({"b": block}, tmp_path / "b.h5")
+    ranks.barrier()
+    if RANK == 0:
+        with h5py.File(tmp_path / "b.h5", "r+") as file:
+            file[OF_BOXES + "b"][0, 0] = 8  # of rows from 0 on
+    ranks.barrier()
+    with pytest.raises(ChecksumError, match="its table of boxes is damaged"):
+        load({}, tmp_path / "b.h5", own={"b": Block(back, block.offset, block.global_shape)})
+    assert back.all()
 
 
 def test_a_damaged_block_is_refused_on_all_ranks(ranks, tmp_path):
