@@ -74,8 +74,10 @@ class Halo:
         self._exchanges: list[_Exchange] = []
         for dimension in range(count):
             if widths[dimension]:
-                self._exchanges.append(_Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension]))
-        self._topology, self._sent = mesh.topology, operation("ShardedArray.halo", (local.dtype, local.shape))
+                self._exchanges.append(
+                    _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension], constant)
+                )
+        self._topology, self._sent = mesh.topology, operation("ShardedArray.halo", (local.dtype, layout.shape))
         requests = [each for exchange in self._exchanges for way in exchange[:2] for each in way]
         weakref.finalize(self, _free, requests, threading.get_ident())
 
@@ -122,6 +124,7 @@ class _Exchange(NamedTuple):
     borders: list[Key]
     copies: list[tuple[Key, Key]]
     constants: list[Key]
+    constant: Any
 
     @classmethod
     def of(
@@ -132,6 +135,7 @@ class _Exchange(NamedTuple):
         dimension: int,
         widths: Sequence[int],
         boundary: str,
+        constant: Any,
     ) -> _Exchange:
         """Prepare the messages. Collective along the axis."""
         width, name = widths[dimension], layout.axes[dimension]
@@ -145,7 +149,7 @@ class _Exchange(NamedTuple):
         n = block.shape[dimension] - 2 * width
         low, high = key(0, width), key(width + n, 2 * width + n)
         first, last = key(width, 2 * width), key(n, width + n)  # the elements that neighbors need
-        exchange = cls([], [], [], [], [], [])
+        exchange = cls([], [], [], [], [], [], constant)
         before = after = None
         if name is not None and mesh.axis(name).size > 1:
             before, after = mesh.axis(name).neighbors(boundary == "periodic")
@@ -167,11 +171,15 @@ class _Exchange(NamedTuple):
 
     def _pair(self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]) -> None:
         """Prepare what is sent to a neighbor and received from it."""
-        self.fills.append(world.Send_init(_buffer(block, inside), other, tags[0]))
-        self.fills.append(world.Recv_init(_buffer(block, border), other, tags[1]))
         spare = np.empty(block[inside].shape, block.dtype)
-        self.folds.append(world.Send_init(_buffer(block, border), other, tags[0]))
-        self.folds.append(world.Recv_init(_buffer(spare, (slice(None),) * spare.ndim), other, tags[1]))
+        whole = (slice(None),) * spare.ndim
+        buffers = [_buffer(block, inside), _buffer(block, border), _buffer(spare, whole)]
+        sent, received, folded = buffers
+        self.fills.extend([world.Send_init(sent, other, tags[0]), world.Recv_init(received, other, tags[1])])
+        self.folds.extend([world.Send_init(received, other, tags[0]), world.Recv_init(folded, other, tags[1])])
+        for each in buffers:
+            if isinstance(each, list):
+                each[-1].Free()  # the requests keep the type as long as they need it
         self.spare.append((spare, inside))
         self.borders.append(border)
 
@@ -180,6 +188,8 @@ class _Exchange(NamedTuple):
             _complete(self.fills)
         for border, source in self.copies:
             block[border] = block[source]
+        for border in self.constants:  # the adjoint, or the program, may have changed them
+            block[border] = self.constant
 
     def fold(self, block: np.ndarray) -> None:
         if self.folds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -72,6 +73,16 @@ class Layout(NamedTuple):
             tuple(None if i in dimensions else self.axes[i] for i in kept),
             tuple((0, 1) if i in dimensions else self.cuts[i] for i in kept),
         )
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the whole array."""
+        return math.prod(self.shape)
+
+    def fits(self, other: Layout) -> bool:
+        """Return whether parts of both lie at the same places, but where a dimension of this one has a length of 1."""
+        mine, theirs = ([*zip(*each, strict=True)][::-1] for each in (self, other))  # from the last dimension on
+        return len(mine) <= len(theirs) and all(a in (b, (1, None, (0, 1))) for a, b in zip(mine, theirs, strict=False))
 
     def lengths(self, dimension: int) -> list[int]:
         """Return the lengths of the parts along a dimension."""

@@ -19,6 +19,7 @@ from mpistrat.mesh.mesh import Mesh
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.values import ReduceOp
 
+_NUMBERS = (bool, int, float, complex)
 _REMEDY = "use gather() for the whole array, or local for the part of this rank"
 
 
@@ -131,7 +132,11 @@ class ShardedArray(NDArrayOperatorsMixin):
         with structures.refusals("ShardedArray", mesh.topology):
             layout = Layout.of(mesh, shape, axes, parts)
             box = layout.box(mesh)
-            local = np.ascontiguousarray(function(box)).reshape(shape_of(box))
+            local = np.asarray(function(box), order="C")
+            if local.shape != shape_of(box):
+                raise ValueError(
+                    f"the part of {box} has the shape {shape_of(box)}, and the function gave {local.shape}"
+                )
         structures.agree(mesh.topology, "ShardedArray", *layout, local.dtype)
         return cls(local, mesh, layout)
 
@@ -163,7 +168,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         for dimension, name in enumerate(axes):
             by_place: dict[int, tuple[int, int]] = {}  # its length, and a rank that has it
             for rank, each in enumerate(shapes):
-                place = 0 if name is None else mesh.place_of(rank)[name]
+                place = 0 if name is None else mesh.place_of(rank)[mesh.axis(name).name]
                 length, first = by_place.setdefault(place, (each[dimension], rank))
                 if length != each[dimension]:
                     raise ValueError(
@@ -214,6 +219,9 @@ class ShardedArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        _refuse("bool()")
+
     # --- elements --------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -222,18 +230,28 @@ class ShardedArray(NDArrayOperatorsMixin):
         if method != "__call__" or ufunc.signature is not None or "where" in kwargs:
             _refuse(f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
         outs = kwargs.pop("out", ())
-        for each in (*inputs, *outs):
-            if isinstance(each, ShardedArray) and (each.layout, each.mesh) != (self.layout, self.mesh):
-                raise ValueError(f"{each!r} and {self!r} are cut differently: redistribute one of them")
+        cut = [each for each in (*inputs, *outs) if isinstance(each, ShardedArray)]
+        main = max(cut, key=lambda each: (each.ndim, each.layout.elements))  # the others may have dimensions of 1
+        for each in cut:
+            if each.mesh is not main.mesh or not each.layout.fits(main.layout):
+                raise ValueError(f"{each!r} and {main!r} are cut differently: redistribute one of them")
+        # Numbers stay numbers: NumPy lets them take the dtype of the array.
         plain = [
-            each.local if isinstance(each, ShardedArray) else cut_like(each, self.layout, self.box) for each in inputs
+            each.local
+            if isinstance(each, ShardedArray)
+            else each
+            if isinstance(each, _NUMBERS)
+            else cut_like(each, main.layout, main.box)
+            for each in inputs
         ]
         if outs:
-            kwargs["out"] = tuple(each.local if isinstance(each, ShardedArray) else each for each in outs)
+            if any(not isinstance(each, ShardedArray) or each.layout != main.layout for each in outs):
+                raise TypeError("out must be a ShardedArray that is cut as the result is")
+            kwargs["out"] = tuple(each.local for each in outs)
         result = ufunc(*plain, **kwargs)
         if outs:
             return outs[0] if len(outs) == 1 else outs
-        made = [self._like(each) for each in (result if isinstance(result, tuple) else (result,))]
+        made = [main._like(each) for each in (result if isinstance(result, tuple) else (result,))]
         return tuple(made) if isinstance(result, tuple) else made[0]
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -279,9 +297,11 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         """Return the mean, as `sum`. Collective. Of integers in float64."""
-        wide = self if self.dtype.kind in "fc" else self.astype(np.float64)
+        exact = {"f": np.float32 if self.dtype.itemsize < 4 else self.dtype, "c": self.dtype}  # halves as NumPy
+        wide = self.astype(exact.get(self.dtype.kind, np.float64))
         count = int(np.prod([self.shape[i] for i in self._dimensions(axis)]))
-        return wide.sum(axis, keepdims) / np.asarray(count, wide.dtype)
+        mean = wide.sum(axis, keepdims) / wide.dtype.type(count)
+        return mean.astype(self.dtype) if self.dtype.kind == "f" else mean
 
     def _dimensions(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
         given = range(self.ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
@@ -417,6 +437,8 @@ def matmul(left: Any, right: Any) -> ShardedArray:
     """
     some = left if isinstance(left, ShardedArray) else right
     mesh = some.mesh
+    if any(isinstance(each, ShardedArray) and each.mesh is not mesh for each in (left, right)):
+        raise ValueError(f"{left!r} and {right!r} are cut over different meshes")
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
         raise ValueError(f"matmul multiplies matrices that fit, not the shapes {left.shape} and {right.shape}")
     left, right = (each if isinstance(each, ShardedArray) else _whole(each, mesh) for each in (left, right))

@@ -103,7 +103,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             replicas = replicas_of(topology, virtual_replicas)
         else:
             replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(_REPLICA))
-        own = own_device(topology, device)
+        own = own_device(all_ranks, device)
         require_hosts(replicas, [own])
         super().__init__(
             StrategyExtended(self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks)

@@ -326,7 +326,9 @@ class Strategy(Collectives, FormerNames):
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
-        return data.DistributedDataset(dataset, engine.topology, options, engine.device, engine.replicas)
+        return data.DistributedDataset(
+            dataset, engine.topology, options, engine.device, engine.replicas, engine.all_ranks
+        )
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None

@@ -48,7 +48,8 @@ def global_moments(x: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
     -----
     Each replica sends its sums of squared deviations from its *own* mean, and these are combined as Chan, Golub and
     LeVeque do ("Algorithms for computing the sample variance", 1983). The mean of squares less the square of the mean
-    would give float32 values around 1e5 a negative variance. Sums are in float64.
+    would give float32 values around 1e5 a negative variance. Sums are in float64: what the means of replicas differ by
+    has an absolute error of 1e-16 of their squares.
     """
     return _combined(*_own_moments(arrays.numpy_or_cupy(x), tuple(axes)))
 
@@ -107,7 +108,8 @@ class BatchNormalization:
 
     In training, with ``synchronized``, the moments are those of the rows of all replicas: a step then does not depend
     on how many replicas share the batch. Every replica must call the layer, also one without rows. A call makes one
-    all-reduce, `backward` another. In inference the layer uses the moving mean and variance, without communication.
+    all-reduce, `backward` another. In inference the layer reads the moving mean and variance: without communication in
+    a replica context; outside of `run` that is collective.
 
     Create it in the scope of a strategy. Its arguments are those of Keras' layer.
 
@@ -283,6 +285,8 @@ class BatchNormalization:
             raise RuntimeError(f"{self.name}: call the layer with training=True before backward")
         normalized, inverse, count = saved
         wide = _wide(arrays.numpy_or_cupy(gradient))
+        if wide.shape != normalized.shape:
+            raise ValueError(f"{self.name}: the output has the shape {normalized.shape}, and the gradient {wide.shape}")
         axes = self._axes(wide)
         parts = [wide.sum(axes, dtype=np.float64), (wide * normalized).sum(axes, dtype=np.float64)]
         by_kind = [each.astype(self._dtype) for each in parts[::-1]]  # by gamma, by beta

@@ -302,4 +302,5 @@ def _writes() -> bool:
     if not context.stack() and mpi.running() and mpi.among_several():
         # Without a scope each rank is the first replica of a default strategy of its own.
         return bool(mpi.start().COMM_WORLD.rank == 0)
-    return mode.replica_context.replica_id_in_sync_group == 0
+    # Where a replica is several ranks, its first one writes.
+    return mode.replica_context.replica_id_in_sync_group == 0 and bool(mode.strategy.extended.should_save_summary)

@@ -54,6 +54,8 @@ class DistributedDataset:
         The device that batches are fetched to, unless the options disable that. By default the host.
     replicas : ReplicaGroup, optional
         Which rank plays which replica; by default each rank plays one.
+    all_ranks : Topology, optional
+        All ranks of the program, where a replica is several of them: they draw the same seeds.
 
     Raises
     ------
@@ -83,6 +85,7 @@ class DistributedDataset:
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
         replicas: ReplicaGroup | None = None,
+        all_ranks: Topology | None = None,
     ):
         if not isinstance(dataset, Dataset):
             raise TypeError(
@@ -114,7 +117,10 @@ class DistributedDataset:
         everyone = ranks.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
         definition.source.agree(ranks)
-        ready = definition.with_drawn(everyone[0][1]).ready(ranks_of_node(ranks), ranks)
+        drawn = everyone[0][1]
+        if all_ranks is not None and all_ranks is not ranks:  # the ranks of one replica read the same rows
+            drawn = all_ranks.broadcast_object(drawn)
+        ready = definition.with_drawn(drawn).ready(ranks_of_node(ranks), ranks)
         unknown = ranks if ready.streamed else None
         replicas = replicas or ReplicaGroup(ranks)
         division = divide(policy, ready.source, ready.transforms, replicas, distribute.balance, unknown)

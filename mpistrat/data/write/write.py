@@ -105,7 +105,7 @@ def write_hdf5(
     targets = [local_path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if strategy is not None:
         prepare = partial(_checked, targets, rows, by, chunk, compress, overwrite)
-        write_together(strategy.extended.engine.topology, prepare)
+        write_together(strategy.extended.engine.all_ranks, prepare)
         return
     try:
         check_targets(targets, by, chunk, compress, overwrite)

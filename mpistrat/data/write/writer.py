@@ -135,7 +135,7 @@ class Writer:
         if strategy is None and not context.is_default():
             strategy = context.current().strategy
         self._ranks: Topology = (
-            Topology.of(mpi.start().COMM_WORLD) if strategy is None else strategy.extended.engine.topology
+            Topology.of(mpi.start().COMM_WORLD) if strategy is None else strategy.extended.engine.all_ranks
         )
         self._closed = False
         self._failure: Exception | None = None

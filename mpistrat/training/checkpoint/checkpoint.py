@@ -342,13 +342,14 @@ class _Waiting:
             self._refuse(name, f"it is not a state ({error})")
         if not isinstance(states, list) or not states:
             self._refuse(name, "it is not a list of states")
-        if len(states) not in (1, self._replicas.size):
+        ranks = self._topology
+        if len(states) not in (1, ranks.size):
             raise ValueError(
                 f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
-                f"there are {self._replicas.size} ranks now: restore with as many, or leave "
+                f"there are {ranks.size} ranks now: restore with as many, or leave "
                 f"{name.rpartition('/')[0]!r} out"
             )
-        return as_before(states[self._replicas.first if len(states) > 1 else 0], state.get())
+        return as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")

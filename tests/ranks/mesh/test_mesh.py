@@ -73,7 +73,8 @@ def test_replicas_of_several_ranks(inner, tmp_path):
     count = SIZE // inner
     assert total.tolist() == [count * (10.0 * place + 1), sum(range(count))]
     # All ranks of a replica have its rows.
-    batches = strategy.experimental_distribute_dataset(mpistrat.data.Dataset.range(12).batch(6))
+    dataset = mpistrat.data.Dataset.range(12).shuffle(12).batch(6)  # of a seed that the ranks draw
+    batches = strategy.experimental_distribute_dataset(dataset)
     rows = [batch.tolist() for batch in batches]
     assert mesh.comm("model").allgather(rows) == [rows] * inner
     everything = mesh.comm("replica").allgather(rows)
@@ -85,6 +86,14 @@ def test_replicas_of_several_ranks(inner, tmp_path):
     v.assign(np.zeros(3))
     mpistrat.training.load([v], tmp_path / "v.h5")
     assert v.read_value().tolist() == [1, 2, 3]
+    mpistrat.data.write_hdf5(tmp_path / "rows.h5", {"rank": np.array([RANK])}, strategy=strategy)
+    assert sorted(each.item() for each in mpistrat.data.Dataset.from_hdf5(tmp_path / "rows.h5", "rank").batch(1)) == [
+        *range(SIZE)
+    ]
+    writer = mpistrat.summary.create_file_writer(tmp_path / "summaries")
+    with writer.as_default(step=0):
+        wrote = strategy.run(lambda: mpistrat.summary.scalar("x", 1.0))
+    assert mesh.parent.allgather(wrote).count(True) == 1
     assert strategy.agree(True)
     assert not strategy.agree(RANK != SIZE - 1)  # one rank of one replica
 

@@ -40,6 +40,23 @@ def test_gather_and_parts():
         assert again.layout == u.layout
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
+def test_numbers_do_not_change_dtypes(dtype):
+    for whole, u in arrays(dtype):
+        for got, expected in ((u * 2, whole * 2), (1.5 - u, 1.5 - whole), (u > 1, whole > 1)):
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got.gather(), expected)
+        row = ShardedArray.from_array(whole[:1], mesh=u.mesh, axes=(None, *u.axes[1:])) if u.layout.axes[0] else None
+        if row is not None and u.layout.cuts[1] == row.layout.cuts[1]:
+            np.testing.assert_array_equal((u - row).gather(), whole - whole[:1])
+
+
+def test_means_of_halves():
+    ones = ShardedArray.from_array(np.full(70_000, 3, np.float16), mesh=meshes()[0], axes=["x"])
+    assert ones.mean() == 3
+    assert ones.mean().dtype == np.float16
+
+
 def test_elements():
     for whole, u in arrays():
         v = np.exp(u / 9) * 2 - whole[0] + u.astype(np.float32)
@@ -110,6 +127,18 @@ def test_halo(boundary, width, dtype):
         np.testing.assert_array_equal(u.gather(), whole + np.asarray(1, dtype))
 
 
+def test_a_constant_stays():
+    u = ShardedArray.from_array(np.zeros((8, 2)), mesh=meshes()[0], axes=("x", None))
+    halo = u.halo(1, "constant", constant=7)
+    expected = halo.exchange().copy()
+    halo.block[...] = 1
+    halo.adjoint()
+    halo.inner[...] = 0
+    np.testing.assert_array_equal(halo.exchange(), expected)
+    if SIZE == 1:
+        assert (expected == 7).sum() == 2 * 4 + 2 * 8
+
+
 @pytest.mark.parametrize("boundary", ["periodic", "constant", ("reflect", "constant", "periodic")])
 def test_adjoint(boundary):
     """The scalar product of w with the exchange of u is that of the adjoint of w with u."""
@@ -157,6 +186,8 @@ def test_equations_have_the_bits_of_one_rank(kind):
         (lambda u: np.asarray(u), r"asarray does not work .* use gather\(\)"),
         (lambda u: np.concatenate([u, u]), "numpy.concatenate does not work"),
         (lambda u: np.add.reduce(u), "numpy.add.reduce does not work"),
+        (lambda u: bool(u == u), "bool.. does not work"),
+        (lambda u: np.add(u, 1, out=np.ones((8, 2))), "out must be a ShardedArray"),
     ],
 )
 def test_what_it_cannot_do(call, message):
@@ -178,6 +209,12 @@ def test_what_it_cannot_do(call, message):
         (lambda mesh, u: u.halo((1, 2, 3)), "one value for each of 2 dimensions"),
         (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
         (lambda mesh, u: u + np.ones((3, 2)), "does not fit to a cut array"),
+        (
+            lambda mesh, u: ShardedArray.from_callback(
+                (8, 2), lambda box: u.local[..., None], mesh=mesh, axes=("x", None)
+            ),
+            "and the function gave",
+        ),
         (lambda mesh, u: u @ np.ones((3, 2)), "matrices that fit"),
         (lambda mesh, u: u + u.redistribute((None, "x")), "are cut differently"),
     ],
