@@ -87,7 +87,7 @@ def ways_of(path):
     """The ways of each case in a file of rows."""
     found = {}
     for row in json.loads(path.read_text()):
-        assert row["seconds"] > 0
+        assert row["seconds"] > 0 or row["case"] == "memory"
         found.setdefault(row["case"], set()).add(row["way"])
     return found
 

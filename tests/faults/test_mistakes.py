@@ -136,7 +136,7 @@ ALSO_TOLD = {
     ),
     "a_file_without_the_variable": (
         "with strategy.scope(): w = mpistrat.Variable(np.ones(3), name='w')\nmpistrat.training.load([w], 'v.h5')",
-        r"v\.h5 has no variable 'w': it has 'v'",
+        r"v\.h5: it has no variable 'w': it has 'v'",
     ),
     "no_such_checkpoint": ("mpistrat.training.load([v], 'none.h5')", r"none\.h5: there is no such file"),
     "no_such_gpu": ("mpistrat.MirroredStrategy(['GPU:0', 'GPU:1'])", r"RuntimeError: .*(CuPy|GPU)"),
