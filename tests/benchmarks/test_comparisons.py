@@ -55,6 +55,7 @@ COMPARISONS = {
             }
         },
     ),
+    "halos": (("--repetitions", "1", "--columns", "4"), {"4 columns": {"mpistrat", "by hand"}}),
     "step": (
         ("--repetitions", "1", "--momentum", "0.9"),
         {

@@ -5,6 +5,7 @@ array, `REFUSED` where only an error is right, or `EITHER` where the file may ho
 of JSON for each case.
 """
 
+import io
 import itertools
 import json
 import os
@@ -15,12 +16,14 @@ import signal
 import sys
 import time
 import warnings
+import zipfile
 import zlib
 from pathlib import Path
 
 import h5py
 import numpy as np
 
+from mpistrat.cli.checkpoint.files import arrays_of
 from mpistrat.data import Dataset
 from mpistrat.training.checkpoint.read import read as read_checkpoint
 from mpistrat.training.checkpoint.write import write as write_checkpoint
@@ -318,11 +321,12 @@ def manifests(draw, folder):
 def checkpoints(draw, folder):
     path = folder / "a.h5"
     write_checkpoint({"x": ROWS}, path)
-    how = draw.choice(["link", "storage", "virtual", "soft", "damage"])
+    how = draw.choice(["link", "storage", "virtual", "soft", "damage", "claims"])
+    reads = draw.choice([restored, array_of])
     name, _ = targets(draw, folder)
     if how == "damage":
         damaged(draw, path)
-        return (lambda: restored(path)), EITHER
+        return (lambda: reads(path)), EITHER
     with h5py.File(path, "r+") as file:
         attributes = dict(file["x"].attrs)
         del file["x"]
@@ -333,13 +337,83 @@ def checkpoints(draw, folder):
             file["x"] = h5py.SoftLink("/l/x")
         elif how == "storage":
             file.create_dataset("x", (12,), int, external=[(str(folder / name), 0, 96)])
+        elif how == "claims":  # values that were never written take no place
+            options = draw.choice([{}, {"chunks": (1 << 16,)}, {"chunks": (1 << 16,), "compression": "gzip"}])
+            file.create_dataset("x", (1 << draw.choice([25, 40, 60]),), "u1", **options)
         else:
             layout = h5py.VirtualLayout((12,), int)
             layout[:] = h5py.VirtualSource(name, "x", (12,))
             file.create_virtual_dataset("x", layout)
-        if how in ("storage", "virtual"):
+        if how in ("storage", "virtual", "claims"):
             file["x"].attrs.update(attributes)
-    return (lambda: restored(path)), REFUSED
+    return (lambda: reads(path)), REFUSED
+
+
+@case
+def arrays_of_an_npz(draw, folder):
+    path = folder / "a.npz"
+    how = draw.choice(["damage", "directory", "header", "objects", "bomb", "twice", "member"])
+    member, rows = io.BytesIO(), ROWS
+    if how == "objects":
+        np.save(member, np.array([Opens()], object), allow_pickle=True)
+    else:
+        np.save(member, ROWS)
+    data = member.getvalue()
+    if how == "header":
+        shape = draw.choice([b"(1152921504606846976,)", b"(13,)", b"(-1,)", b"(2**40,)", b"(12,)*9", b"[12]"])
+        data = data.replace(b"(12,), }" + b" " * (len(shape) - 5), shape + b", }", 1)
+    with zipfile.ZipFile(path, "w", draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        archive.writestr(draw.choice(["x", "../x.npy"]) if how == "member" else "x.npy", data)
+        if how == "twice":
+            archive.writestr("x.npy", data)
+        if how == "bomb":
+            head = io.BytesIO()
+            np.lib.format.write_array_header_1_0(head, {"descr": "<i8", "fortran_order": False, "shape": (1 << 40,)})
+            with archive.open(zipfile.ZipInfo("y.npy"), "w") as bomb:
+                bomb.write(head.getvalue() + bytes(1 << 20))
+    if how == "damage":
+        damaged(draw, path)
+        rows = EITHER
+    elif how == "directory":  # sizes that the directory at the end of the archive claims
+        data = bytearray(path.read_bytes())
+        place = data.rindex(b"PK\1\2") + draw.choice([10, 16, 20, 24, 28, 42])
+        data[place : place + 4] = draw.choice([b"\xff" * 4, bytes(4), draw.randbytes(4)])
+        path.write_bytes(data)
+        rows = EITHER
+    else:
+        rows = REFUSED
+    return (lambda: array_of(path)), rows
+
+
+class Opens:
+    """What runs if it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("/etc/passwd",)
+
+
+@case
+def arrays_of_safetensors(draw, folder):
+    path, data = folder / "a.safetensors", ROWS.tobytes()
+    head = {"x": {"dtype": "I64", "shape": [12], "data_offsets": [0, len(data)]}}
+    how = draw.choice(["damage", "head", "length", "deep"])
+    text = json.dumps(mutated(draw, head) if how == "head" else head)
+    text = "[" * (1 << 20) if how == "deep" else text
+    length = draw.choice([1 << 62, 1 << 32, (1 << 64) - 1, len(text) + 1, 0]) if how == "length" else len(text)
+    path.write_bytes(length.to_bytes(8, "little") + text.encode() + data)
+    if how == "damage":
+        damaged(draw, path)
+    return (lambda: array_of(path)), REFUSED if how in (
+        "length",
+        "deep",
+    ) else EITHER
+
+
+def array_of(path):
+    found = arrays_of(path)
+    if "x" not in found.entries:
+        raise LookupError(f"{path} has no array 'x'")
+    return Dataset.from_arrays(found.array("x"))
 
 
 def restored(path):

@@ -19,6 +19,7 @@ from tests.data import hostile_files
 
 pytest.importorskip("zarr", reason="zarr is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
 MOST_MIB = 512 + (int(hostile_files.LIMITS["MPISTRAT_DATA_BLOCK_BYTES"]) >> 20)
 ROOT = str(Path(__file__).parents[2])
 OF_SYSTEM = (ROOT, "/proc/", "/sys/", "/usr/", "/lib", "/etc/ld.so", sys.prefix, sys.base_prefix)

@@ -15,7 +15,7 @@ from mpistrat.data.write.sparse_file import SparseFile
 from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import checksum
-from mpistrat.training.checkpoint.read import read
+from mpistrat.training.checkpoint.read import contents, described, read
 from mpistrat.training.checkpoint.write import write
 
 DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ">f4", ">i2", "S3", [("a", "i4"), ("b", "f8", 2)]]
@@ -111,6 +111,34 @@ def test_checksums_that_are_missing(tmp_path):
         del file["v"].attrs["checksums"]
     with pytest.raises(DataFileError, match="dataset 'v': its checksums are missing"):
         read({"v": some()}, tmp_path / "v.h5")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "told"),
+    [
+        ("format_version", 2, r"a later version of mpistrat wrote it \(format 2, and 1 is the last"),
+        ("format_version", [1, 2], "its attributes cannot be read"),
+        (
+            "checksum",
+            np.bytes_("crc64"),
+            "of the kind 'crc64', which this version does not know: update mpistrat",
+        ),
+    ],
+)
+def test_a_file_of_a_later_version(tmp_path, attribute, value, told):
+    write({"v": some()}, tmp_path / "v.h5")
+    with h5py.File(tmp_path / "v.h5", "r+") as file:
+        file.attrs[attribute] = value
+    for action in (lambda: read({"v": some()}, tmp_path / "v.h5"), lambda: described(tmp_path / "v.h5")):
+        with pytest.raises(DataFileError, match=rf"v\.h5': .*{told}"):
+            action()
+
+
+def test_shapes_that_the_file_has_no_bytes_for(tmp_path):
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        file.create_dataset("v", (1 << 40,), "f8")
+    with pytest.raises(DataFileError, match=r"dataset 'v': it has 8796093022208 bytes, and MPISTRAT_DATA_BLOCK"):
+        contents(tmp_path / "v.h5")
 
 
 def refused_or_right(values, path):

@@ -84,6 +84,22 @@ def errors(strategy):
     same(strategy.extended.batch_read([v]), [[2.0, 3.0]])  # wrong arguments: nothing is done
 
 
+def slices(strategy, divided):
+    """``v[key].assign(value)`` travels as the part that is written; a divided variable names its shards."""
+    start = np.arange(12.0).reshape(4, 3)
+    with strategy.scope():
+        v = mpistrat.Variable(start, name="kernel")
+    for shard in v.shards:
+        assert shard[0, 1:].assign([7.0, 8.0]) is shard
+        assert shard[0].tolist()[1:] == [7.0, 8.0]
+    if divided:
+        assert "assign to a shard" in str(raised(lambda: v[0].assign(1.0)))
+        return
+    ClusterCoordinator(strategy).schedule(lambda: v[2].assign(1.0) is None).fetch()
+    start[0, 1:], start[2] = [7.0, 8.0], 1.0
+    same([v], [start])
+
+
 def moments(strategy):
     """Of the variables of a parameter server, the values of one read belong together."""
     with strategy.scope():
@@ -114,6 +130,7 @@ def main():
     for partitioner in (None, partitioners.FixedShardsPartitioner(3)):
         strategy = mpistrat.ParameterServerStrategy(resolver, partitioner)
         updates(strategy, *reads(strategy))
+        slices(strategy, partitioner is not None)
     strategy = mpistrat.ParameterServerStrategy(resolver)
     errors(strategy)
     moments(strategy)

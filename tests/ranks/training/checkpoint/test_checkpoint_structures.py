@@ -104,6 +104,11 @@ def test_what_does_not_fit_changes_nothing(strategy, tmp_path):
     for state, message in (
         ({"a": a, "b": other}, "variable 'b' is float64 of shape"),
         ({"a": a, "c": other}, "has no variable 'c': it has 'a', 'b'"),
+        (
+            {"a": other, "b": np.zeros(2, "f4"), "c": a, "d": a},
+            r"no variable 'c', 'd': it has 'a', 'b'; variable 'a' is float64 of shape \(3,\) there, and float64 of "
+            r"shape \(4,\) here; variable 'b' is float64 .* there, and float32",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             load(state, tmp_path / "state.h5")
