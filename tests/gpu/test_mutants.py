@@ -7,6 +7,7 @@ import pytest
 PROGRAM = Path(__file__).with_name("mutants.py")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_every_mutant_is_found(run_alone):
     ended = run_alone(PROGRAM, limit=280).check()

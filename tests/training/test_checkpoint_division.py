@@ -12,6 +12,7 @@ from mpistrat.data import DataFileError
 from mpistrat.data.write.boxes import Box
 from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.division import NewArray, divided, piece_of
+from mpistrat.training.checkpoint.format import checksum
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import FileIndex, write_share
 
@@ -90,6 +91,8 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
 def test_a_table_of_boxes_that_is_wrong(tmp_path, rows, text):
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["a"] = np.zeros((4, 2))
-        file["__replicas__/boxes/a"] = np.array(rows, np.uint64)
+        table = np.array(rows, np.uint64)
+        file["__replicas__/boxes/a"] = table
+        file["__replicas__/boxes/a"].attrs["checksums"] = np.array([checksum(table.tobytes(), "a")], np.uint64)
     with pytest.raises(DataFileError, match=f"dataset 'a': {text}"):
         read({"a": np.zeros((4, 2))}, tmp_path / "b.h5")
