@@ -93,6 +93,7 @@ def test_replicas_of_several_ranks(inner, tmp_path):
     writer = mpistrat.summary.create_file_writer(tmp_path / "summaries")
     with writer.as_default(step=0):
         wrote = strategy.run(lambda: mpistrat.summary.scalar("x", 1.0))
+    writer.close()
     assert mesh.parent.allgather(wrote).count(True) == 1
     assert strategy.agree(True)
     assert not strategy.agree(RANK != SIZE - 1)  # one rank of one replica
