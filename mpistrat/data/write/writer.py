@@ -243,7 +243,7 @@ class Writer:
                 self._store.check(attributes)
             described = operation("Writer.append", repr(name))
             if not own.shape and own.box is None:
-                described = Operation("Writer.append", repr(name), repr(values[()]))
+                described = Operation("Writer.append", repr(name), repr(values.tolist()))
             return described, (own, values)
 
         own, values = self._meet("Writer.append", check)
