@@ -14,6 +14,7 @@ from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
 from mpistrat.collectives.arenas.arena import Arenas
 from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.between_groups import BetweenGroups
 from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
@@ -37,7 +38,8 @@ class Engine:
     and None where each rank plays the replica of its own number. ``arenas`` is the memory of buffers that are reduced
     where they are. ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor
     pack sizes count them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether
-    these get the value of rank 0.
+    these get the value of rank 0. ``between_groups`` is set where the ranks are groups that exchange now and then:
+    ``topology`` and ``replicas`` are then those of this group.
     """
 
     def __init__(
@@ -68,7 +70,13 @@ class Engine:
         self.joins_arrays = self.ops.joins_arrays(self.options)
         self.variable_device = self.device
         self.sends_initial_values = True
+        self.between_groups: BetweenGroups | None = None
         self._unnamed = 0
+
+    @property
+    def with_equal_start(self) -> Topology:
+        """The ranks whose copies of a variable begin with one value."""
+        return self.topology if self.between_groups is None else self.all_ranks
 
     def merged(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Return the options of a call: those given, where they are set, and the strategy's otherwise."""

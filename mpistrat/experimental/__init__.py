@@ -2,6 +2,7 @@
 
 from mpistrat import absent
 from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
+from mpistrat.collectives.compression import PowerSGD, TopK
 from mpistrat.experimental import coordinator, partitioners, rpc
 from mpistrat.mesh import Halo, Mesh, MeshAxis, ShardedArray
 from mpistrat.monitor.stragglers import RankStatistics, step
@@ -29,12 +30,14 @@ __all__ = [
     "MeshAxis",
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
+    "PowerSGD",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "RankStatistics",
     "ShardedArray",
     "TPUStrategy",
     "TerminationConfig",
+    "TopK",
     "ValueContext",
     "coordinator",
     "partitioners",

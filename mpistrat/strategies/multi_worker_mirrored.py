@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from types import NoneType
 from typing import Any, NoReturn
+
+import numpy as np
 
 from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.mesh import Mesh
+from mpistrat.collectives.between_groups import BetweenGroups
+from mpistrat.collectives.compression import LossyCompression
+from mpistrat.mesh import Mesh, MeshAxis
 from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
@@ -45,13 +50,24 @@ class MultiWorkerMirroredStrategy(Strategy):
     mesh : Mesh, optional
         Ranks with an axis ``replica``: a replica is the ranks of one place on it. All of them get its rows. Values are
         combined between the ranks of the same place in their replicas. In place of ``comm`` and ``virtual_replicas``.
+    groups : "node" or MeshAxis, optional
+        Ranks that are in sync in each step: those of a node, or those along an axis. ``num_replicas_in_sync`` counts
+        the replicas of a group, values are combined inside of it, and each group reads batches of its own.
+    sync_every : int
+        After so many steps of an optimizer, the groups exchange weights. With 1, they exchange gradients in each step.
+    outer_optimizer : Optimizer, optional
+        What takes the mean change of the groups since their last exchange as a gradient of the weights, such as
+        ``SGD(0.7, momentum=0.9, nesterov=True)`` (DiLoCo). By default the weights become their mean over the ranks.
+    compression : PowerSGD or TopK, optional
+        How groups send less than all numbers.
 
     Raises
     ------
     ValueError
         If ``communication_options`` is not a ``CommunicationOptions``. On every rank, if ``virtual_replicas`` is below
         the number of ranks or differs between them, or replicas of one rank are to share a GPU. If ``mesh`` has no axis
-        ``replica``, or is given beside ``comm`` or ``virtual_replicas``.
+        ``replica``, or is given beside ``comm`` or ``virtual_replicas``. If ``groups`` is given beside ``mesh`` or
+        ``virtual_replicas``, or an argument for groups without it, or ``outer_optimizer`` with ``sync_every=1``.
     TypeError
         If ``cluster_resolver`` is not a ``ClusterResolver``, ``virtual_replicas`` is not an int, or ``mesh`` is not a
         ``Mesh``.
@@ -77,6 +93,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         device: str | None = None,
         virtual_replicas: int | None = None,
         mesh: Mesh | None = None,
+        groups: str | MeshAxis | None = None,
+        sync_every: int = 1,
+        outer_optimizer: Any = None,
+        compression: LossyCompression | None = None,
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(
@@ -90,8 +110,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             _check_mesh(mesh, comm, virtual_replicas)
             comm = mesh.parent
         comm = world if comm is None else comm
-        topology = Topology.of(comm if mesh is None else mesh.comm(_REPLICA)).limited(options.timeout_seconds)
-        all_ranks = topology if mesh is None else Topology.of(comm).limited(options.timeout_seconds)
+        if groups is not None and (mesh is not None or virtual_replicas is not None):
+            raise ValueError("groups have a replica on each rank: leave out mesh and virtual_replicas")
+        _check_exchange(groups, sync_every, outer_optimizer, compression)
+        all_ranks = topology = Topology.of(comm).limited(options.timeout_seconds)
+        if mesh is not None or groups is not None:
+            part = mesh.comm(_REPLICA) if mesh is not None else _ranks_of_group(groups, all_ranks)
+            topology = Topology.of(part).limited(options.timeout_seconds)
         Choice.of(topology).heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
@@ -99,7 +124,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             _cross_check(cluster_resolver, all_ranks, world)
         if comm is world:
             affinity.warn_if_few_cores(all_ranks)
-        if mesh is None:
+        exchange = None
+        if groups is not None:
+            exchange = BetweenGroups(topology, all_ranks, sync_every, compression, outer_optimizer, options)
+            replicas = ReplicaGroup(topology, is_first=exchange.index == 0)
+        elif mesh is None:
             replicas = replicas_of(topology, virtual_replicas)
         else:
             replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(_REPLICA))
@@ -108,6 +137,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(
             StrategyExtended(self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks)
         )
+        self.extended.engine.between_groups = exchange
         self._resolver, self._mesh = cluster_resolver, mesh
 
     @property
@@ -141,6 +171,31 @@ def _check_mesh(mesh: Any, comm: Any, virtual_replicas: int | None) -> None:
     if comm is not None or virtual_replicas is not None:
         raise ValueError("a mesh has its own ranks and replicas: leave out comm and virtual_replicas")
     mesh.axis(_REPLICA)
+
+
+def _check_exchange(groups: Any, sync_every: Any, outer_optimizer: Any, compression: Any) -> None:
+    if not (groups is None or groups == "node" or isinstance(groups, MeshAxis)):
+        raise ValueError(f'groups must be "node", the axis of a mesh, or None, not {groups!r}')
+    if isinstance(sync_every, bool) or not isinstance(sync_every, (int, np.integer)):
+        raise TypeError(f"sync_every must be an int, not {sync_every!r}")
+    if sync_every < 1:
+        raise ValueError(f"sync_every must be at least 1, not {sync_every}")
+    if outer_optimizer is not None and not hasattr(outer_optimizer, "update"):
+        raise TypeError(f"outer_optimizer must be an optimizer of mpistrat.optimizers, not {outer_optimizer!r}")
+    if not isinstance(compression, (LossyCompression, NoneType)):
+        raise TypeError(f"compression must be PowerSGD or TopK, not {compression!r}")
+    if groups is None and (sync_every > 1 or outer_optimizer is not None or compression is not None):
+        raise ValueError('sync_every, outer_optimizer and compression are for groups: give groups="node", or an axis')
+    if sync_every == 1 and outer_optimizer is not None:
+        raise ValueError("an outer optimizer takes what weights change in several steps: give sync_every above 1")
+
+
+def _ranks_of_group(groups: Any, all_ranks: Topology) -> Any:
+    """Return the communicator of the ranks that are in sync with this one. Collective."""
+    if isinstance(groups, MeshAxis):
+        return groups.comm
+    (node,) = [each[0] for each in all_ranks.nodes if all_ranks.rank in each]
+    return all_ranks.world.Split(node, key=all_ranks.rank)
 
 
 def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world: Any) -> None:

@@ -14,6 +14,7 @@ from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.record import flight_record
+from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_cross_replica
@@ -27,6 +28,7 @@ from mpistrat.strategy.scope import Scope
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:
+    from mpistrat.collectives.between_groups import BetweenGroups
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.engine import Engine
     from mpistrat.strategy.extended import StrategyExtended
@@ -95,8 +97,9 @@ class Strategy(Collectives, FormerNames):
         """Return a random generator of this replica; of several, outside of `run`, a PerReplica. Never communicates.
 
         The streams of the replicas are independent. Each depends on the seed and on the number of the replica alone:
-        not on the number of replicas, nodes or devices. The generator is ``Generator(PCG64(SeedSequence(seed,
-        spawn_key=(replica,))))``, so it can be made again without this library.
+        not on the number of replicas, nodes or devices. The replicas of several groups are numbered one after another.
+        The generator is ``Generator(PCG64(SeedSequence(seed, spawn_key=(replica,))))``, so it can be made again without
+        this library.
 
         Its state is ``rng.bit_generator.state``, a dict that JSON can hold. To continue a stream, save the state of
         each replica, and assign it again.
@@ -122,11 +125,12 @@ class Strategy(Collectives, FormerNames):
         [49, 91, 58]
         """
         replica = context.current().replica_context
+        replicas, groups = self._extended.engine.replicas, self._extended.engine.between_groups
+        before = 0 if groups is None else groups.replicas_before
         if replica is not None and replica.strategy is self:
-            return random_stream(seed, replica.replica_id_in_sync_group)
-        replicas = self._extended.engine.replicas
+            return random_stream(seed, before + replica.replica_id_in_sync_group)
         if self._extended.meeting is None and not replicas.is_virtual:
-            return random_stream(seed, replicas.first)
+            return random_stream(seed, before + replicas.first)
         return PerReplica([random_stream(seed, each) for each in replicas.local])
 
     def barrier(self) -> None:
@@ -326,6 +330,8 @@ class Strategy(Collectives, FormerNames):
         """
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
+        if engine.between_groups is not None:
+            dataset = _batches_of_group(dataset, engine.between_groups)
         return data.DistributedDataset(
             dataset, engine.topology, options, engine.device, engine.replicas, engine.all_ranks
         )
@@ -354,8 +360,12 @@ class Strategy(Collectives, FormerNames):
         """
         require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         engine = self._extended.engine
+        if engine.between_groups is not None:  # each group gets rows of its own
+            ranks, replicas = engine.all_ranks, ReplicaGroup(engine.all_ranks)
+        else:
+            ranks, replicas = engine.topology, engine.replicas
         return data.DistributedDatasetsFromFunction(
-            dataset_fn, engine.topology, options, engine.device, engine.replicas
+            dataset_fn, ranks, options, engine.device, replicas, engine.replicas.size
         )
 
     # --- buffers ---------------------------------------------------------------------
@@ -431,6 +441,21 @@ class Strategy(Collectives, FormerNames):
 
     def _repr_html_(self) -> str:
         return representation.table(type(self).__name__, self._facts())
+
+
+def _batches_of_group(dataset: Any, groups: BetweenGroups) -> Any:
+    """Return every ``count``-th batch, as many for each group: a group with more would wait for the others for ever."""
+    if not isinstance(dataset, data.Dataset) or dataset.batch_size is None:
+        return dataset  # refused by `DistributedDataset`
+    length = dataset.cardinality()
+    if length == data.UNKNOWN_CARDINALITY:
+        raise ValueError(
+            f"{dataset} has an unknown number of batches, which cannot be dealt evenly to {groups.count} groups: use "
+            "distribute_datasets_from_function"
+        )
+    if length != data.INFINITE_CARDINALITY:
+        dataset = dataset.take(length // groups.count * groups.count)
+    return dataset.shard(groups.count, groups.index)
 
 
 class _ChiefFirst:

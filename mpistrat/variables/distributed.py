@@ -43,7 +43,7 @@ class DistributedVariable(Variable, DistributedValues):
         """Return this replica's copy, with the value of replica 0. Collective."""
         engine = self._engine
         if engine.sends_initial_values:
-            (value,) = broadcast(engine.topology, [value], "of the variable", *self._rules())
+            (value,) = broadcast(engine.with_equal_start, [value], "of the variable", *self._rules())
         device = engine.variable_device
         mine = arrays.placed(value, device)
         if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:

@@ -250,6 +250,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         Called with an `InputContext` for each pipeline of this rank. Returns a Dataset, in batches of a replica's size.
     ranks, options, device, replicas
         As for `DistributedDataset`.
+    in_sync : int, optional
+        The number of replicas that take part in a step; by default all.
 
     Raises
     ------
@@ -276,6 +278,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
         replicas: ReplicaGroup | None = None,
+        in_sync: int | None = None,
     ):
         if not callable(dataset_fn):
             raise TypeError(f"dataset_fn must be a function of an InputContext, not {dataset_fn!r}")
@@ -292,7 +295,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             report = _Report(number, f"rank {ranks.rank}" + f", for replica {number}" * of_all)
             mine.append(report)
             try:
-                dataset = dataset_fn(InputContext(len(fed), number, replicas.size))
+                dataset = dataset_fn(InputContext(len(fed), number, in_sync or replicas.size))
                 if isinstance(dataset, Dataset):
                     made.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
                     report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None

@@ -56,7 +56,7 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
             "on each rank: make the strategy without virtual_replicas"
         )
     if engine.all_ranks is not engine.topology:
-        raise ValueError(f"{name}: Keras trains with a replica on each rank: make the strategy without mesh")
+        raise ValueError(f"{name}: Keras trains with a replica on each rank: make the strategy without mesh and groups")
     if engine.topology.size == 1:
         return method(model, **_on_one_rank(model, method.__name__, values, engine))
     if _is_alone(model):

@@ -18,6 +18,7 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.training.optimizers.exchange import GroupExchange
 from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
@@ -164,9 +165,11 @@ class Optimizer(ABC):
         self._state = State(self._name)
         self._steps = PreparedSteps()
         self._when_grown: Callable[[], None] | None = None
+        self._exchange: GroupExchange | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_when_grown": None}  # a copy is below no checkpoint
+        # A copy is below no checkpoint, and its groups have exchanged nothing.
+        return {**self.__dict__, "_when_grown": None, "_exchange": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -263,12 +266,20 @@ class Optimizer(ABC):
         with contextlib.nullcontext() if entered else strategy.scope():
             self._create(variables)
 
+    @property
+    def exchange(self) -> GroupExchange | None:
+        """What this rank keeps to exchange with other groups. None without groups, or before a step or `build`."""
+        return self._exchange
+
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
-        Call it on every replica, in cross-replica context. It does nothing without ``use_ema``, and for variables that
-        were not trained.
+        With groups that exchange weights, first exchange what they did since the last time. Call it on every replica,
+        in cross-replica context. It does nothing else without ``use_ema``, and for variables that were not trained.
         """
+        variables = list(variables)
+        if self._exchange is not None:
+            self._exchange.finish(self.iterations)
         for variable in variables if self._averages else ():
             if id(variable) in self._state.slots:
                 variable.assign(self._state.slots[id(variable)][1][-1].read_value())
@@ -310,11 +321,11 @@ class Optimizer(ABC):
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
-        if mode.replica_context.meeting is not None:
-            self._apply_in_replica(mode, list(grads_and_vars), experimental_aggregate_gradients)
-            return
         extended = mode.strategy.extended
         engine = extended.engine
+        if mode.replica_context.meeting is not None or engine.between_groups is not None:
+            self._apply_in_replica(mode, list(grads_and_vars), experimental_aggregate_gradients)
+            return
         topology = engine.topology
         sequence = topology.lock.sequence
         depth = len(modes)
@@ -374,11 +385,38 @@ class Optimizer(ABC):
             given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
             if not given:
                 return
-        replica.meet("apply_gradients", begin, (given, aggregate))
+        if strategy.extended.engine.between_groups is None:
+            replica.meet("apply_gradients", begin, (given, aggregate))
+        else:
+            replica.merge_call(self._step_of_group, (given, aggregate))
 
     def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
         self._take(strategy, *self._prepared(strategy.extended, pairs), None)
+
+    def _step_of_group(self, strategy: Strategy, given: Pairs, aggregate: bool) -> None:
+        """Take a step together with the ranks of this group, and exchange with other groups if it is time."""
+        engine = strategy.extended.engine
+        groups = engine.between_groups
+        assert groups is not None
+        try:
+            step, gradients = self._prepared(strategy.extended, [as_pair(each) for each in given])
+        except (TypeError, ValueError, NotImplementedError):
+            if not aggregate:
+                raise
+            with structures.refusals("all_reduce", engine.topology):
+                raise
+        self._create(step.variables)
+        assert self._exchange is not None
+        if groups.sync_every == 1:
+            if aggregate:
+                gradients = engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+            gradients = self._exchange.gradients(gradients, step.variables)
+            self._step_of_rank(strategy, [*zip(gradients, step.variables, strict=True)])
+            return
+        self._take(strategy, step, gradients, engine if aggregate else None)
+        if self.iterations % groups.sync_every == 0:
+            self._exchange.weights(self.iterations // groups.sync_every - 1)
 
     def _take(self, strategy: Strategy, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
@@ -428,6 +466,9 @@ class Optimizer(ABC):
         self._state.create(variables, slots, self._initial_state, zeros, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
+        if extended.engine.between_groups is not None:
+            self._exchange = self._exchange or GroupExchange(extended.engine.between_groups)
+            self._exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()
 

@@ -1,0 +1,97 @@
+"""What groups of ranks exchange, each of which is in sync by itself: the arrays of each rank travel along its rail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.collectives import structures
+from mpistrat.collectives.compression import LossyCompression
+from mpistrat.collectives.movement.gather import all_gather, all_gather_parts
+from mpistrat.collectives.ops.default import CollectiveAllReduce
+from mpistrat.collectives.options import CommunicationOptions
+from mpistrat.process import mpi
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
+
+_NAME = "groups"
+
+
+class BetweenGroups:
+    """The groups of a strategy, how often they exchange, and by which ranks.
+
+    Ranks of one place in their groups make a rail. Each rail carries the arrays that it owns, so that all links of a
+    node work, and none carries an array twice. Ranks beyond the smallest group own none.
+
+    Collective over ``everyone``. ``group`` are the ranks of this one. ``sync_every`` is the number of steps between two
+    exchanges. Raise MismatchError on every rank if ``sync_every``, ``compression`` or ``outer`` differ.
+
+    Attributes
+    ----------
+    count, index : int
+        The number of groups, and which one this is.
+    replicas_before : int
+        The number of replicas in groups of a smaller index.
+    weight : float
+        The share of all ranks that this group has: of a mean over all rows.
+    owners_in_group : int
+        The first so many ranks of each group own arrays: as many as the smallest group has.
+    """
+
+    def __init__(
+        self,
+        group: Topology,
+        everyone: Topology,
+        sync_every: int,
+        compression: LossyCompression | None,
+        outer: Any,
+        options: CommunicationOptions,
+    ):
+        structures.agree(everyone, _NAME, sync_every, repr(compression), type(outer).__name__)
+        self.group, self.everyone = group, everyone
+        self.sync_every, self.compression, self.outer = sync_every, compression, outer
+        first = group.broadcast_object(everyone.rank)
+        firsts = everyone.all_gather_object(first)
+        self.count, self.index = len(set(firsts)), sorted(set(firsts)).index(first)
+        self.replicas_before = sum(each < first for each in firsts)
+        self.weight = group.size / everyone.size
+        self.owners_in_group = min(firsts.count(each) for each in firsts)
+        color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
+        rail = everyone.world.Split(color, key=everyone.rank)
+        self._options = options
+        self._rail: Topology | None = None
+        if color == group.rank:
+            self._rail = Topology.of(rail).limited(options.timeout_seconds)
+            self._ops = CollectiveAllReduce().bound_to(self._rail)
+
+    @property
+    def rail(self) -> Topology:
+        """The ranks of this place in all groups. Only a rank that owns arrays has one."""
+        assert self._rail is not None
+        return self._rail
+
+    def owners(self, nbytes: Sequence[int]) -> list[int]:
+        """Return which rank of a group owns each of several arrays: about the same number of bytes on each."""
+        loads, found = [0] * self.owners_in_group, [0] * len(nbytes)
+        for i in sorted(range(len(nbytes)), key=lambda i: -nbytes[i]):
+            found[i] = loads.index(min(loads))
+            loads[found[i]] += nbytes[i]
+        return found
+
+    def sums(self, values: list[np.ndarray]) -> list[np.ndarray]:
+        """Add up arrays over the groups. Collective over the rail."""
+        return self._ops.all_reduce(ReduceOp.SUM, values, self._options, _NAME) if values else []
+
+    def concatenated(self, value: np.ndarray) -> np.ndarray:
+        """Return the rows of all groups, in their order. Collective over the rail."""
+        return all_gather(self.rail, value, 0, self._options.timeout_seconds)
+
+    def share(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> None:
+        """Copy each contiguous array from the rank that owns it to the others of this group. Collective over them."""
+        parts: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
+        for array, owner in zip(arrays, owners, strict=True):
+            parts[owner].append(as_bytes(array))
+        all_gather_parts(self.group, parts, _NAME, self._options.timeout_seconds)

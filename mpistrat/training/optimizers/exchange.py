@@ -1,0 +1,155 @@
+"""What an optimizer exchanges between groups: gradients in each step, or weights every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat.arrays import arrays
+from mpistrat.training.optimizers.rule import rate_of
+from mpistrat.values import IndexedSlices
+from mpistrat.variables import LocalVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.collectives.between_groups import BetweenGroups
+    from mpistrat.collectives.compression import Memory
+
+_ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
+
+
+class GroupExchange:
+    """The exchanges of the variables of one optimizer, and what this rank keeps for those that it owns.
+
+    That are the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. Save them
+    as such: ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are those of the engine.
+    """
+
+    def __init__(self, groups: BetweenGroups):
+        self._groups, self._of_gradients = groups, groups.sync_every == 1
+        self._variables: dict[int, Variable] = {}
+        self._owners: list[int] = []
+        self._kept: dict[int, Memory] = {}
+
+    def create(self, variables: Sequence[Variable]) -> None:
+        """Create what is kept of new variables, whose values are equal in all groups: before their first step."""
+        new = [each for each in variables if id(each) not in self._variables]
+        values = [_wide(each.own_copy()) for each in new]
+        owners = self._groups.owners([each.nbytes for each in values])
+        outer, compression = self._groups.outer, self._groups.compression
+        for variable, value, owner in zip(new, values, owners, strict=True):
+            self._variables[id(variable)] = variable
+            self._owners.append(owner)
+            if owner != self._groups.group.rank:
+                continue
+            self._kept[id(variable)] = kept = {} if compression is None else compression.memory(value)
+            if not self._of_gradients and (outer or compression):
+                kept[_ANCHOR] = value.copy()
+                kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
+
+    def gradients(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> list[np.ndarray]:
+        """Return the mean over the groups, weighted by their ranks, of gradients. Collective.
+
+        Sparse ones become whole arrays.
+        """
+        places = {each: i for i, each in enumerate(self._variables)}
+        pairs = zip(gradients, variables, strict=True)
+        means = [_wide(_dense(each, variable.shape)) * self._groups.weight for each, variable in pairs]
+        owners = [self._owners[places[id(each)]] for each in variables]
+        self._combine(means, owners, variables)
+        return means
+
+    def weights(self, number: int) -> None:
+        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it. Collective.
+
+        ``number`` is that of the exchanges before. In cross-replica context.
+        """
+        variables, outer = [*self._variables.values()], self._groups.outer
+        values = [_wide(each.own_copy()).copy() for each in variables]
+        own = [(i, self._kept[id(each)]) for i, each in enumerate(variables) if id(each) in self._kept]
+        rate = 1.0 if outer is None else rate_of(outer.learning_rate, number)
+        for i, kept in own:
+            values[i] = (kept[_ANCHOR] - values[i] if _ANCHOR in kept else values[i]) * self._groups.weight
+        self._combine(values, self._owners, variables, share=False)
+        for i, kept in own:
+            if _ANCHOR not in kept:
+                continue
+            if outer is None:
+                kept[_ANCHOR] -= values[i]
+            else:
+                outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
+            values[i] = kept[_ANCHOR]
+        self._groups.share(values, self._owners)
+        for variable, value in zip(variables, values, strict=True):
+            extended = variable.distribute_strategy.extended
+            extended.update(variable, LocalVariable.assign, (value.astype(variable.dtype),), group=False)
+
+    def finish(self, done: int) -> None:
+        """Exchange the weights once more if there were steps since the last time. ``done`` is their number in all."""
+        if not self._of_gradients and done % self._groups.sync_every:
+            self.weights(done // self._groups.sync_every)
+
+    def _combine(
+        self, values: list[np.ndarray], owners: Sequence[int], variables: Sequence[Variable], share: bool = True
+    ) -> None:
+        """Replace arrays by their sums over the groups: on the ranks that own them, or on all. Collective."""
+        own = [i for i, owner in enumerate(owners) if owner == self._groups.group.rank]
+        kept = {i: self._kept[id(variables[i])] for i in own}
+        thin = [i for i in own if "error" in kept[i]]
+        rest = [i for i in own if "error" not in kept[i]]
+        sums = self._groups.sums([values[i] for i in rest])
+        if self._groups.compression is not None and self._groups.group.rank < self._groups.owners_in_group:
+            memories = [kept[i] for i in thin]
+            sums += self._groups.compression.sums([values[i] for i in thin], memories, self._groups)
+        for i, total in zip(rest + thin, sums, strict=True):
+            values[i] = np.ascontiguousarray(total)
+        if share:
+            self._groups.share(values, owners)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
+        outer, compression = self._groups.outer, self._groups.compression
+        kinds = [] if compression is None else [*compression.kinds]
+        if not self._of_gradients and (outer or compression):
+            kinds += [_ANCHOR, *(outer.slots if outer else ())]
+        return {
+            kind: np.concatenate([np.empty(0, np.float32), *(each.reshape(-1) for each in self._of_kind(kind))])
+            for kind in kinds
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take what `state` returned, for the same variables and groups.
+
+        Raise ValueError if it is of other kinds or lengths.
+        """
+        now = {kind: flat.shape for kind, flat in self.state().items()}
+        given = {kind: np.shape(flat) for kind, flat in state.items()}
+        if given != now:
+            raise ValueError(
+                f"a state of the shapes {given} is not that of these variables and groups, {now}: give what "
+                "exchange_state() returned on this rank"
+            )
+        for kind, flat in state.items():
+            at = 0
+            for each in self._of_kind(kind):
+                each[...] = flat[at : at + each.size].reshape(each.shape)
+                at += each.size
+
+    def _of_kind(self, kind: str) -> list[np.ndarray]:
+        return [kept[kind] for kept in self._kept.values() if kind in kept]
+
+
+def _wide(value: Any) -> np.ndarray:
+    """Return an array as a contiguous one on the host, of at least 32 bits: sums of halves lose digits."""
+    value = np.ascontiguousarray(arrays.to_host(value))
+    return value.astype(np.float32) if value.itemsize < 4 else value
+
+
+def _dense(gradient: Any, shape: tuple[int, ...]) -> Any:
+    if not isinstance(gradient, IndexedSlices):
+        return gradient
+    rows = arrays.to_host(gradient.values)
+    dense = np.zeros(shape, rows.dtype)
+    np.add.at(dense, arrays.to_host(gradient.indices), rows)
+    return dense

@@ -1,0 +1,262 @@
+"""Groups that are in sync by themselves, and exchange gradients or weights now and then."""
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpistrat
+from mpistrat.data import Dataset
+from mpistrat.experimental import Mesh, MeshAxis, PowerSGD, TopK
+from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.training import load, save
+
+WORLD = MPI.COMM_WORLD
+RATE, STEPS = 0.05, 12
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((STEPS * 12 * 4, 6))
+Y = X @ RNG.standard_normal((6, 5)) + 1
+
+pytestmark = pytest.mark.four_ranks
+
+
+def groups_of(count):
+    """The axis of this rank's group, of ``count`` of about the same size, and the number of the group."""
+    sizes = [WORLD.size * (i + 1) // count - WORLD.size * i // count for i in range(count)]
+    index = int(np.searchsorted(np.cumsum(sizes), WORLD.rank, side="right"))
+    comm = WORLD.Split(index)
+    return MeshAxis("replica", comm.size, comm.rank, comm), index, np.array(sizes) / WORLD.size
+
+
+def gradients(weights, bias, rows):
+    x, y = rows
+    error = x @ weights + bias - y
+    return x.T @ error, error.sum(0)
+
+
+def train(count, steps=STEPS, rows=12, **options):
+    """Train in groups, each on batches of its own. Return the strategy, the variables and their optimizer."""
+    axis, _, _ = groups_of(count)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, **options)
+    with strategy.scope():  # the ranks begin with the values of rank 0
+        variables = [mpistrat.Variable(np.full(shape, WORLD.rank + 1.0)) for shape in ((6, 5), (5,))]
+    optimizer = mpistrat.optimizers.SGD(RATE)
+
+    def step(batch):
+        found = gradients(*(each.read_value() for each in variables), batch)
+        optimizer.apply_gradients([(each / rows, v) for each, v in zip(found, variables, strict=True)])
+
+    dataset = Dataset.from_arrays((X, Y)).batch(rows).take(steps * count)
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        strategy.run(step, args=(batch,))
+    return strategy, variables, optimizer
+
+
+def expected(count, sync_every, outer=None, steps=STEPS, rows=12):
+    """The same in NumPy, with a model for each group."""
+    weight = groups_of(count)[2]
+    models = [[np.ones((6, 5)), np.ones(5)] for _ in range(count)]
+    anchor, momentum = [each.copy() for each in models[0]], [0.0, 0.0]
+    for step in range(steps):
+        found = []
+        for g, model in enumerate(models):
+            at = slice((step * count + g) * rows, (step * count + g + 1) * rows)
+            found.append([each / rows for each in gradients(*model, (X[at], Y[at]))])
+        if sync_every == 1:
+            mean = [sum(w * each[i] for w, each in zip(weight, found, strict=True)) for i in range(2)]
+            found = count * [mean]
+        for model, each in zip(models, found, strict=True):
+            for i in range(2):
+                model[i] = model[i] - RATE * each[i]
+        if sync_every > 1 and (step + 1) % sync_every == 0:
+            for i in range(2):
+                mean = sum(w * model[i] for w, model in zip(weight, models, strict=True))
+                if outer is None:
+                    anchor[i] = mean
+                else:
+                    change = anchor[i] - mean
+                    momentum[i] = NESTEROV["momentum"] * momentum[i] - outer * change
+                    anchor[i] = anchor[i] + NESTEROV["momentum"] * momentum[i] - outer * change
+                for model in models:
+                    model[i] = anchor[i].copy()
+    return models
+
+
+def counts():
+    return sorted({1, min(2, WORLD.size), WORLD.size})
+
+
+@pytest.mark.parametrize("count", counts())
+@pytest.mark.parametrize(("sync_every", "outer"), [(1, None), (4, None), (5, None), (4, 0.7)])
+def test_weights(count, sync_every, outer):
+    options = {} if outer is None else {"outer_optimizer": mpistrat.optimizers.SGD(outer, **NESTEROV)}
+    strategy, variables, _ = train(count, sync_every=sync_every, **options)
+    index = groups_of(count)[1]
+    assert strategy.num_replicas_in_sync == WORLD.allreduce(1) * groups_of(count)[2][index]
+    for v, each in zip(variables, expected(count, sync_every, outer)[index], strict=True):
+        np.testing.assert_allclose(v.read_value(), each, rtol=1e-12, atol=1e-12)
+
+
+def test_the_rest_of_the_steps_is_exchanged_at_the_end():
+    _, variables, optimizer = train(WORLD.size, sync_every=5)
+    contents = WORLD.allgather(variables[0].read_value().tobytes())
+    assert len(set(contents)) == WORLD.size  # 12 steps: two since the last exchange
+    optimizer.finalize_variable_values(variables)
+    assert len(set(WORLD.allgather(variables[0].read_value().tobytes()))) == 1
+    mean = sum(np.frombuffer(each) for each in contents) / WORLD.size
+    np.testing.assert_allclose(variables[0].read_value().reshape(-1), mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("compression", [PowerSGD(1), TopK(0.1)], ids=repr)
+@pytest.mark.parametrize("count", counts())
+def test_what_compression_leaves_out_is_sent_later(count, compression):
+    """Gradients that do not depend on the weights: all of them are in the weights, or in the errors."""
+    axis, index, weight = groups_of(count)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, compression=compression)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros((8, 9)))
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    sums = np.zeros((8, 9))
+    for step in range(30):
+        of_groups = [np.random.default_rng([step, g]).standard_normal((8, 9)) for g in range(count)]
+        sums += sum(w * each for w, each in zip(weight, of_groups, strict=True))
+        mine = of_groups[index] / axis.size
+        strategy.run(lambda mine=mine: optimizer.apply_gradients([(mine, v)]))
+        assert len(set(WORLD.allgather(v.read_value().tobytes()))) == 1
+    assert abs(v.read_value() + sums).max() > 1e-3  # something is left out
+    own = optimizer.exchange.state()["error"].reshape(-1, 8, 9).sum(0)  # of one rank of each group
+    np.testing.assert_allclose(v.read_value(), WORLD.allreduce(own) - sums, rtol=1e-10, atol=1e-10)
+
+
+def test_low_rank_gradients_are_exact():
+    axis, index, weight = groups_of(WORLD.size)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, compression=PowerSGD(2))
+    with strategy.scope():
+        v, halves = mpistrat.Variable(np.zeros((6, 4, 2))), mpistrat.Variable(np.zeros((6, 8), np.float16))
+    left = np.random.default_rng(7).standard_normal((6, 2))
+    rights = [np.random.default_rng(g).standard_normal((2, 8)) for g in range(WORLD.size)]
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    mine = left @ rights[index]
+    pairs = [(mine.reshape(6, 4, 2), v), (mine.astype(np.float16), halves)]
+    strategy.run(lambda: optimizer.apply_gradients(pairs))
+    mean = left @ sum(w * each for w, each in zip(weight, rights, strict=True))
+    np.testing.assert_allclose(v.read_value().reshape(6, 8), -mean, rtol=1e-10)
+    np.testing.assert_allclose(halves.read_value(), -mean, rtol=1e-2, atol=1e-2)
+
+
+def test_compressed_weights():
+    """The mean of the weights, but for what is kept."""
+    _, variables, optimizer = train(WORLD.size, sync_every=4, compression=PowerSGD(2))
+    assert len(set(WORLD.allgather(variables[0].read_value().tobytes()))) == 1
+    error = np.abs(X @ variables[0].read_value() + variables[1].read_value() - Y).mean()
+    assert error < 0.7 * np.abs(X @ np.ones((6, 5)) + 1 - Y).mean()
+    assert {*optimizer.exchange.state()} == {"error", "right", "anchor"}
+
+
+def test_state_goes_on(tmp_path):
+    """Training that is saved after an exchange goes on to the same bits."""
+    options = {
+        "sync_every": 3,
+        "compression": TopK(0.3),
+        "outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV),
+    }
+    path = Path(WORLD.bcast(str(tmp_path))) / "first.h5"
+    whole = train(WORLD.size, steps=6, **options)[1]
+    _, variables, optimizer = train(WORLD.size, steps=3, **options)
+    save(variables, path, own=optimizer.exchange.state())
+    strategy, again, other = train(WORLD.size, steps=0, **options)
+    other.build(again)
+    state = other.exchange.state()
+    load(again, path, own=state)
+    other.exchange.restore(state)
+    rest = Dataset.from_arrays((X, Y)).batch(12).skip(3 * WORLD.size).take(3 * WORLD.size)
+
+    def step(batch):
+        found = gradients(*(each.read_value() for each in again), batch)
+        other.apply_gradients([(each / 12, v) for each, v in zip(found, again, strict=True)])
+
+    for batch in strategy.experimental_distribute_dataset(rest):
+        strategy.run(step, args=(batch,))
+    for v, each in zip(again, whole, strict=True):
+        assert v.read_value().tobytes() == each.read_value().tobytes()
+    with pytest.raises(ValueError, match="is not that of these variables and groups"):
+        other.exchange.restore({"anchor": np.zeros(1)})
+
+
+def test_each_group_reads_batches_of_its_own():
+    axis, index, _ = groups_of(min(2, WORLD.size))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=2)
+    count = min(2, WORLD.size)
+    batches = [*strategy.experimental_distribute_dataset(Dataset.range(23).batch(4))]
+    assert len(batches) == 6 // count
+    read = WORLD.allgather([int(row) for batch in batches for row in batch])
+    assert sorted(chain(*read)) == [*range(23)]
+    assert {row // 4 % count for row in read[WORLD.rank]} <= {index}
+    endless = iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(4).repeat()))
+    assert [next(endless) for _ in range(5)]
+    with pytest.raises(ValueError, match="cannot be dealt evenly"):
+        strategy.experimental_distribute_dataset(Dataset.from_iterable(lambda: iter([np.zeros(3)])).batch(2))
+    seen = []
+
+    def dataset_fn(context):
+        seen.append((context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync))
+        return Dataset.range(8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2)
+
+    strategy.distribute_datasets_from_function(dataset_fn)
+    assert seen == [(WORLD.size, WORLD.rank, axis.size)]
+    assert len(set(WORLD.allgather(int(strategy.rng(1).integers(1 << 60))))) == WORLD.size
+
+
+def test_nodes_are_groups():
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups="node", sync_every=2)
+    assert strategy.num_replicas_in_sync == WORLD.Split_type(MPI.COMM_TYPE_SHARED).size
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"groups": "rack"}, ValueError, 'must be "node", the axis'),
+        ({"groups": "node", "sync_every": 0}, ValueError, "at least 1"),
+        ({"groups": "node", "sync_every": 1.5}, TypeError, "must be an int"),
+        ({"sync_every": 2}, ValueError, "are for groups"),
+        ({"compression": TopK()}, ValueError, "are for groups"),
+        ({"groups": "node", "compression": "topk"}, TypeError, "must be PowerSGD or TopK"),
+        ({"groups": "node", "sync_every": 2, "outer_optimizer": 0.7}, TypeError, "must be an optimizer"),
+        ({"groups": "node", "outer_optimizer": mpistrat.optimizers.SGD()}, ValueError, "sync_every above 1"),
+        ({"groups": "node", "virtual_replicas": 8}, ValueError, "leave out mesh"),
+    ],
+)
+def test_wrong_arguments(options, error, text):
+    with pytest.raises(error, match=text):
+        mpistrat.MultiWorkerMirroredStrategy(**options)
+    with pytest.raises(ValueError, match="leave out mesh"):
+        mpistrat.MultiWorkerMirroredStrategy(groups="node", mesh=Mesh(replica=-1))
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="needs another rank")
+def test_ranks_that_differ():
+    axis, _, _ = groups_of(1)
+    with pytest.raises(MismatchError, match="groups"):
+        mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=2 + WORLD.rank)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="needs another group")
+def test_a_group_that_stays_away():
+    """The others wait as long as the time limit says, at the exchange and not before."""
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=1)
+    axis, index, _ = groups_of(WORLD.size)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=3, communication_options=options)
+    with strategy.scope():
+        v = mpistrat.Variable([1.0])
+    optimizer = mpistrat.optimizers.SGD(0.1)
+    optimizer.build([v])
+    one = lambda: optimizer.apply_gradients([([1.0], v)])  # noqa: E731
+    for _ in range(2):
+        strategy.run(one)
+    if index:
+        with pytest.raises(TimeoutError):
+            strategy.run(one)
+    WORLD.Barrier()
