@@ -15,8 +15,8 @@ from mpistrat.integrations.keras.step import RankStep, current
 class SyncBatchNormalization(hooks.BatchNormalization):
     """Keras' ``BatchNormalization`` with the mean and the variance of the rows of all ranks.
 
-    Its arguments are those of Keras' layer, as which it is saved. A step makes one all-reduce for each of these layers
-    in its forward part and one in its backward part; with masks, two.
+    Its arguments are those of Keras' layer, as which it is saved. A step makes two all-reduces for each of these layers
+    in its forward part and two in its backward part.
 
     Examples
     --------
@@ -32,16 +32,23 @@ class SyncBatchNormalization(hooks.BatchNormalization):
             return super()._moments(inputs, mask)
         axes = [axis for axis in range(len(inputs.shape)) if axis != self.axis % len(inputs.shape)]
         if mask is None:
-            ones = ops.ones_like(ops.take(inputs, [0], axis=self.axis))
-            total = self._total(step, ops.sum(inputs, axes), ops.sum(ops.square(inputs), axes), ops.sum(ones)[None])
-            mean, square = total[0] / total[2], total[1] / total[2]
-            return mean, square - ops.square(mean)
-        weight = ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
-        summed, count = self._total(step, ops.sum(inputs * weight, axes), ops.sum(weight)[None])
-        count += ops.cast(1e-7, count.dtype)  # as Keras, whose epsilon it is
+            weight = ops.ones_like(ops.take(inputs, [0], axis=self.axis))
+            summed, count = self._total(step, ops.sum(inputs, axes), ops.sum(weight)[None])
+        else:
+            weight = ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
+            summed, count = self._total(step, ops.sum(inputs * weight, axes), ops.sum(weight)[None])
+            count += ops.cast(1e-7, count.dtype)  # as Keras, whose epsilon it is
         mean = summed / count
-        (squares,) = self._total(step, ops.sum(ops.square((inputs - mean) * weight), axes))
+        # Deviations from the mean, for which it must be known: the mean of squares less the square of the mean has no
+        # digit left in float32 where values are around 1e4 and differ by 1.
+        deviations = ops.square((inputs - ops.reshape(mean, self._broadcast_shape(inputs))) * weight)
+        (squares,) = self._total(step, ops.sum(deviations, axes))
         return mean, squares / count
+
+    def _broadcast_shape(self, inputs: Any) -> list[int]:
+        shape = [1] * len(inputs.shape)
+        shape[self.axis] = inputs.shape[self.axis]
+        return shape
 
     @staticmethod
     def _total(step: RankStep, *parts: Any) -> list[Any]:

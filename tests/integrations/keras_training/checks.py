@@ -270,6 +270,16 @@ def files_of_batch_norm():
     assert alike(model)
 
 
+def batch_norm_far_from_zero():
+    """In float32 the mean of squares less the square of the mean has no digit of this variance."""
+    norm = distributed.SyncBatchNormalization(momentum=0.0)
+    model = keras.Sequential([keras.Input((4,)), norm, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(X + 1e4, Y, epochs=1, batch_size=len(X), verbose=0)
+    found = keras.ops.convert_to_numpy(norm.moving_variance)
+    assert np.allclose(found, X.var(axis=0), rtol=0.01), (found, X.var(axis=0))
+
+
 def plain_batch_norm():
     """Its moving statistics are averaged at the end of an epoch."""
     model = made(layers.BatchNormalization())
@@ -410,6 +420,7 @@ CHECKS = [
     what_cannot_be_trained,
     metric_without_sums,
     files_of_batch_norm,
+    batch_norm_far_from_zero,
     plain_batch_norm,
     no_tracing_after_an_epoch,
     compiled_by_xla,
