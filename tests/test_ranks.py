@@ -4,7 +4,7 @@ Under 4 it starts only what is marked `four_ranks`: four ranks on nodes meet wha
 and nodes whose ranks are not neighbours. What needs another rank, but not a fourth, has met it with three.
 
 To run one of them by hand: ``python -m mpistrat run -n 3 -m pytest tests/ranks -k name``.
-``MPISTRAT_TEST_RANKS=2`` (or ``2,3``) leaves the other numbers of ranks out.
+``MPISTRAT_TEST_RANKS=2`` (or ``2,3``) leaves the other numbers of ranks out, and 2 alone is one launch.
 """
 
 import os
@@ -20,7 +20,9 @@ LIMIT = 1500  # seconds; a test that hangs is ended by its own limit long before
 def launches():
     """The numbers of ranks, each with what is then selected."""
     for n in SIZES:
-        if n == 2:
+        if SIZES == [2]:
+            yield pytest.param(2, "", marks=[pytest.mark.core, pytest.mark.mpich], id="2")
+        elif n == 2:
             yield pytest.param(2, "not full", marks=[pytest.mark.core, pytest.mark.mpich], id="2-core")
             yield pytest.param(2, "full", marks=pytest.mark.mpich, id="2-rest")
         else:
