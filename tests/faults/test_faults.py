@@ -297,7 +297,7 @@ def test_call_sites_are_compared_when_asked_for(run_ranks):
 @pytest.mark.parametrize(
     ("name", "n"),
     [
-        ("many_communicators", 1),
+        pytest.param("many_communicators", 1, marks=mpich),
         pytest.param("many_communicators", 3, marks=mpich),
         ("alone_first", 1),
         pytest.param("alone_first", 2, marks=mpich),

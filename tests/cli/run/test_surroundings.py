@@ -86,6 +86,7 @@ def test_no_room_in_shared_memory(shell):
     assert "df -h /dev/shm" in ended.stderr
 
 
+@pytest.mark.full
 def test_no_assertion_or_docstring_is_needed(shell, tmp_path):
     example = ROOT / "docs" / "examples" / "train_digits.py"
     options = f"--epochs 1 --out {shlex.quote(str(tmp_path))}"
