@@ -54,7 +54,7 @@ class Case:
         self.ops = mpistrat.ReductionToOneDevice().bound_to(self.extended.engine.topology)
         WORLD.Barrier()
 
-    def hurry(self, seconds=0.2):
+    def hurry(self, seconds=0.05):
         """From now on wait for a short time only."""
         self.extended.engine.topology.lock.timeout_seconds = seconds
         self.extended.engine.options = CommunicationOptions(timeout_seconds=seconds)
@@ -328,7 +328,7 @@ def test_rank_that_does_not_come_is_named(name, tmp_path):
 def require_named(case, name):
     case.hurry()
     if RANK < SIZE - 1:
-        with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0.2 s"):
+        with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0.05 s"):
             CALLS[name](case)
         with pytest.raises(RuntimeError, match="after a time-out"):
             case.strategy.barrier()
@@ -357,7 +357,7 @@ def test_save_under_way(call, tmp_path):
     WORLD.Barrier()
     case.hurry()
     if RANK < SIZE - 1:
-        with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not come within 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"rank 1 of 2 did not come within 0\.05 s"):
             getattr(pending, call)()
     WORLD.Barrier()
     case.extended.engine.topology.lock.give_up(
