@@ -253,8 +253,8 @@ class TPUClusterResolver(ClusterResolver):
     NotImplementedError: ...
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         tpu: str | None = None,
         zone: str | None = None,
         project: str | None = None,
@@ -264,57 +264,14 @@ class TPUClusterResolver(ClusterResolver):
         credentials: Any = "default",
         service: Any = None,
         discovery_url: str | None = None,
-    ):
-        _refuse()
+    ) -> NoReturn:
+        raise NotImplementedError(
+            "there are no TPUs here: mpistrat runs one MPI rank per CPU or GPU device. Use "
+            "MultiWorkerMirroredStrategy(), or TPUStrategy() without a resolver, whose devices are ranks, and "
+            "`mpistrat.cluster_resolver.resolve()` to see the ranks and nodes"
+        )
 
-    @staticmethod
-    def connect(tpu: str | None = None, zone: str | None = None, project: str | None = None) -> NoReturn:
+    @classmethod
+    def connect(cls, tpu: str | None = None, zone: str | None = None, project: str | None = None) -> NoReturn:
         """Raise NotImplementedError."""
-        _refuse()
-
-    def cluster_spec(self) -> ClusterSpec:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def get_master(self) -> str:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def get_job_name(self) -> str | None:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def get_coordination_service_leader(self) -> str | None:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def get_tpu_system_metadata(self) -> Any:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def set_tpu_topology(self, serialized_tpu_topology: Any) -> None:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    @property
-    def tpu_hardware_feature(self) -> Any:
-        """Raise NotImplementedError."""
-        _refuse()
-
-    def __enter__(self) -> NoReturn:
-        _refuse()
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        return None
-
-
-def _refuse() -> NoReturn:
-    raise NotImplementedError(
-        "there are no TPUs here: mpistrat runs one MPI rank per CPU or GPU device. Use "
-        "MultiWorkerMirroredStrategy(), or TPUStrategy() without a resolver, whose devices are ranks, and "
-        "`mpistrat.cluster_resolver.resolve()` to see the ranks and nodes"
-    )
+        cls()
