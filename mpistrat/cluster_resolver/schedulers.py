@@ -6,12 +6,13 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place, told
-from mpistrat.cluster_resolver.mpi.resolver import placement_in_job
+from mpistrat.cluster_resolver.mpi.resolver import ALONE
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import integer, required
 from mpistrat.launch.hostlist import expand_hostlist
@@ -126,7 +127,29 @@ def _unknown(command: list[str], why: str) -> str:
     )
 
 
-class LsfClusterResolver(LaunchedClusterResolver):
+class _InJob(LaunchedClusterResolver):
+    """The ranks of a program in the job of a scheduler, whose variables ``_job`` reads."""
+
+    _job: ModuleType
+    _launched = staticmethod(launched)
+
+    def __init__(
+        self,
+        port_base: int = 8888,
+        rpc_layer: str | None = "grpc",
+        *,
+        environ: Mapping[str, str] | None = None,
+    ):
+        here = environ is None
+        environ = os.environ if environ is None else environ
+        job = self._job
+        required(environ, job.JOB, "the scheduler sets it in its jobs; is this process in a job?")
+        by = self._launched(environ) or ALONE
+        placement = place(environ, by, job.allocations(environ), here=here, job=job.job(environ))
+        super().__init__(placement, port_base, rpc_layer, environ=environ)
+
+
+class LsfClusterResolver(_InJob):
     """The ranks of a program in an LSF job: all are workers.
 
     LSF names the nodes (``LSB_MCPU_HOSTS``). ``jsrun`` or ``mpirun`` starts the ranks and tells them their
@@ -156,17 +179,11 @@ class LsfClusterResolver(LaunchedClusterResolver):
     'grpc://b:8889'
     """
 
-    def __init__(
-        self,
-        port_base: int = 8888,
-        rpc_layer: str | None = "grpc",
-        *,
-        environ: Mapping[str, str] | None = None,
-    ):
-        by = by_jsrun(os.environ if environ is None else environ)
-        why = "LSF sets it in its jobs; is this process in a job?"
-        placement = placement_in_job(lsf_job, environ, why, by)
-        super().__init__(placement, port_base, rpc_layer, environ=environ)
+    _job = lsf_job
+
+    @staticmethod
+    def _launched(environ: Mapping[str, str]) -> Launched | None:
+        return by_jsrun(environ) or launched(environ)
 
 
 def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
@@ -180,7 +197,7 @@ def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
     return step if inner.rank == step.rank and inner.size in (None, step.size) else None
 
 
-class PbsClusterResolver(LaunchedClusterResolver):
+class PbsClusterResolver(_InJob):
     """The ranks of a program in a PBS job: all are workers.
 
     PBS names the nodes (``PBS_NODEFILE``). ``mpiexec`` starts the ranks and tells them their numbers. The job
@@ -210,13 +227,4 @@ class PbsClusterResolver(LaunchedClusterResolver):
     ClusterSpec({'worker': ['x1000c0:8888', 'x1000c0:8889']})
     """
 
-    def __init__(
-        self,
-        port_base: int = 8888,
-        rpc_layer: str | None = "grpc",
-        *,
-        environ: Mapping[str, str] | None = None,
-    ):
-        why = "PBS sets it in its jobs; is this process in a job?"
-        placement = placement_in_job(pbs_job, environ, why)
-        super().__init__(placement, port_base, rpc_layer, environ=environ)
+    _job = pbs_job

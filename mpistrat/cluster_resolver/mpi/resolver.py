@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus
@@ -15,7 +14,7 @@ from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterReso
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.cluster_resolver.variables import own_host, required
+from mpistrat.cluster_resolver.variables import own_host
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -108,21 +107,6 @@ class MpiClusterResolver(LaunchedClusterResolver):
             allocations, job = allocations_of(environ)
             placement = place(environ, launched(environ) or ALONE, allocations, here=here, job=job)
         super().__init__(placement, port_base, rpc_layer, jobs, spread, environ)
-
-
-def placement_in_job(
-    scheduler: ModuleType, environ: Mapping[str, str] | None, why: str, started: Launched | None = None
-) -> Placement:
-    """Return the place of a rank in a job of a scheduler: `pbs_job` or `lsf_job`.
-
-    ``started`` has the facts from the scheduler's own launcher. By default they are those of MPI's launcher. Raise
-    RuntimeError if this process is not in a job, ``why`` being the end of the message, or as `place` does.
-    """
-    here = environ is None
-    environ = os.environ if environ is None else environ
-    required(environ, scheduler.JOB, why)
-    by = started or launched(environ) or ALONE
-    return place(environ, by, scheduler.allocations(environ), here=here, job=scheduler.job(environ))
 
 
 def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:
