@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.cluster_resolver import TFConfigClusterResolver, expand_counts, expand_hostlist
-from mpistrat.cluster_resolver.slurm.step import hosts_of_file
 
 HOSTS = {
     "": [],
@@ -226,11 +225,6 @@ def test_hosts_are_limited_in_all(text):
 def test_counts_are_limited_in_all(text):
     with pytest.raises(ValueError, match="more than 1048576"):
         expand_counts(text)
-
-
-def test_hosts_of_a_file_are_limited_in_all():
-    with pytest.raises(ValueError, match=r"'node1\*2000000000': more than 16777216 tasks"):
-        hosts_of_file("node0\nnode1*2000000000")
 
 
 def test_nested_text(monkeypatch):

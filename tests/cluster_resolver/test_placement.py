@@ -40,7 +40,6 @@ HYDRA = {"PMI_RANK": str(RANKS - 1), "PMI_SIZE": str(RANKS), "MPI_LOCALRANKID": 
 LARGE = {
     "block": STEP,
     "cyclic": {**STEP, "SLURM_DISTRIBUTION": "cyclic"},
-    "arbitrary": {**STEP, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "{file}"},
     "components": {
         **STEP,
         "SLURM_HET_SIZE": "2",

@@ -8,14 +8,12 @@ Inside a step only ``SLURM_STEP_*`` and the variables of the task itself describ
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.variables import integer, position_of, required
-from mpistrat.launch.hostlist import MOST_TASKS, expand_counts, expand_hostlist, parsed
+from mpistrat.launch.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.left_over_step import groups, left_over
 
@@ -26,7 +24,6 @@ COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
 JOB_COUNTS = "SLURM_TASKS_PER_NODE"
 JOB_NODELIST = "SLURM_JOB_NODELIST"
-_ARBITRARY = "SLURM_ARBITRARY_NODELIST"
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
             "by mpirun? Then `resolve()` finds the right variables"
         )
     sizes = [len(part) for part in parts] or [len(nodes)]
-    where, why = _layout(environ, nodes, counts, sizes)
+    where, why = _layout(environ, counts, sizes)
     # Components of a heterogeneous step may share a node: then ``nodes`` has it once per component.
     position = {host: place for place, host in enumerate(dict.fromkeys(nodes))}
     names, merged = tuple(position), [position[host] for host in nodes]
@@ -173,15 +170,13 @@ def _in_order_of(
     return tuple(ordered), tuple(counts_of[host].pop(0) for host in ordered)
 
 
-def _layout(
-    environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...], sizes: list[int]
-) -> tuple[list[int] | None, str]:
+def _layout(environ: Mapping[str, str], counts: tuple[int, ...], sizes: list[int]) -> tuple[list[int] | None, str]:
     """Return the node of each task, and its source; ``sizes`` has the number of nodes of each group."""
     text = environ.get("SLURM_DISTRIBUTION", "")
     kind = text.split(":")[0].split(",")[0].lower()
     why = f"SLURM_DISTRIBUTION={text}" if text else "Slurm's default distribution, block"
     if kind == "arbitrary":
-        return _from_hostfile(environ, nodes, counts)
+        return None, f"{why} leaves the order to a file of the user"
     planesize = integer(environ, "SLURM_DIST_PLANESIZE")
     where: list[int] = []
     start = 0
@@ -196,46 +191,3 @@ def _layout(
         where += [start + node for node in dealt]
         start += size
     return where, why
-
-
-def _from_hostfile(
-    environ: Mapping[str, str], nodes: tuple[str, ...], counts: tuple[int, ...]
-) -> tuple[list[int] | None, str]:
-    """Return the node of each task under ``--distribution=arbitrary``, from a file or a variable, and its source."""
-    path = environ.get("SLURM_HOSTFILE", "")
-    listed = parsed(environ, _ARBITRARY, expand_hostlist)
-    if not path and not listed:
-        return None, "SLURM_DISTRIBUTION=arbitrary, and SLURM_HOSTFILE, which has the order, is not set"
-    why = f"SLURM_HOSTFILE={path}"
-    try:
-        hosts = hosts_of_file(Path(path).read_text()) if path else []
-    except (OSError, ValueError) as error:
-        if not listed:
-            return None, f"{why} has the order, but cannot be read: {error}"
-        path = ""
-    if listed and not path:
-        hosts, why = list(listed), f"{_ARBITRARY}={environ[_ARBITRARY]}"
-    position = {host: node for node, host in enumerate(nodes)}
-    where = [position[host] for host in hosts[: sum(counts)] if host in position]
-    found = Counter(where)
-    if [found[node] for node in range(len(nodes))] != list(counts):
-        return None, f"{why} does not name each node as often as it has tasks"
-    return where, why
-
-
-def hosts_of_file(text: str) -> list[str]:
-    """Return the hosts of the text of a ``SLURM_HOSTFILE``: lists of hosts, with ``node*3`` for three times.
-
-    >>> hosts_of_file("node1*2  # twice" + chr(10) + "node[2-3],node1")
-    ['node1', 'node1', 'node2', 'node3', 'node1']
-    """
-    hosts: list[str] = []
-    for line in text.splitlines():
-        entry = line.partition("#")[0].strip()
-        names, _, times = entry.partition("*")
-        found = expand_hostlist(names.strip())
-        repeated = int(times) if times else 1
-        if len(hosts) + len(found) * repeated > MOST_TASKS:
-            raise ValueError(f"{entry!r}: more than {MOST_TASKS} tasks up to here")
-        hosts += found * repeated
-    return hosts
