@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.variables import integer
 from mpistrat.launch.launchers import JSRUN
 
@@ -192,53 +193,33 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
     return Share(index * each, each)
 
 
-class OwnGpus(NamedTuple):
-    """The GPUs that a rank sees, and its own among them: some of the facts of a `Placement`."""
-
-    # GPUs that the rank sees; None if the environment does not restrict them
-    gpus: tuple[str, ...] | None = None
-    # the rank's own GPU by name, and as a device of this process; None if unknown
-    gpu: str | None = None
-    device: str | None = None
-    gpus_per_rank: int | None = None  # number of GPUs that are for this rank
-
-
-def placed(
-    environ: Mapping[str, str],
-    local_rank: int | None,
-    local_size: int | None,
-    on_node: tuple[int, str] | None,
-) -> tuple[OwnGpus, dict[str, str]]:
-    """Return the GPUs of a rank, and the source of each fact.
+def with_gpus(placement: Placement, environ: Mapping[str, str], on_node: tuple[int, str] | None) -> Placement:
+    """Return a placement with the GPUs of the rank.
 
     ``on_node`` is the number of GPUs that the job has on this node, and the source of that number.
 
-    >>> placed({"CUDA_VISIBLE_DEVICES": "2,3"}, 1, 2, None)[0]
-    OwnGpus(gpus=('2', '3'), gpu='3', device='cuda:1', gpus_per_rank=1)
-    >>> placed({}, 1, 2, None)[0]
-    OwnGpus(gpus=None, gpu=None, device=None, gpus_per_rank=None)
-    >>> placed({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1, 2, None)[0]  # CUDA would show this process MIG-a
-    OwnGpus(gpus=('MIG-a', 'MIG-b'), gpu='MIG-b', device=None, gpus_per_rank=1)
+    >>> rank_1 = Placement("srun", 2, 1, local_rank=1, local_size=2)
+    >>> with_gpus(rank_1, {"CUDA_VISIBLE_DEVICES": "2,3"}, None).device
+    'cuda:1'
+    >>> with_gpus(rank_1, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, None).device  # CUDA would show this process MIG-a
     """
     seen = visible(environ)
     if seen is None:
-        return OwnGpus(), {}
-    how = seen.variable
-    number = len(seen.ids)
-    there, of_node = (None, "") if on_node is None else on_node
+        return placement
+    placement = with_facts(placement, seen.variable, gpus=seen.ids)
+    number, how = len(seen.ids), seen.variable
+    there, of_node = on_node or (None, "")
     if number > 1:
         how += f", {of_node}" if there is not None and number < there else ", the local rank"
-    sources = {"gpus": seen.variable, **dict.fromkeys(("gpu", "device", "gpus_per_rank"), how)}
     if number == 0:
-        return OwnGpus((), None, "cpu:0", 0), sources
-    if number == 1:
-        local_rank, local_size = 0, 1
+        return with_facts(placement, how, device="cpu:0", gpus_per_rank=0)
+    local_rank, local_size = (0, 1) if number == 1 else (placement.local_rank, placement.local_size)
     if local_rank is None or local_size is None or local_rank >= local_size:
-        return OwnGpus(seen.ids), sources
+        return placement
     own = share(seen.ids, *among(environ, number, local_rank, local_size, there))
     assert own is not None
-    gpu, device = seen.ids[own.first], f"cuda:{own.first}"
-    if any(each.startswith("MIG-") for each in seen.ids):
-        sources["device"] += "; CUDA shows a process one MIG slice, the first"
-        return OwnGpus(seen.ids, gpu, device if own.first == 0 else None, 1), sources
-    return OwnGpus(seen.ids, gpu, device, own.number), sources
+    slices = any(each.startswith("MIG-") for each in seen.ids)
+    placement = with_facts(placement, how, gpu=seen.ids[own.first], gpus_per_rank=1 if slices else own.number)
+    if slices:
+        how += "; CUDA shows a process one MIG slice, the first"
+    return with_facts(placement, how, device=None if slices and own.first else f"cuda:{own.first}")

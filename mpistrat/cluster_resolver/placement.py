@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
@@ -157,6 +157,11 @@ class Placement:
         lines = [(fact.name, _text(fact.value), fact.source) for fact in self.facts()]
         widths = [max(len(line[column]) for line in lines) for column in range(2)]
         return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines)
+
+
+def with_facts(placement: Placement, source: str, **facts: Any) -> Placement:
+    """Return a placement with other facts, and their source."""
+    return replace(placement, **facts, sources={**placement.sources, **dict.fromkeys(facts, source)})
 
 
 _LAST_PORT = 2**16 - 1

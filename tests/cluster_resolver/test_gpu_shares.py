@@ -3,7 +3,8 @@
 import pytest
 
 from mpistrat.cluster_resolver import SlurmClusterResolver, resolve
-from mpistrat.cluster_resolver.gpus import placed
+from mpistrat.cluster_resolver.gpus import with_gpus
+from mpistrat.cluster_resolver.placement import Placement
 
 
 def step(local_rank, local_size, **more):
@@ -88,6 +89,7 @@ def test_a_slice_of_its_own_is_the_first():
 
 
 def test_the_source_says_why_a_slice_has_no_device():
-    own, sources = placed({"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-2b"}, 1, 2, None)
+    rank_1 = Placement("srun", 2, 1, local_rank=1, local_size=2)
+    own = with_gpus(rank_1, {"CUDA_VISIBLE_DEVICES": "MIG-1a,MIG-2b"}, None)
     assert own.device is None
-    assert "one MIG slice" in sources["device"]
+    assert "one MIG slice" in own.sources["device"]

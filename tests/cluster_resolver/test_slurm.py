@@ -187,7 +187,7 @@ class TestDistributions:
         resolver = own({**recorded("arbitrary", 1), "SLURM_HOSTFILE": "hosts"})
         assert (resolver.placement.rank, resolver.placement.local_rank) == (1, 0)
         assert resolver.placement.node_of_rank is None
-        with pytest.raises(RuntimeError, match="SLURM_DISTRIBUTION=arbitrary leaves the order.*MpiClusterResolver"):
+        with pytest.raises(RuntimeError, match=r"SLURM_DISTRIBUTION=arbitrary leaves the order.*MpiClusterResolver"):
             resolver.cluster_spec()
 
     def test_that_is_not_what_slurm_did(self):

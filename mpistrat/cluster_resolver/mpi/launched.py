@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.layout import Allocation
-from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import step as slurm_step
@@ -155,30 +155,25 @@ def place(
             "different launches; start the program from a fresh shell"
         )
     host, of_host = _host(environ, told, allocations, here)
-    sources = {**told.sources, "host": of_host}
     placement = Placement(
-        told.launcher, told.size, told.rank, host=host, local_rank=told.local_rank, local_size=told.local_size
+        told.launcher,
+        told.size,
+        told.rank,
+        host=host,
+        local_rank=told.local_rank,
+        local_size=told.local_size,
+        sources={**told.sources, "host": of_host},
     )
     if told.size in (1, told.local_size):
-        placement, more = _on_one_node(placement, allocations)
-        sources.update(more)
+        placement = _on_one_node(placement, allocations)
     else:
-        for allocation in allocations:
-            placed = _on_nodes(placement, told, allocation)
-            if placed is not None:
-                placement, more = placed
-                sources = {**more, **{name: source for name, source in sources.items() if source}}
-                break
+        placement = next(filter(None, (_on_nodes(placement, told, each) for each in allocations)), placement)
     if allocations:
-        placement = replace(placement, allocation=allocations[-1].nodes)
-        sources["allocation"] = allocations[-1].variable
+        placement = with_facts(placement, allocations[-1].variable, allocation=allocations[-1].nodes)
     if job is not None:
-        placement = replace(placement, job=job[0])
-        sources["job"] = job[1]
+        placement = with_facts(placement, job[1], job=job[0])
     # All ranks of a node see the GPUs that their launcher's daemon sees.
-    own, of_gpus = gpus.placed(environ, placement.local_rank, placement.local_size, None)
-    sources.update(of_gpus)
-    return replace(placement, **own._asdict(), sources=sources)
+    return gpus.with_gpus(placement, environ, None)
 
 
 def _host(
@@ -207,34 +202,24 @@ def _handed_on(environ: Mapping[str, str], told: Launched) -> bool:
     return len(step or ()) < 2
 
 
-def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> tuple[Placement, dict[str, str]]:
-    """Return the place of this rank if all ranks are on its node, and the source of each new fact."""
-    host, why = placement.host, "all ranks are on this node"
-    sources = dict.fromkeys(("nodes", "node", "ranks_per_node", "node_of_rank"), why)
+def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> Placement:
+    """Return the place of this rank if all ranks are on its node."""
+    host, size, why = placement.host, placement.size, "all ranks are on this node"
     nodes: tuple[str, ...] | None = None if host is None else (host,)
+    of_nodes = why
     for allocation in allocations:
         own = 0 if host is None and len(allocation.nodes) == 1 else position_of(host, allocation.nodes)
         if own is not None:
-            nodes, sources["nodes"] = (allocation.nodes[own],), allocation.variable
+            nodes, of_nodes = (allocation.nodes[own],), allocation.variable
             break
     if placement.local_rank is None:
-        sources["local_rank"] = sources["local_size"] = why
-    return (
-        replace(
-            placement,
-            nodes=nodes,
-            node=0,
-            host=nodes[0] if nodes else None,
-            local_rank=placement.rank,
-            local_size=placement.size,
-            ranks_per_node=(placement.size,),
-            node_of_rank=(0,) * placement.size,
-        ),
-        sources,
-    )
+        placement = with_facts(placement, why, local_rank=placement.rank, local_size=size)
+    placement = with_facts(placement, why, node=0, ranks_per_node=(size,), node_of_rank=(0,) * size)
+    placement = with_facts(placement, of_nodes, nodes=nodes)
+    return replace(placement, host=nodes[0] if nodes else None, local_rank=placement.rank, local_size=size)
 
 
-def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> tuple[Placement, dict[str, str]] | None:
+def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> Placement | None:
     """Return the place of this rank if the ranks are on these nodes, or None if known facts contradict it."""
     own = position_of(placement.host, allocation.nodes)
     if own is None:
@@ -254,24 +239,23 @@ def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> t
     if where is not None and own is not None:
         local_rank = layout.ranks_on(where, own).index(placement.rank) if local_rank is None else local_rank
         local_size = counts[own]
-    sources = dict.fromkeys(("nodes", "node", "host"), allocation.variable)
-    # Slots are what the scheduler expects: --map-by and similar options may spread the ranks in another way.
-    sources.update(
-        dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why),
-        ranks_per_node=f"assumed: {of_counts}",
-    )
-    return (
-        replace(
-            placement,
-            nodes=allocation.nodes,
-            node=own,
-            host=placement.host if own is None else allocation.nodes[own],
-            local_rank=local_rank,
-            local_size=local_size,
-            ranks_per_node=counts,
-            node_of_rank=where,
-        ),
-        sources,
+    sources = {
+        **dict.fromkeys(("nodes", "node", "host"), allocation.variable),
+        **dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why),
+        # Slots are what the scheduler expects: --map-by and similar options may spread the ranks in another way.
+        "ranks_per_node": f"assumed: {of_counts}",
+        **{name: source for name, source in placement.sources.items() if source},
+    }
+    return replace(
+        placement,
+        nodes=allocation.nodes,
+        node=own,
+        host=placement.host if own is None else allocation.nodes[own],
+        local_rank=local_rank,
+        local_size=local_size,
+        ranks_per_node=counts,
+        node_of_rank=where,
+        sources=sources,
     )
 
 

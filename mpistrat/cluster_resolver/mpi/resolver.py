@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place
-from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import own_host
@@ -129,21 +128,9 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
     assert known.node is not None
     nodes = tuple(names[ranks[0]] for ranks in topology.nodes)
     on_node = slurm_step.gpus_on_node(environ, known.rank, known.size, known.local_size)
-    own, of_gpus = gpus.placed(environ, known.local_rank, known.local_size, on_node)
+    known = gpus.with_gpus(with_facts(known, "MPI", nodes=nodes, host=nodes[known.node]), environ, on_node)
     _, job = allocations_of(environ)
-    return replace(
-        known,
-        nodes=nodes,
-        host=nodes[known.node],
-        **own._asdict(),
-        job=job and job[0],
-        sources={
-            **known.sources,
-            **dict.fromkeys(("nodes", "host"), "MPI"),
-            **of_gpus,
-            "job": job[1] if job else "",
-        },
-    )
+    return known if job is None else with_facts(known, job[1], job=job[0])
 
 
 def placement_in(topology: Topology) -> Placement:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.gpus import among
-from mpistrat.cluster_resolver.placement import Placement
+from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
 from mpistrat.cluster_resolver.slurm import job as slurm_job
@@ -163,7 +163,6 @@ class SlurmClusterResolver(ClusterResolver):
         on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
         if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
-        own, of_gpus = gpus.placed(environ, step.local_rank, local_size, on_node)
         if self._batch_script:
             of_job = {
                 slurm_step.SIZE: slurm_step.JOB_COUNTS,
@@ -171,9 +170,7 @@ class SlurmClusterResolver(ClusterResolver):
                 slurm_step.NODELIST: slurm_step.JOB_NODELIST,
             }
             sources = {fact: of_job.get(source, source) for fact, source in sources.items()}
-        job = slurm_job.job(environ)
-        allocation = slurm_job.nodes_of_job(environ)
-        return Placement(
+        placement = Placement(
             "sbatch" if self._batch_script else "srun",
             sum(step.counts),
             step.rank,
@@ -184,16 +181,14 @@ class SlurmClusterResolver(ClusterResolver):
             local_size=local_size,
             ranks_per_node=step.counts,
             node_of_rank=step.node_of_rank,
-            allocation=allocation and allocation[0],
-            **own._asdict(),
-            job=job and job[0],
-            sources={
-                **sources,
-                **of_gpus,
-                "job": job[1] if job else "",
-                "allocation": allocation[1] if allocation else "",
-            },
+            sources=sources,
         )
+        placement = gpus.with_gpus(placement, environ, on_node)
+        found = {"job": slurm_job.job(environ), "allocation": slurm_job.nodes_of_job(environ)}
+        for name, told in found.items():
+            if told is not None:
+                placement = with_facts(placement, told[1], **{name: told[0]})
+        return placement
 
     def _check_tasks(self, source: str | None) -> None:
         wanted, there = sum(self._jobs.values()), sum(self._step.counts)
