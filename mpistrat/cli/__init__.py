@@ -32,7 +32,6 @@ COMMANDS = {
     "checkpoint": ("checkpoint.main", "List, show, verify, compare and convert checkpoints."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
     "bench": ("bench", "Measure the speed of this machine and of the library."),
-    "completion": ("completion", "Write a script with which a shell completes commands."),
 }
 
 
@@ -55,8 +54,7 @@ class _Commands(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if any(each.endswith(".py") for each in given):
-                advice = f"programs are started by `mpistrat run`: mpistrat run {shlex.join(given)}"
-                raise click.UsageError(f"No such option {error.option_name!r}: {advice}", ctx) from None
+                raise click.UsageError(f"No such option {error.option_name!r}: {_by_run(given)}", ctx) from None
             raise
 
     def resolve_command(
@@ -66,7 +64,7 @@ class _Commands(click.Group):
             return super().resolve_command(ctx, args)
         close = difflib.get_close_matches(args[0], COMMANDS, 1)
         if args[0].endswith(".py"):
-            advice = f"programs are started by `mpistrat run`: mpistrat run {shlex.join(args)}"
+            advice = _by_run(args)
         else:
             advice = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
         raise click.UsageError(f"No such command {args[0]!r}: {advice}", ctx)
@@ -83,6 +81,10 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _by_run(arguments: Sequence[str]) -> str:
+    return f"programs are started by `mpistrat run`: mpistrat run {shlex.join(arguments)}"
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from functools import partial
 
 import click
 
@@ -15,12 +14,13 @@ SUBJECTS = {
 }
 
 
-def _measure(subject: str, arguments: tuple[str, ...]) -> None:
-    sys.exit(importlib.import_module(f"mpistrat.bench.{subject}").main(list(arguments)))
-
-
-@click.group(subcommand_metavar="SUBJECT [ARGS]...")
-def command() -> None:
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="\b\n" + "\n".join(f"{name:10} {text}" for name, text in SUBJECTS.items()),
+)
+@click.argument("subject", type=click.Choice(list(SUBJECTS)))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(subject: str, arguments: tuple[str, ...]) -> None:
     """Measure the speed of this machine and of the library.
 
     \b
@@ -28,17 +28,4 @@ def command() -> None:
 
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """
-
-
-for _name, _text in SUBJECTS.items():
-    # All arguments, also --help, are for the parser of the subject.
-    command.add_command(
-        click.Command(
-            _name,
-            {"ignore_unknown_options": True, "allow_interspersed_args": False},
-            partial(_measure, _name),
-            [click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-            short_help=_text,
-            add_help_option=False,
-        )
-    )
+    sys.exit(importlib.import_module(f"mpistrat.bench.{subject}").main(list(arguments)))

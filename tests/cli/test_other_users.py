@@ -30,7 +30,6 @@ COMMANDS = [
     "shard {program} out -n 2",
     "trace . --summary",
     "checkpoint ls .",
-    "completion bash",
 ]
 
 
