@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -17,16 +17,6 @@ from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 
 _OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
-
-
-class _Hosts(NamedTuple):
-    """What is shown: the environment's facts of this rank and MPI's, the rows of all ranks, and contradictions."""
-
-    resolver: ClusterResolver
-    placement: Placement
-    known: Placement | None
-    everyone: list[list[str]]
-    problems: list[str]
 
 
 @click.command()
@@ -57,17 +47,25 @@ def command(no_mpi: bool, as_json: bool) -> None:
         except (ImportError, RuntimeError) as error:
             problems.append(str(error))
     if rank == 0:
-        (_print_json if as_json else _show)(_Hosts(resolver, placement, known, everyone, problems))
-    if known is not None:
-        _wait_for_rank_0()
+        report = {
+            "resolver": type(resolver).__name__,
+            "reason": resolver.reason,
+            "facts": {
+                name: {"value": value, "from": source, "MPI": _said(known, name)}
+                for name, value, source in placement.facts()
+            },
+            "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
+            "problems": problems,
+        }
+        if as_json:
+            click.echo(json.dumps(report, indent=2, default=str))
+        else:
+            _show(report)
+    if known is not None:  # the first rank that ends with an error ends all others
+        sys.stdout.flush()
+        mpi.start().COMM_WORLD.Barrier()
     if problems:
         raise SystemExit(1)
-
-
-def _wait_for_rank_0() -> None:
-    """Wait until rank 0 has printed: the first rank that ends with an error ends all others."""
-    sys.stdout.flush()
-    mpi.start().COMM_WORLD.Barrier()
 
 
 def _row(placement: Placement) -> list[str]:
@@ -90,44 +88,27 @@ def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement
     return known, [row for row, _ in told], next(wrong, [])
 
 
-def _print_json(hosts: _Hosts) -> None:
-    resolver, placement, known, everyone, problems = hosts
-    facts = {
-        name: {"value": value, "from": source, "MPI": None if known is None else _said(known, name)}
-        for name, value, source in placement.facts()
-    }
-    report = {
-        "resolver": type(resolver).__name__,
-        "reason": resolver.reason,
-        "facts": facts,
-        "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
-        "problems": problems,
-    }
-    click.echo(json.dumps(report, indent=2, default=str))
-
-
-def _show(hosts: _Hosts) -> None:
+def _show(report: dict[str, Any]) -> None:
     from rich.table import Table
 
-    resolver, placement, known, everyone, problems = hosts
     console = table.console()
-    console.print(f"{type(resolver).__name__}: {resolver.reason}", soft_wrap=True, markup=False)
+    console.print(f"{report['resolver']}: {report['reason']}", soft_wrap=True, markup=False)
     facts = Table("fact", "value", "variable it came from", "what MPI says")
-    for name, value, source in placement.facts():
-        facts.add_row(name, _text(value), source, "" if known is None else _text(_said(known, name)))
+    for name, fact in report["facts"].items():
+        facts.add_row(name, _text(fact["value"]), fact["from"], _text(fact["MPI"]))
     console.print(facts)
-    if known is not None:
+    if report["ranks"]:
         ranks = Table(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
-        for row in everyone:
-            ranks.add_row(*row)
+        for row in report["ranks"]:
+            ranks.add_row(*row.values())
         console.print(ranks)
-    for problem in problems:
+    for problem in report["problems"]:
         console.print(problem, soft_wrap=True, markup=False)
 
 
-def _said(known: Placement, name: str) -> Any:
+def _said(known: Placement | None, name: str) -> Any:
     """Return a fact that MPI itself gives, else None: GPUs and the job come from the environment."""
-    if name == "launcher" or known.sources.get(name) != "MPI":
+    if known is None or name == "launcher" or known.sources.get(name) != "MPI":
         return None
     return getattr(known, name)
 
