@@ -35,7 +35,7 @@ Key = TypeVar("Key")
 Rivals: TypeAlias = "Callable[[Any, int], Mapping[tuple[str, str], ArrayWay]]"
 
 
-def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = under_ranks.no_rivals) -> int | None:
+def main(argv: list[str], program: Sequence[str] = PROGRAM, rivals: Rivals = lambda comm, count: {}) -> int | None:
     """Run the subject with these arguments. Measure the programs of ``rivals`` too."""
     parser = under_ranks.parser(__doc__, 21, "mpistrat bench allreduce")
     parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")

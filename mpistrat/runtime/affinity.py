@@ -7,15 +7,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpistrat.process.ranges import ranges
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 # The libraries of the other variables fall back on OMP_NUM_THREADS.
-_THREADS = (
+THREADS = (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",
@@ -49,7 +47,7 @@ def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
     (4, 'MKL_NUM_THREADS')
     """
     # OMP_NUM_THREADS may be a list, for nested regions.
-    found = [(environ.get(name, "").partition(",")[0].strip(), name) for name in _THREADS]
+    found = [(environ.get(name, "").partition(",")[0].strip(), name) for name in THREADS]
     numbers = [(int(text), name) for text, name in found if text.isdecimal() and int(text)]
     return max(numbers, default=None)
 
@@ -124,6 +122,8 @@ def warn_if_few_cores(topology: Topology) -> None:
     own = cores()
     if own is None or topology.rank not in topology.nodes[0]:
         return
+    import numpy as np  # a late import: `mpistrat run` takes THREADS, and has no use for it
+
     started = threads(os.environ)
     facts = np.zeros(_MOST_CORES + 1, np.int32)  # whether it may use each core, and the number of its threads
     facts[[core % _MOST_CORES for core in own]] = 1

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 LIBRARY = "mpistrat"
+_COUNTED = {"memory": lambda nbytes: f"{nbytes / (1 << 20):.1f} MiB", "opened": lambda count: f"{count:.0f} files"}
 
 
 class Row(NamedTuple):
@@ -27,14 +28,9 @@ class Row(NamedTuple):
     n: int
 
     @property
-    def is_memory(self) -> bool:
-        """Whether the row is a measurement of memory, in ``bytes``."""
-        return self.case == "memory"
-
-    @property
-    def is_count(self) -> bool:
-        """Whether the row is a number of files, in ``bytes``."""
-        return self.case == "opened"
+    def counted(self) -> bool:
+        """Whether the row is a number of bytes or files, in ``bytes``."""
+        return self.case in _COUNTED
 
 
 class Report:
@@ -79,20 +75,15 @@ class Report:
         return "\n".join([f"{self.subject}, {self.n} rank{'s' * (self.n > 1)}", *lines])
 
     def _cells(self, row: Row) -> tuple[str, str, str, str, str]:
-        nbytes = "" if row.is_memory or row.is_count else str(row.bytes)
+        nbytes = "" if row.counted else str(row.bytes)
         return row.case, nbytes, row.way, _words(row, _value(row)), self._compared(row)
 
     def _compared(self, row: Row) -> str:
-        ours = [r for r in self.rows if r.way == LIBRARY and r.case == row.case]
-        if not row.is_memory and not row.is_count:
-            ours = [r for r in ours if r.bytes == row.bytes]
-        if row.way == LIBRARY or not ours or not _value(row):
+        ours = [r for r in self.rows if r.way == LIBRARY and _group(r) == _group(row)]
+        if row.way == LIBRARY or not ours or not _value(row) or row.case == "opened":
             return ""
         mine, its = _value(ours[0]), _value(row)
-        difference = _words(row, abs(mine - its))
-        if row.is_count:
-            return ""
-        return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{difference}"
+        return f"{mine / its:.2f} x, {'+' if mine >= its else '-'}{_words(row, abs(mine - its))}"
 
     def show(self, json_file: str | None, *more: str) -> None:
         """Print the table and more lines. Write the rows to ``json_file`` as a JSON list of objects."""
@@ -111,18 +102,16 @@ def any_fault(comm: Any, faults: Sequence[str]) -> bool:
 
 
 def _group(row: Row) -> tuple[str, int]:
-    return row.case, 0 if row.is_memory or row.is_count else row.bytes
+    return row.case, 0 if row.counted else row.bytes
 
 
 def _value(row: Row) -> float:
-    return row.bytes if row.is_memory or row.is_count else row.seconds
+    return row.bytes if row.counted else row.seconds
 
 
 def _words(row: Row, value: float) -> str:
-    if row.is_count:
-        return f"{value:.0f} files"
-    if row.is_memory:
-        return f"{value / (1 << 20):.1f} MiB"
+    if row.counted:
+        return _COUNTED[row.case](value)
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if round(value * factor, 2) >= 1:
             return f"{value * factor:.2f} {unit}"

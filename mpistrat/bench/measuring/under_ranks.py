@@ -8,12 +8,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from mpistrat.launch.launch import started_tasks, without_launcher
 from mpistrat.process import children
-
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+from mpistrat.runtime.affinity import THREADS
 
 
 def parser(description: str | None, repetitions: int, program: str | None = None) -> argparse.ArgumentParser:
@@ -65,7 +63,7 @@ def one_thread(environ: Mapping[str, str]) -> dict[str, str]:
     >>> one_thread({"OMP_NUM_THREADS": "4"})
     {}
     """
-    return {} if any(name in environ for name in _THREADS) else dict.fromkeys(_THREADS, "1")
+    return {} if any(name in environ for name in THREADS) else dict.fromkeys(THREADS, "1")
 
 
 def environment() -> dict[str, str]:
@@ -91,8 +89,3 @@ def run(
         return measure(arguments)
     whole = command(arguments.n, arguments.launcher, [*program, "--here", *argv])
     return subprocess.run(whole, env=environment()).returncode
-
-
-def no_rivals(*_: Any) -> dict[Any, Any]:
-    """Return no competitors: the default of subjects, which the programs in `benchmarks/` replace."""
-    return {}

@@ -13,17 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpistrat.cli.run.mpirun import Launcher
+from mpistrat.runtime import affinity
 
 _SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm
 # Each library has its own variable. OpenBLAS reads OMP_NUM_THREADS only if its own is not set.
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    *(("VECLIB_MAXIMUM_THREADS",) if sys.platform == "darwin" else ()),
-)
+_THREADS = (*affinity.THREADS, *(("VECLIB_MAXIMUM_THREADS",) if sys.platform == "darwin" else ()))
 
 
 class Setting(NamedTuple):
@@ -83,9 +77,9 @@ def plan(
     binds each rank to a core, and ``tag`` lets each line of a rank begin with its number. With ``survives`` the other
     ranks go on when one is lost, which only Open MPI 5 can do.
     """
-    family = _FAMILIES[launcher.family]
+    arguments, own = _FAMILIES[launcher.family](launcher, ranks, machine, bind)
     settings = [
-        *family.settings(launcher, ranks, machine, bind),
+        *own,
         *_threads(ranks, machine.cores, environ),
         Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where"),
         Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
@@ -93,11 +87,7 @@ def plan(
     if tag or not machine.terminal:
         settings.append(Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe"))
     return Job(
-        (
-            launcher.path,
-            *(("--with-ft", "ulfm") if survives else ()),
-            *family.arguments(launcher, ranks, machine, bind),
-        ),
+        (launcher.path, *(("--with-ft", "ulfm") if survives else ()), "-n", str(ranks), *arguments),
         tuple(program),
         tuple({setting.name: setting for setting in settings if setting.name not in environ}.values()),
         launcher,
@@ -116,89 +106,65 @@ def _threads(ranks: int, cores: int, environ: Mapping[str, str]) -> Iterator[Set
         yield Setting(name, value, reason)
 
 
-class _OpenMpi:
-    @staticmethod
-    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
-        root = ["--allow-run-as-root"] if machine.root else []
-        binding = "core:overload-allowed" if bind else "none"
-        return [*root, "-n", str(ranks), "--map-by", ":OVERSUBSCRIBE", "--bind-to", binding]
-
-    @staticmethod
-    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
-        alone = "this machine only, even inside a batch job"
-        if launcher.version < (5,):
-            yield Setting("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,loadleveler,alps", alone)
-            yield Setting("OMPI_MCA_plm", "isolated", f"{alone}; needs no ssh")
-        else:
-            yield Setting("PRTE_MCA_ras", "^slurm,pbs,tm,lsf,gridengine,flux,pals", alone)
-            yield Setting("PRTE_MCA_plm", "^slurm,tm,lsf,pals", alone)
-        if ranks > machine.cores:
-            yield Setting(
-                "OMPI_MCA_mpi_yield_when_idle",
-                "1",
-                f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another",
-            )
-        yield Setting(
-            "OMPI_MCA_btl", "^ofi", "one machine needs no fabric, and to put it aside takes Open MPI a second"
-        )
-        transport = "vader" if launcher.version < (5,) else "sm"
-        if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
-            yield Setting(
-                f"OMPI_MCA_btl_{transport}_backing_directory",
-                tempfile.gettempdir(),
-                f"/dev/shm has {machine.shared >> 20} MiB free, {ranks} ranks want {ranks * 16}",
-            )
-        if not machine.reads:
-            name, value = ("smsc", "^cma")
-            if launcher.version < (5,):
-                name, value = ("btl_vader_single_copy_mechanism", "none")
-            yield Setting(f"OMPI_MCA_{name}", value, "processes may not read each other's memory here")
+def _of_open_mpi(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> tuple[list[str], list[Setting]]:
+    root = ["--allow-run-as-root"] if machine.root else []
+    arguments = [*root, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "core:overload-allowed" if bind else "none"]
+    alone = "this machine only, even inside a batch job"
+    old = launcher.version < (5,)
+    if old:
+        settings = [
+            Setting("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine,loadleveler,alps", alone),
+            Setting("OMPI_MCA_plm", "isolated", f"{alone}; needs no ssh"),
+        ]
+    else:
+        settings = [
+            Setting("PRTE_MCA_ras", "^slurm,pbs,tm,lsf,gridengine,flux,pals", alone),
+            Setting("PRTE_MCA_plm", "^slurm,tm,lsf,pals", alone),
+        ]
+    settings += _yielding("OMPI_MCA_mpi_yield_when_idle", ranks, machine)
+    settings.append(
+        Setting("OMPI_MCA_btl", "^ofi", "one machine needs no fabric, and to put it aside takes Open MPI a second")
+    )
+    if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
+        why = f"/dev/shm has {machine.shared >> 20} MiB free, {ranks} ranks want {ranks * 16}"
+        name = f"OMPI_MCA_btl_{'vader' if old else 'sm'}_backing_directory"
+        settings.append(Setting(name, tempfile.gettempdir(), why))
+    if not machine.reads:
+        name, value = ("btl_vader_single_copy_mechanism", "none") if old else ("smsc", "^cma")
+        settings.append(Setting(f"OMPI_MCA_{name}", value, "processes may not read each other's memory here"))
+    return arguments, settings
 
 
-class _Mpich:
-    @staticmethod
-    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
-        return ["-n", str(ranks), "-bind-to", "core" if bind else "none"]
-
-    @staticmethod
-    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
-        yield Setting("HYDRA_LAUNCHER", "fork", "this machine only: no ssh, no scheduler")
-        yield Setting("HYDRA_RMK", "user", "this machine only, even inside a batch job")
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        yield Setting("UCX_NET_DEVICES", loopback, "this machine only: ranks listen on no other interface")
-        if ranks > machine.cores:
-            yield Setting(
-                "MPIR_CVAR_POLLS_BEFORE_YIELD",
-                "1",
-                f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another",
-            )
+def _of_mpich(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> tuple[list[str], list[Setting]]:
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return ["-bind-to", "core" if bind else "none"], [
+        Setting("HYDRA_LAUNCHER", "fork", "this machine only: no ssh, no scheduler"),
+        Setting("HYDRA_RMK", "user", "this machine only, even inside a batch job"),
+        Setting("UCX_NET_DEVICES", loopback, "this machine only: ranks listen on no other interface"),
+        *_yielding("MPIR_CVAR_POLLS_BEFORE_YIELD", ranks, machine),
+    ]
 
 
-class _Intel:
-    @staticmethod
-    def arguments(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> list[str]:
-        return ["-n", str(ranks)]
-
-    @staticmethod
-    def settings(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> Iterator[Setting]:
-        yield Setting("I_MPI_HYDRA_BOOTSTRAP", "fork", "this machine only: no ssh, no scheduler")
-        if not bind:
-            yield Setting("I_MPI_PIN", "off", "ranks are not bound to cores unless --bind is given")
+def _of_intel(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -> tuple[list[str], list[Setting]]:
+    settings = [Setting("I_MPI_HYDRA_BOOTSTRAP", "fork", "this machine only: no ssh, no scheduler")]
+    if not bind:
+        settings.append(Setting("I_MPI_PIN", "off", "ranks are not bound to cores unless --bind is given"))
+    return [], settings
 
 
-_FAMILIES: dict[str, type[_OpenMpi] | type[_Mpich] | type[_Intel]] = {
-    "openmpi": _OpenMpi,
-    "mpich": _Mpich,
-    "intel": _Intel,
-}
+def _yielding(name: str, ranks: int, machine: Machine) -> list[Setting]:
+    why = f"{ranks} ranks on {machine.cores} cores: one that waits leaves its core to another"
+    return [Setting(name, "1", why)] if ranks > machine.cores else []
+
+
+# Family -> its arguments of the launcher, and its variables.
+_FAMILIES = {"openmpi": _of_open_mpi, "mpich": _of_mpich, "intel": _of_intel}
 
 
 def cores() -> int:
     """Return the number of cores in the affinity mask of this process, or fewer if its container has a quota."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    own = affinity.cores()
+    count = (os.cpu_count() or 1) if own is None else len(own)
     quota = _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 
