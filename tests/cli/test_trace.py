@@ -1,6 +1,5 @@
 """``mpistrat trace``: traces that are merged, and files that are not what they should be."""
 
-import builtins
 import json
 import os
 import signal
@@ -103,28 +102,6 @@ def test_the_numbers_of_a_summary(traced):
     text = run(traced, "--summary").stdout
     assert "last in 10 collectives: rank 1 100%" in text
     assert "2 ranks on 1 node" in text
-
-
-@pytest.mark.full
-def test_a_picture(traced, tmp_path):
-    pytest.importorskip("matplotlib")
-    run(traced, "--png", tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_without_matplotlib(traced, tmp_path, monkeypatch):
-    load = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError("No module named 'matplotlib'")
-        return load(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    ended = run(traced, "--summary", "--png", tmp_path / "out.png", status=1)
-    assert "USER" in ended.stdout
-    assert "pip install matplotlib" in ended.stderr
-    assert not (tmp_path / "out.png").exists()
 
 
 # --- clocks ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mpistrat.cli.table import echo
-from mpistrat.cli.trace import chrome, files, picture, spans, summary
+from mpistrat.cli.trace import chrome, files, spans, summary
 from mpistrat.cli.trace.files import Trace
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
@@ -19,7 +19,6 @@ from mpistrat.runtime.agreement.operation import ranks_in_words
 @click.command()
 @click.option("-o", "--output", metavar="FILE", help="Write one file for Perfetto, compressed if it ends in .gz.")
 @click.option("--summary", "summarize", is_flag=True, help="Show shares of phases, collectives and waiting ranks.")
-@click.option("--png", metavar="FILE", help="Draw the summary. Needs matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
 @click.option(
     "--job",
@@ -28,9 +27,7 @@ from mpistrat.runtime.agreement.operation import ranks_in_words
     help="Of several jobs in DIR; 1 is the oldest.  [default: the newest]",
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-def command(
-    output: str | None, summarize: bool, png: str | None, as_json: bool, number: int | None, directory: Path
-) -> None:
+def command(output: str | None, summarize: bool, as_json: bool, number: int | None, directory: Path) -> None:
     """Merge the traces of all ranks of a job into one file, or summarize them.
 
     DIR has the traces that `mpistrat run --trace DIR`, MPISTRAT_TRACE=DIR or `mpistrat.experimental.trace(DIR)` wrote.
@@ -38,10 +35,10 @@ def command(
 
     \b
     mpistrat trace traces -o trace.json.gz
-    mpistrat trace traces --summary --png summary.png
+    mpistrat trace traces --summary
     """
-    if not (output or summarize or png or as_json):
-        raise click.UsageError("say what to make of the traces: -o FILE, --summary, --png FILE or --json")
+    if not (output or summarize or as_json):
+        raise click.UsageError("say what to make of the traces: -o FILE, --summary or --json")
     try:
         found, problems = files.traces(directory)
     except files.NotATraceError as error:
@@ -65,17 +62,6 @@ def command(
     elif summarize:
         for line in (_title(told), "", *summary.lines(told)):
             echo(line)
-    if png:
-        _draw(Path(png), tracks, told)
-
-
-def _draw(path: Path, tracks: Sequence[Any], told: dict[str, Any]) -> None:
-    try:
-        picture.draw(path, tracks, told, _title(told))
-    except ImportError as error:
-        raise click.ClickException(f"--png needs matplotlib ({error}): pip install matplotlib") from None
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _warn(text: str) -> None:

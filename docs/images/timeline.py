@@ -1,13 +1,18 @@
-"""A picture of a trace: the share of each phase on each rank, and what each rank did in its last steps."""
+"""Draw the traces in a directory: the share of each phase on each rank, and what each rank did in its last steps.
+
+python docs/images/timeline.py traces docs/images/timeline.png
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mpistrat.cli.trace.spans import PHASES, Track
-from mpistrat.process import atomic_file
+from matplotlib.figure import Figure
+
+from mpistrat.cli.trace import files, summary
+from mpistrat.cli.trace.spans import PHASES, Track, tracks
 
 _COLOURS = dict(
     zip(PHASES, ("#e69f00", "#f0e442", "#d55e00", "#0072b2", "#56b4e9", "#cc79a7", "#c9d6c0"), strict=True)
@@ -17,16 +22,13 @@ _MOST_SPANS = 4000  # of a rank that are drawn
 _MOST_RANKS = 64
 
 
-def draw(path: Path, tracks: Sequence[Track], told: dict[str, Any], title: str) -> None:
-    """Write a PNG. Raise ImportError if matplotlib is not installed, and OSError if the file cannot be written."""
-    from matplotlib.figure import Figure
-
+def draw(path: Path, tracks: Sequence[Track]) -> None:
+    """Write a PNG."""
     main = [each for each in tracks if each.thread == 0 and each.spans][:_MOST_RANKS]
-    ranks = [row for row in told["ranks"] if any(track.rank == row["rank"] for track in main)]
+    ranks = [row for row in summary.summary(tracks)["ranks"] if any(track.rank == row["rank"] for track in main)]
     height = 1.6 + 0.26 * len(ranks)
     figure = Figure(figsize=(9, 1.2 + 2 * height), layout="constrained")
     shares, times = figure.subplots(2)
-    figure.suptitle(title, fontsize=10)
     labels = [f"rank {row['rank']}" for row in ranks]
     left = [0.0] * len(ranks)
     for phase in PHASES:
@@ -45,8 +47,7 @@ def draw(path: Path, tracks: Sequence[Track], told: dict[str, Any], title: str) 
     times.set(xlim=(0, (end - begin) / 1e6), xlabel="ms, at the end of the trace")
     times.set_yticks(range(len(labels)), labels)
     times.invert_yaxis()
-    with atomic_file.appearing(path, replace=True) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    figure.savefig(path, format="png", dpi=110)
 
 
 def _window(tracks: Sequence[Track]) -> tuple[int, int]:
@@ -66,3 +67,9 @@ def _bars(track: Track, begin: int, end: int) -> dict[str, list[tuple[float, flo
         start, stop = max(each.begin, begin), min(each.end, end)
         found.setdefault(each.name, []).append(((start - begin) / 1e6, (stop - start) / 1e6))
     return found
+
+
+if __name__ == "__main__":
+    job = files.jobs(files.traces(Path(sys.argv[1]))[0])[-1]
+    clocks, _ = files.aligned(job)
+    draw(Path(sys.argv[2]), [track for each in job for track in tracks(each, clocks[each])])
