@@ -4,6 +4,7 @@ from .cloud import KubernetesClusterResolver as KubernetesClusterResolver
 from .cloud import KubernetesExecutableLocation as KubernetesExecutableLocation
 from .cloud import TPUClusterResolver as TPUClusterResolver
 from .cluster_spec import ClusterSpec as ClusterSpec
+from .flux import FluxClusterResolver as FluxClusterResolver
 from .given import SimpleClusterResolver as SimpleClusterResolver
 from .given import UnionResolver as UnionResolver
 from .mpi.resolver import MpiClusterResolver as MpiClusterResolver
@@ -11,9 +12,6 @@ from .placement import Fact as Fact
 from .placement import Placement as Placement
 from .resolver import ClusterResolver as ClusterResolver
 from .roles import Roles as Roles
-from .schedulers import FluxClusterResolver as FluxClusterResolver
-from .schedulers import LsfClusterResolver as LsfClusterResolver
-from .schedulers import PbsClusterResolver as PbsClusterResolver
 from .slurm.resolver import SlurmClusterResolver as SlurmClusterResolver
 from .slurm.step import expand_counts as expand_counts
 from .slurm.step import expand_hostlist as expand_hostlist

@@ -5,24 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
-from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched
+from mpistrat.cluster_resolver.flux import FluxClusterResolver
+from mpistrat.cluster_resolver.mpi import lsf_job
+from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched
 from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import TF_CONFIG
-from mpistrat.cluster_resolver.schedulers import (
-    FluxClusterResolver,
-    LsfClusterResolver,
-    PbsClusterResolver,
-    by_jsrun,
-)
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
 from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
 from mpistrat.launch.launchers import FLUX, HYDRA, JSRUN, PMIX
 from mpistrat.launch.left_over_step import left_over
 
-_OfMpirun = MpiClusterResolver | PbsClusterResolver | LsfClusterResolver
 _SRUN = slurm_step.SIZE
 
 
@@ -78,7 +72,7 @@ def resolve(
         resolver = FluxClusterResolver(port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "flux run", FLUX.rank[0])
     elif environ.get(lsf_job.JOB) and by_jsrun(environ):
-        resolver = LsfClusterResolver(port_base, rpc_layer, environ=given)
+        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "jsrun", JSRUN.rank[0])
     elif _started_by_srun(environ, by):
         resolver = SlurmClusterResolver(port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=given)
@@ -88,7 +82,7 @@ def resolve(
         resolver = TFConfigClusterResolver(rpc_layer=rpc_layer, environ=given)
         resolver.reason = "TF_CONFIG names the cluster, and no launcher started this process"
     else:
-        resolver = _scheduled(environ)(port_base=port_base, rpc_layer=rpc_layer, environ=given)
+        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=given)
         resolver.reason = _of_mpirun(environ, by)
     if not isinstance(resolver, TFConfigClusterResolver) and environ.get("TF_CONFIG"):
         jobs_only = resolver.roles.source == TF_CONFIG
@@ -124,17 +118,6 @@ def _speaks_to_srun(environ: Mapping[str, str]) -> bool:
     # Daemons of mpirun, one on each node, pass on the variables that srun set for them.
     daemons = size == environ.get("SLURM_STEP_NUM_NODES", size)
     return not daemons and rank is not None and (environ.get(HYDRA.rank[0]), environ.get(HYDRA.size[0])) == (rank, size)
-
-
-def _scheduled(environ: Mapping[str, str]) -> type[_OfMpirun]:
-    """Return the resolver for ranks of mpirun or a process without a launcher, by the job's scheduler."""
-    if environ.get("SLURM_JOB_ID"):
-        return MpiClusterResolver
-    if pbs_job.job(environ):
-        return PbsClusterResolver
-    if lsf_job.job(environ):
-        return LsfClusterResolver
-    return MpiClusterResolver
 
 
 def _reason(environ: Mapping[str, str], launcher: str, variable: str) -> str:

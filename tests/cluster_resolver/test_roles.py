@@ -8,7 +8,6 @@ import mpistrat
 from mpistrat.cluster_resolver import (
     FluxClusterResolver,
     MpiClusterResolver,
-    PbsClusterResolver,
     SlurmClusterResolver,
     TFConfigClusterResolver,
     resolve,
@@ -149,7 +148,7 @@ class TestEnvironment:
         assert tasks_of(SlurmClusterResolver, lambda rank: srun(rank, **told)) == SORTED
         assert tasks_of(resolve, lambda rank: srun(rank, **told)) == SORTED
         pbs = {**told, "PBS_JOBID": "1"}
-        assert tasks_of(PbsClusterResolver, lambda rank: mpirun(rank, **pbs)) == IN_ORDER
+        assert tasks_of(MpiClusterResolver, lambda rank: mpirun(rank, **pbs)) == IN_ORDER
         flux = {**told, "FLUX_JOB_ID": "f", "FLUX_JOB_SIZE": "6", "FLUX_JOB_NNODES": "1"}
         assert tasks_of(FluxClusterResolver, lambda rank: {**flux, "FLUX_TASK_RANK": str(rank)}) == IN_ORDER
 

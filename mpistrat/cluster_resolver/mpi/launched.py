@@ -16,7 +16,7 @@ from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, sam
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import first_of, own_host, position_of
 from mpistrat.launch.hostlist import expand_hostlist, parsed
-from mpistrat.launch.launchers import FLUX, MPIRUN, OPEN_MPI, LauncherVariables
+from mpistrat.launch.launchers import FLUX, JSRUN, MPIRUN, OPEN_MPI, LauncherVariables
 from mpistrat.process import mpi
 
 
@@ -67,6 +67,17 @@ def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | 
         alone=launcher.alone,
         **numbers,
     )
+
+
+def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
+    """Return the facts from jsrun, or None for a rank that mpirun or no jsrun started.
+
+    jsrun also sets the variables of Open MPI. If these have other values, an mpirun inside jsrun started the rank.
+    """
+    step, inner = told(environ, JSRUN), launched(environ)
+    if step is None or inner is None:
+        return step
+    return step if inner.rank == step.rank and inner.size in (None, step.size) else None
 
 
 class LaunchedClusterResolver(ClusterResolver):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.layout import Allocation
 from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
-from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place
+from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched, place
 from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
@@ -35,9 +35,10 @@ _SCHEDULERS = (slurm_job, pbs_job, lsf_job)
 class MpiClusterResolver(LaunchedClusterResolver):
     """The ranks of an MPI program. Jobs take consecutive ranks; without jobs, all ranks are workers.
 
-    It reads the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, and other launchers that speak PMI.
-    They tell a rank its number and its place on its node; the nodes come from the scheduler of the job. A program
-    that no launcher started is rank 0 of 1. With ``comm``, MPI itself is asked, and all facts are known.
+    It reads the variables of Open MPI, MPICH, Intel MPI, MVAPICH, Cray PALS, jsrun, and other launchers that speak
+    PMI. They tell a rank its number and its place on its node; the nodes come from the scheduler of the job: Slurm,
+    PBS or LSF. A program that no launcher started is rank 0 of 1. With ``comm``, MPI itself is asked, and all facts
+    are known.
 
     Parameters
     ----------
@@ -104,7 +105,8 @@ class MpiClusterResolver(LaunchedClusterResolver):
             placement = _asked(comm, environ)
         else:
             allocations, job = allocations_of(environ)
-            placement = place(environ, launched(environ) or ALONE, allocations, here=here, job=job)
+            started = by_jsrun(environ) or launched(environ) or ALONE
+            placement = place(environ, started, allocations, here=here, job=job)
         super().__init__(placement, port_base, rpc_layer, jobs, spread, environ)
 
 

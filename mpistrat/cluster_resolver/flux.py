@@ -1,4 +1,4 @@
-"""Resolvers of the schedulers Flux, LSF and PBS."""
+"""A resolver for the tasks of a Flux job."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 from mpistrat.cluster_resolver.layout import Allocation
-from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
-from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, launched, place, told
-from mpistrat.cluster_resolver.mpi.resolver import ALONE
+from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place, told
 from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import integer, required
 from mpistrat.launch.hostlist import expand_hostlist
-from mpistrat.launch.launchers import FLUX, JSRUN
+from mpistrat.launch.launchers import FLUX
 
 _NODES = "FLUX_JOB_NNODES"
 
@@ -125,106 +122,3 @@ def _unknown(command: list[str], why: str) -> str:
         f"the names of the job's nodes are not in the environment, and `{' '.join(command)}` does not tell them: "
         f"{why}. Give them: FluxClusterResolver(nodes='node[1-3]'), or ask MPI: MpiClusterResolver(comm)"
     )
-
-
-class _InJob(LaunchedClusterResolver):
-    """The ranks of a program in the job of a scheduler, whose variables ``_job`` reads."""
-
-    _job: ModuleType
-    _launched = staticmethod(launched)
-
-    def __init__(
-        self,
-        port_base: int = 8888,
-        rpc_layer: str | None = "grpc",
-        *,
-        environ: Mapping[str, str] | None = None,
-    ):
-        here = environ is None
-        environ = os.environ if environ is None else environ
-        job = self._job
-        required(environ, job.JOB, "the scheduler sets it in its jobs; is this process in a job?")
-        by = self._launched(environ) or ALONE
-        placement = place(environ, by, job.allocations(environ), here=here, job=job.job(environ))
-        super().__init__(placement, port_base, rpc_layer, environ=environ)
-
-
-class LsfClusterResolver(_InJob):
-    """The ranks of a program in an LSF job: all are workers.
-
-    LSF names the nodes (``LSB_MCPU_HOSTS``). ``jsrun`` or ``mpirun`` starts the ranks and tells them their
-    numbers. The job script itself is rank 0 of 1.
-
-    Parameters
-    ----------
-    port_base : int
-        Port of the first rank of a node. The next rank of the node has the next port.
-    rpc_layer : str or None
-        Protocol of the addresses that `master` returns.
-    environ : mapping, optional
-        Environment to read; ``os.environ`` by default.
-
-    Raises
-    ------
-    RuntimeError
-        If this process is not in an LSF job, or the launcher does not tell the number of ranks.
-    ValueError
-        If a variable has a value that cannot be read.
-
-    Examples
-    --------
-    >>> environ = {"LSB_JOBID": "17", "LSB_MCPU_HOSTS": "batch1 1 a 42 b 42", "JSM_NAMESPACE_RANK": "3",
-    ...            "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
-    >>> LsfClusterResolver(environ=environ).master()
-    'grpc://b:8889'
-    """
-
-    _job = lsf_job
-
-    @staticmethod
-    def _launched(environ: Mapping[str, str]) -> Launched | None:
-        return by_jsrun(environ) or launched(environ)
-
-
-def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
-    """Return the facts from jsrun, or None for a rank that mpirun or no jsrun started.
-
-    jsrun also sets the variables of Open MPI. If these have other values, an mpirun inside jsrun started the rank.
-    """
-    step, inner = told(environ, JSRUN), launched(environ)
-    if step is None or inner is None:
-        return step
-    return step if inner.rank == step.rank and inner.size in (None, step.size) else None
-
-
-class PbsClusterResolver(_InJob):
-    """The ranks of a program in a PBS job: all are workers.
-
-    PBS names the nodes (``PBS_NODEFILE``). ``mpiexec`` starts the ranks and tells them their numbers. The job
-    script itself is rank 0 of 1.
-
-    Parameters
-    ----------
-    port_base : int
-        Port of the first rank of a node. The next rank of the node has the next port.
-    rpc_layer : str or None
-        Protocol of the addresses that `master` returns.
-    environ : mapping, optional
-        Environment to read; ``os.environ`` by default.
-
-    Raises
-    ------
-    RuntimeError
-        If this process is not in a PBS job, or the launcher does not tell the number of ranks.
-    ValueError
-        If a variable has a value that cannot be read.
-
-    Examples
-    --------
-    >>> environ = {"PBS_JOBID": "17.server", "PALS_RANKID": "1", "PMI_SIZE": "2", "PALS_LOCAL_RANKID": "1",
-    ...            "PALS_LOCAL_SIZE": "2", "PMIX_HOSTNAME": "x1000c0"}
-    >>> PbsClusterResolver(environ=environ).cluster_spec()
-    ClusterSpec({'worker': ['x1000c0:8888', 'x1000c0:8889']})
-    """
-
-    _job = pbs_job
