@@ -26,14 +26,10 @@ class FluxClusterResolver(LaunchedClusterResolver):
 
     Parameters
     ----------
-    port_base : int
-        Port of the first task of a node. The next task of the node has the next port.
-    rpc_layer : str or None
-        Protocol of the addresses that `master` returns.
+    port_base, rpc_layer, environ : optional
+        As of `MpiClusterResolver`.
     nodes : str or sequence of str, optional
         Names of the nodes, in place of running ``flux jobs``; a string is a list such as ``"node[1-3]"``.
-    environ : mapping, optional
-        Environment to read; ``os.environ`` by default.
 
     Raises
     ------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 
 from mpistrat.cluster_resolver import gpus, layout
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
@@ -91,22 +92,24 @@ class SlurmClusterResolver(ClusterResolver):
         self._port_base = port_base
         self._auto_set_gpu = auto_set_gpu
         self.rpc_layer = rpc_layer
-        self._tasks_per_node = _checked_tasks(tasks_per_node)
+        if not isinstance(tasks_per_node, Mapping):
+            tasks_per_node = _counted("tasks_per_node", "a number, or a dict from nodes to numbers", tasks_per_node)
+        self._tasks_per_node = tasks_per_node
         told = slurm_step.with_step(self._environ)
-        self._batch_script = told is not self._environ
         rank = slurm_step.number(told, slurm_step.RANK)
         told_jobs, source = jobs_told(jobs, self._environ)
         self._jobs = {WORKER: slurm_step.number(told, slurm_step.SIZE)} if told_jobs is None else told_jobs
         self._step = slurm_step.read(told, self._tasks_per_node)
+        if told is not self._environ:
+            self._step = _of_batch_script(self._step)
         self._visible = gpus.visible(self._environ)  # before `cluster_spec` may set the variable to this task's own
-        self._gpus_per_node = _checked_gpus("gpus_per_node", gpus_per_node)
-        self._gpus_per_task = _checked_gpus("gpus_per_task", gpus_per_task)
+        self._gpus_per_node = _counted("gpus_per_node", "a number of GPUs", gpus_per_node)
+        self._gpus_per_task = _counted("gpus_per_task", "a number of GPUs", gpus_per_task)
         self._counted: int | None = None
         self._check_tasks(None if told_jobs is None else source)
         self._check_gpus()
         by_name = dict(sorted(self._jobs.items()))
-        size = sum(self._step.counts)
-        self.roles: Roles = dealt(by_name, size, spread, self.placement.ranks_by_node, source)
+        self.roles: Roles = dealt(by_name, self._step.size, spread, self.placement.ranks_by_node, source)
         self.task_type, self.task_id = same_task(self.roles, rank, self._environ)
 
     def cluster_spec(self) -> ClusterSpec:
@@ -120,7 +123,7 @@ class SlurmClusterResolver(ClusterResolver):
         addresses = self.placement.addresses(self._port_base)
         if addresses is None:
             raise RuntimeError(
-                f"the environment does not tell which task is on which node: {self._step.why}. "
+                f"the environment does not tell which task is on which node: {self._step.sources['node_of_rank']}. "
                 "MpiClusterResolver(comm) asks MPI; or give SlurmClusterResolver(tasks_per_node={'node': tasks, ...})"
             )
         if self._auto_set_gpu:
@@ -144,45 +147,11 @@ class SlurmClusterResolver(ClusterResolver):
     @property
     def placement(self) -> Placement:
         """Place of this task among those of the step, with the source of each fact."""
-        step, environ = self._step, self._environ
-        counts = slurm_step.COUNTS if self._tasks_per_node is None else "tasks_per_node"
-        sources = {
-            "launcher": slurm_step.SIZE,
-            "size": slurm_step.SIZE if environ.get(slurm_step.SIZE) else counts,
-            "rank": slurm_step.RANK,
-            "nodes": counts if isinstance(self._tasks_per_node, Mapping) else step.of_nodes,
-            "ranks_per_node": counts,
-            "node_of_rank": step.why,
-            "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else slurm_step.NODELIST,
-            "node": slurm_step.NODE if environ.get(slurm_step.NODE) else step.why,
-            "local_rank": step.of_local_rank,
-            "local_size": counts,
-        }
-        local_size = None if step.node is None else step.counts[step.node]
+        placement, environ = self._step, self._environ
         given, counted = self._gpus_per_node, self._counted
-        on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, local_size)
+        on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, placement.local_size)
         if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
-        if self._batch_script:
-            of_job = {
-                slurm_step.SIZE: slurm_step.JOB_COUNTS,
-                slurm_step.COUNTS: slurm_step.JOB_COUNTS,
-                slurm_step.NODELIST: slurm_step.JOB_NODELIST,
-            }
-            sources = {fact: of_job.get(source, source) for fact, source in sources.items()}
-        placement = Placement(
-            "sbatch" if self._batch_script else "srun",
-            sum(step.counts),
-            step.rank,
-            nodes=step.nodes,
-            node=step.node,
-            host=None if step.node is None else step.nodes[step.node],
-            local_rank=step.local_rank,
-            local_size=local_size,
-            ranks_per_node=step.counts,
-            node_of_rank=step.node_of_rank,
-            sources=sources,
-        )
         placement = gpus.with_gpus(placement, environ, on_node)
         found = {"job": slurm_job.job(environ), "allocation": slurm_job.nodes_of_job(environ)}
         for name, told in found.items():
@@ -191,7 +160,7 @@ class SlurmClusterResolver(ClusterResolver):
         return placement
 
     def _check_tasks(self, source: str | None) -> None:
-        wanted, there = sum(self._jobs.values()), sum(self._step.counts)
+        wanted, there = sum(self._jobs.values()), self._step.size
         if wanted == there:
             return
         names = "tasks_per_node" if self._tasks_per_node is not None else slurm_step.COUNTS
@@ -207,16 +176,19 @@ class SlurmClusterResolver(ClusterResolver):
     def _check_gpus(self) -> None:
         if self._gpus_per_task is None:
             return
-        most, there = max(self._step.counts, default=0), self._gpus_of_node()
+        most, there = self._most_on_node, self._gpus_of_node()
         if most * self._gpus_per_task > there:
             raise RuntimeError(
                 f"gpus_per_task={self._gpus_per_task} needs {most * self._gpus_per_task} GPUs on a node with {most} "
                 f"tasks, but it has {there}: start fewer tasks per node, or ask for more GPUs (--gpus-per-node)"
             )
 
+    @property
+    def _most_on_node(self) -> int:
+        return max(self._step.ranks_per_node or (1,))
+
     def _on_node(self) -> int | None:
-        node = self._step.node
-        told = gpus.on_node(self._environ, None if node is None else self._step.counts[node])
+        told = gpus.on_node(self._environ, self._step.local_size)
         return told and told[0]
 
     def _gpus_of_node(self) -> int:
@@ -231,16 +203,16 @@ class SlurmClusterResolver(ClusterResolver):
         if self._gpus_per_task is not None:
             return self._gpus_per_task
         dealt = self._dealt()
-        return self._gpus_of_node() // max(self._step.counts, default=1) if dealt is None else dealt.number
+        return self._gpus_of_node() // self._most_on_node if dealt is None else dealt.number
 
     def _dealt(self) -> gpus.Share | None:
         """Return this task's share of the GPUs that it sees, if Slurm shows it only a part of the node's."""
         step, seen, there = self._step, self._visible, self._on_node()
         if self._gpus_per_node is not None or seen is None or len(seen.ids) >= (there or 0):
             return None
-        if step.local_rank is None or step.node is None:
+        if step.local_rank is None or step.local_size is None:
             return gpus.Share(0, len(seen.ids))
-        index, users = among(self._environ, len(seen.ids), step.local_rank, step.counts[step.node], there)
+        index, users = among(self._environ, len(seen.ids), step.local_rank, step.local_size, there)
         if self._gpus_per_task is not None:
             return gpus.Share(index * self._gpus_per_task, self._gpus_per_task)
         return gpus.share(seen.ids, index, users)
@@ -268,24 +240,24 @@ class SlurmClusterResolver(ClusterResolver):
         self._environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
 
 
-def _checked_gpus(name: str, number: int | None) -> int | None:
+def _of_batch_script(placement: Placement) -> Placement:
+    """Return the place of a batch script, whose step is read from the variables of its job."""
+    of_job = {
+        slurm_step.SIZE: slurm_step.JOB_COUNTS,
+        slurm_step.COUNTS: slurm_step.JOB_COUNTS,
+        slurm_step.NODELIST: slurm_step.JOB_NODELIST,
+    }
+    sources = {fact: of_job.get(source, source) for fact, source in placement.sources.items()}
+    return replace(placement, launcher="sbatch", sources=sources)
+
+
+def _counted(name: str, what: str, number: int | None) -> int | None:
     if number is None:
         return None
     try:
         number = operator.index(number)
     except TypeError:
-        raise TypeError(f"{name} is a number of GPUs, not {number!r}") from None
+        raise TypeError(f"{name} is {what}, not {number!r}") from None
     if number < 0:
-        raise ValueError(f"{name} is a number of GPUs from 0 on, not {number}")
+        raise ValueError(f"{name} is {what} from 0 on, not {number}")
     return number
-
-
-def _checked_tasks(tasks_per_node: int | Mapping[str, int] | None) -> int | Mapping[str, int] | None:
-    if tasks_per_node is None or isinstance(tasks_per_node, Mapping):
-        return tasks_per_node
-    try:
-        return int(tasks_per_node)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"tasks_per_node is a number, or a dict from nodes to numbers, not {tasks_per_node!r}"
-        ) from None

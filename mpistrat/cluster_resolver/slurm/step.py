@@ -9,9 +9,9 @@ Inside a step only ``SLURM_STEP_*`` and the variables of the task itself describ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mpistrat.cluster_resolver import gpus, layout
+from mpistrat.cluster_resolver.placement import Placement
 from mpistrat.cluster_resolver.variables import integer, position_of, required
 from mpistrat.launch.hostlist import expand_counts, expand_hostlist, parsed
 from mpistrat.launch.launchers import SRUN
@@ -24,23 +24,6 @@ COUNTS = "SLURM_STEP_TASKS_PER_NODE"
 GROUPS = "SLURM_JOB_NODELIST_HET_GROUP_*"
 JOB_COUNTS = "SLURM_TASKS_PER_NODE"
 JOB_NODELIST = "SLURM_JOB_NODELIST"
-
-
-@dataclass(frozen=True)
-class Step:
-    """The tasks of a step and their nodes."""
-
-    nodes: tuple[str, ...]  # names of the nodes, in the order in which Slurm numbers them
-    counts: tuple[int, ...]  # number of tasks of each node
-    rank: int  # number of this task
-    node: int | None  # index in ``nodes`` of this task's node
-    local_rank: int | None  # index of this task on its node
-    # index in ``nodes`` of the node of each task; None if the environment does not tell
-    node_of_rank: tuple[int, ...] | None
-    why: str  # source of ``node_of_rank``, or the reason for its absence
-    # sources of ``nodes`` and ``local_rank``
-    of_nodes: str
-    of_local_rank: str
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
@@ -63,8 +46,8 @@ def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
     return {**environ, SIZE: "1", COUNTS: "1", NODELIST: environ[JOB_NODELIST]}
 
 
-def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Step:
-    """Return the step of a task. ``tasks_per_node`` replaces the number of tasks of each node in the environment.
+def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Placement:
+    """Return the place of a task. ``tasks_per_node`` replaces the number of tasks of each node in the environment.
 
     Raise RuntimeError if the environment lacks a variable, or one contradicts another, and ValueError if a variable has
     a value that cannot be read.
@@ -93,8 +76,8 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
             f"{NODELIST}={environ[NODELIST]} names {len(nodes)} nodes, but "
             f"{COUNTS}={environ[COUNTS]} has {len(counts)} counts: they describe different steps"
         )
+    said = COUNTS if tasks_per_node is None else "tasks_per_node"
     if rank >= sum(counts):
-        said = COUNTS if tasks_per_node is None else "tasks_per_node"
         raise RuntimeError(
             f"{RANK}={rank}, but the step has {sum(counts)} tasks according to {said}: was this program started "
             "by mpirun? Then `resolve()` finds the right variables"
@@ -131,8 +114,30 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
         local_rank = None if where is None else layout.local_rank(where, rank)
         of_local_rank = why
     of_nodes = f"{NODELIST}, {GROUPS}" if len(parts) > 1 else NODELIST
-    on_node = None if where is None else tuple(where)
-    return Step(names, tuple(totals), rank, node, local_rank, on_node, why, of_nodes, of_local_rank)
+    return Placement(
+        "srun",
+        sum(totals),
+        rank,
+        nodes=names,
+        node=node,
+        host=None if node is None else names[node],
+        local_rank=local_rank,
+        local_size=None if node is None else totals[node],
+        ranks_per_node=tuple(totals),
+        node_of_rank=None if where is None else tuple(where),
+        sources={
+            "launcher": SIZE,
+            "size": SIZE if environ.get(SIZE) else said,
+            "rank": RANK,
+            "nodes": said if isinstance(tasks_per_node, Mapping) else of_nodes,
+            "ranks_per_node": said,
+            "node_of_rank": why,
+            "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else NODELIST,
+            "node": NODE if environ.get(NODE) else why,
+            "local_rank": of_local_rank,
+            "local_size": said,
+        },
+    )
 
 
 def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
