@@ -7,20 +7,15 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _ESTABLISHED, _RETRANSMITS = "01", "01"  # a state, and a timer, as /proc/net/tcp gives them
-_FLAGS_OF, _ADDRESS_OF, _UP, _RUNNING = (
-    0x8913,
-    0x8915,
-    1,
-    0x40,
-)  # SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP, IFF_RUNNING
+_FLAGS_OF, _ADDRESS_OF = 0x8913, 0x8915  # SIOCGIFFLAGS, SIOCGIFADDR
+_UP, _RUNNING = 1, 0x40  # IFF_UP, IFF_RUNNING
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(NamedTuple):
     """The links of one node."""
 
     host: str

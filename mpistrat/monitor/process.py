@@ -81,24 +81,9 @@ _BY_NUMBER = _of(platform.machine())
 _BY_NAME = {each[0]: SystemCall(each[0], *kind) for kind, calls in _NUMBERS.items() for each in calls}
 
 
-def of_number(number: int) -> SystemCall:
-    """Return a call by its number on this machine."""
-    return _BY_NUMBER.get(number, SystemCall(f"system call {number}", UNKNOWN))
-
-
-def of_place(place: str) -> SystemCall | None:
-    """Return the call in which a process sleeps at this place of the kernel, None if the place does not tell."""
-    return next((_BY_NAME[name] for text, name in _KERNEL_PLACES if text in place), None)
-
-
 def waits_for(name: str) -> str:
     """Return what a call of this name waits for."""
     return _BY_NAME[name].waits_for if name in _BY_NAME else UNKNOWN
-
-
-def is_timed(call: SystemCall, arguments: list[int]) -> bool:
-    """Return whether a call on a futex has a time limit: then it does not restart. A wait for Python's lock has one."""
-    return call.name == _FUTEX and len(arguments) > 3 and arguments[3] != 0
 
 
 @dataclass(frozen=True)
@@ -139,14 +124,10 @@ def look(process: int, started: int, path: str = "") -> ProcessFacts:
     return dataclasses.replace(
         _waiting(process, state),
         others_run=any(proc.state(process, each) == "R" for each in threads if each != process),
-        replaced=_replaced(process, path),
+        # It has called exec() if it has another memory than the one that mapped its record.
+        replaced=bool(path and proc.text(process, "maps")) and not proc.maps(process, path),
         resident=int(memory[1]) * os.sysconf("SC_PAGE_SIZE") if memory else 0,
     )
-
-
-def _replaced(process: int, path: str) -> bool:
-    """Return whether a process has another memory than the one that mapped this record."""
-    return bool(path and proc.text(process, "maps")) and not proc.maps(process, path)
 
 
 def gone() -> ProcessFacts:
@@ -159,16 +140,16 @@ def _waiting(process: int, state: str) -> ProcessFacts:
     place = proc.text(process, "wchan").strip().removeprefix("0")
     number, *words = proc.text(process, "syscall").split() or ["unreadable"]
     if not number.isdigit():  # "running", or -1 where it waits outside of a call
-        call = of_place(place)
-        return ProcessFacts(state, call.name if call else "", "", place, restarts=state == "R")
-    call = of_number(int(number))
+        name = next((name for text, name in _KERNEL_PLACES if text in place), "")
+        return ProcessFacts(state, name, "", place, restarts=state == "R")
+    call = _BY_NUMBER.get(int(number), SystemCall(f"system call {number}", UNKNOWN))
     arguments = [int(each, 16) for each in words[:6]]
     descriptor, file = -1, ""
     if call.has_descriptor and arguments:
         descriptor = arguments[0]
         with contextlib.suppress(OSError, ValueError):
             file = os.readlink(f"/proc/{process}/fd/{descriptor}")
-    timed = is_timed(call, arguments)
+    timed = call.name == _FUTEX and len(arguments) > 3 and arguments[3] != 0  # as a wait for Python's lock
     restarts = call.restarts and not timed and not file.startswith("socket:")
     return ProcessFacts(state, call.name, file, place, descriptor, timed, restarts)
 

@@ -122,7 +122,7 @@ def as_json(view: JobView) -> dict[str, Any]:
         "facts": {key: dataclasses.asdict(each) for key, each in view.facts.items()},
         "stacks": view.stacks,
         "holding": sorted(view.holding),
-        "links": [dataclasses.asdict(each) for each in view.links],
+        "links": view.links,
     }
 
 
@@ -137,13 +137,8 @@ def from_json(told: dict[str, Any]) -> JobView:
         {key: ProcessFacts(**each) for key, each in told["facts"].items()},
         {key: Stacks(_stack(main), tuple(map(_stack, others))) for key, (main, others) in told["stacks"].items()},
         frozenset(told["holding"]),
-        tuple(map(_links, told["links"])),
+        tuple(Links(host, *map(tuple, others)) for host, *others in told["links"]),
     )
-
-
-def _links(told: dict[str, Any]) -> Links:
-    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in told.items()}
-    return Links(**values)
 
 
 def _stack(frames: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
