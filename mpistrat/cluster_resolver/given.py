@@ -138,7 +138,7 @@ class UnionResolver(ClusterResolver):
                 raise TypeError(f"UnionResolver takes cluster resolvers, not {resolver!r}")
         self._resolvers = resolvers
         self.asks_a_service = any(resolver.asks_a_service for resolver in resolvers)
-        self._rpc_layer = rpc_layer
+        self.rpc_layer = rpc_layer
         self.task_type = task_type
         self.task_id = task_id
 
@@ -190,29 +190,5 @@ class UnionResolver(ClusterResolver):
         """Name of the first resolver's environment."""
         return self._resolvers[0].environment
 
-    @property
-    def rpc_layer(self) -> str | None:
-        """Protocol of the addresses that `master` returns."""
-        return self._rpc_layer or getattr(self._resolvers[0], "rpc_layer", None)
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process."""
-        return self._task_type or self._resolvers[0].task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Number of this process among the tasks of its job."""
-        return self._task_id or self._resolvers[0].task_id
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+    def _told(self, name: str) -> Any:
+        return getattr(self._resolvers[0], name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from typing import Any
 
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
@@ -19,8 +20,6 @@ class ClusterResolver(ABC):
     ----------
     reason : str
         Why `resolve` chose this resolver; empty for a resolver that the program made.
-    rpc_layer : str or None
-        Protocol of the addresses that `master` returns; none by default.
 
     Examples
     --------
@@ -32,8 +31,8 @@ class ClusterResolver(ABC):
     """
 
     reason: str = ""
-    rpc_layer: str | None = ""
     asks_a_service: bool = False  # over the network: then rank 0 asks, and broadcasts the answer
+    _rpc_layer: str | None = ""
     _task_type: str | None = None
     _task_id: int | None = None
 
@@ -85,7 +84,7 @@ class ClusterResolver(ABC):
     @property
     def task_type(self) -> str | None:
         """Job of this process."""
-        return self._task_type
+        return self._task_type or self._told("task_type")
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -94,11 +93,24 @@ class ClusterResolver(ABC):
     @property
     def task_id(self) -> int | None:
         """Number of this process among the tasks of its job."""
-        return self._task_id
+        return self._task_id or self._told("task_id")
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """Protocol of the addresses that `master` returns; none by default."""
+        return self._rpc_layer or self._told("rpc_layer")
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def _told(self, name: str) -> Any:
+        """Return the task type, the task id or the layer where the program has given none, or 0."""
+        return getattr(self, f"_{name}")
 
     @property
     def placement(self) -> Placement:

@@ -45,7 +45,7 @@ class TFConfigClusterResolver(ClusterResolver):
     ):
         self._environ = os.environ if environ is None else environ
         self._environment = environment
-        self._rpc_layer = rpc_layer
+        self.rpc_layer = rpc_layer
         self.task_type = task_type
         self.task_id = task_id
 
@@ -91,31 +91,15 @@ class TFConfigClusterResolver(ClusterResolver):
         """Name of the environment."""
         return self._environment
 
-    @property
-    def rpc_layer(self) -> str | None:
-        """Protocol of the addresses that `master` returns."""
-        return config(self._environ).get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-    @property
-    def task_type(self) -> str | None:
-        """Job of this process."""
-        own = _task(self._environ).get("type") if self._task_type is None else self._task_type
-        return None if own is None else str(own)
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """Number of this process among the tasks of its job."""
-        own = _task(self._environ).get("index") if self._task_id is None else self._task_id
-        if own is None:
-            return None
+    def _told(self, name: str) -> Any:
+        given = super()._told(name)
+        if given is not None:
+            return given
+        if name == "rpc_layer":
+            return config(self._environ).get("rpc_layer")
+        own = _task(self._environ).get("type" if name == "task_type" else "index")
+        if own is None or name == "task_type":
+            return own and str(own)
         try:
             number = int(own)
         except (TypeError, ValueError):
@@ -123,10 +107,6 @@ class TFConfigClusterResolver(ClusterResolver):
         if number < 0 or (isinstance(own, float) and number != own):
             raise ValueError(f'"index" of "task" in TF_CONFIG must be a number from 0 on, not {own!r}')
         return number
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
 
 
 def config(environ: Mapping[str, str]) -> dict[str, Any]:
