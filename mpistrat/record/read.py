@@ -233,17 +233,13 @@ class RecordBytes:
         """Whether this version of the package wrote it."""
         return self.words[Word.VERSION] == layout.VERSION
 
-    def communicator(self, index: int) -> tuple[int, int, int, int]:
+    def communicator(self, index: int) -> tuple[Any, ...]:
         """Return the token, the size, this rank, and 1 + the number of the last event of a communicator."""
-        at = layout.COMMUNICATORS + index * layout.COMMUNICATOR.size
-        token, size, rank, after = layout.COMMUNICATOR.unpack_from(self._data, at)
-        return token, size, rank, after
+        return layout.COMMUNICATOR.unpack_from(self._data, layout.COMMUNICATORS + index * layout.COMMUNICATOR.size)
 
-    def step(self, number: int) -> tuple[float, float, float, float]:
+    def step(self, number: int) -> tuple[Any, ...]:
         """Return what a step took: seconds in all, in collectives, in input, in saving."""
-        at = layout.STEPS + number % layout.MOST_STEPS * layout.STEP.size
-        total, collectives, input, saving = layout.STEP.unpack_from(self._data, at)
-        return total, collectives, input, saving
+        return layout.STEP.unpack_from(self._data, layout.STEPS + number % layout.MOST_STEPS * layout.STEP.size)
 
     def event(self, at: int) -> tuple[Any, ...]:
         """Return the fields of an event, in the order of `layout.EVENT`."""
@@ -297,7 +293,7 @@ def _record(contents: RecordBytes, path: str) -> Record:
             for token, size, rank, after in communicators
             if token
         ),
-        steps=_steps(contents),
+        steps=tuple(contents.step(i) for i in range(max(0, words[Word.STEPS] - layout.MOST_STEPS), words[Word.STEPS])),
         entries=entries,
         kept_lock=bool(words[Word.KEPT_LOCK]),
     )
@@ -308,8 +304,3 @@ def _entry(contents: RecordBytes, event: int, tokens: list[int]) -> Entry:
     _, communicator, _, operation, place, number, nbytes, *times = contents.event(at)
     token = tokens[communicator] if communicator < len(tokens) else 0
     return Entry(token, number, contents.text(operation), contents.text(place), nbytes, *times)
-
-
-def _steps(contents: RecordBytes) -> tuple[tuple[float, float, float, float], ...]:
-    count = contents.words[Word.STEPS]
-    return tuple(contents.step(step) for step in range(max(0, count - layout.MOST_STEPS), count))
