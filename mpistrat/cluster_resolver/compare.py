@@ -56,10 +56,6 @@ def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradic
     """Return the facts in which a resolver and MPI differ. ``told`` is as `told_by` returns it.
 
     MPI leaves the facts that it does not know at None, and they are not compared.
-
-    >>> told = facts_of(Placement("srun", 4, 1, sources={"size": "SLURM_STEP_NUM_TASKS", "rank": "SLURM_PROCID"}))
-    >>> print(*contradictions(told, Placement("MPI", 2, 1)))
-    size is 4 according to SLURM_STEP_NUM_TASKS, 2 according to MPI
     """
     size = told.get("size")
     if size is None:

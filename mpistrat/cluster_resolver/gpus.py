@@ -101,13 +101,7 @@ class Share(NamedTuple):
 
 
 def visible(environ: Mapping[str, str]) -> Visible | None:
-    """Return the GPUs that an environment lets a process see, or None if it does not restrict them.
-
-    >>> visible({"CUDA_VISIBLE_DEVICES": "2,3"})
-    Visible(ids=('2', '3'), variable='CUDA_VISIBLE_DEVICES')
-    >>> visible({"CUDA_VISIBLE_DEVICES": ""}).ids, visible({})
-    ((), None)
-    """
+    """Return the GPUs that an environment lets a process see, or None if it does not restrict them."""
     for variable in _VARIABLES:
         text = environ.get(variable)
         if text is not None:
@@ -154,13 +148,6 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
     """Return the number of GPUs that a Slurm step has on this node and its source, or None if unknown.
 
     ``SLURM_STEP_GPUS`` is not used: it lists the GPUs of the task only.
-
-    >>> on_node({"SLURM_GPUS_ON_NODE": "4"})
-    (4, 'SLURM_GPUS_ON_NODE')
-    >>> on_node({"SLURM_GPUS_PER_TASK": "a100:2"}, local_size=2)
-    (4, 'SLURM_GPUS_PER_TASK')
-    >>> on_node({"SLURMD_TRES_BIND": "gpu:single:2"}, local_size=4)
-    (2, 'SLURMD_TRES_BIND')
     """
     number = integer(environ, "SLURM_GPUS_ON_NODE")
     if number is not None:

@@ -48,11 +48,7 @@ class Allocation:
 
 
 def from_lines(hosts: list[str], variable: str) -> Allocation | None:
-    """Return the allocation of a list that names each node once per slot, or None if the list is empty.
-
-    >>> from_lines(["a", "a", "b"], "PBS_NODEFILE").slots
-    (2, 1)
-    """
+    """Return the allocation of a list that names each node once per slot, or None if the list is empty."""
     counts = Counter(hosts)
     return Allocation(tuple(counts), variable, tuple(counts.values())) if counts else None
 

@@ -125,9 +125,5 @@ class ClusterResolver(ABC):
 
 
 def with_protocol(address: str, rpc_layer: str | None) -> str:
-    """Return an address with its protocol.
-
-    >>> with_protocol("a:8888", "grpc"), with_protocol("a:8888", None)
-    ('grpc://a:8888', 'a:8888')
-    """
+    """Return an address with its protocol."""
     return f"{rpc_layer}://{address}" if rpc_layer else address

@@ -151,9 +151,6 @@ def dealt(
     or fewer tasks than there are ranks, or the nodes are not known and ``spread`` is given, TypeError if ``spread`` is
     not a string, and ValueError if ``spread`` is not one of the jobs, or has another number of tasks than there are
     nodes.
-
-    >>> dealt({"chief": 1, "worker": 3, "ps": 2}, 6, "ps", [[0, 1, 2], [3, 4, 5]]).ranks
-    {'chief': (0,), 'worker': (1, 3, 4), 'ps': (2, 5)}
     """
     wanted = sum(jobs.values())
     if wanted != size:

@@ -88,11 +88,7 @@ def started_tasks(environ: Mapping[str, str]) -> Started | None:
 
 
 def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the rank and the number of ranks as this process's launcher has numbered them, or None if it does not say.
-
-    >>> rank_and_size({"PMI_RANK": "2", "PMI_SIZE": "4"})
-    (2, 4)
-    """
+    """Return the rank and the number of ranks as the launcher has numbered them, or None if it does not say."""
     started = started_tasks(environ)
     if started is None:
         return None
@@ -123,11 +119,6 @@ def library_family(library: str) -> str:
     """Return the family of an MPI library from the string of ``MPI.Get_library_version()``.
 
     It is ``"openmpi"``, ``"mpich"``, ``"intel"``, ``"cray"``, ``"mvapich"``, ``"spectrum"`` or ``"other"``.
-
-    >>> library_family("Open MPI v5.0.11, package: Open MPI user@localhost Distribution")
-    'openmpi'
-    >>> library_family("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)")
-    'cray'
     """
     lowered = library.lower()
     return next((family for text, family in _LIBRARIES if text in lowered), "other")

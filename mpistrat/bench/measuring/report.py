@@ -34,17 +34,7 @@ class Row(NamedTuple):
 
 
 class Report:
-    """The rows of one subject, measured with ``n`` ranks.
-
-    >>> report = Report("step", 2)
-    >>> report.add("sgd", "mpistrat", 4096, 0.011)
-    >>> report.add("sgd", "by hand", 4096, 0.010)
-    >>> print(report.table())
-    step, 2 ranks
-    case  bytes  way       median    mpistrat takes
-    sgd   4096   mpistrat  11.00 ms
-    sgd   4096   by hand   10.00 ms  1.10 x, +1.00 ms
-    """
+    """The rows of one subject, measured with ``n`` ranks."""
 
     def __init__(self, subject: str, n: int):
         self.subject = subject

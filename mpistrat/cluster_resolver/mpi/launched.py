@@ -40,9 +40,6 @@ def launched(environ: Mapping[str, str]) -> Launched | None:
     """Return the facts from the launcher of an MPI program, or None if no launcher started this process.
 
     Raise ValueError if the value of a variable is not a number.
-
-    >>> launched({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).local_rank
-    1
     """
     return next(filter(None, (told(environ, each) for each in MPIRUN)), None)
 

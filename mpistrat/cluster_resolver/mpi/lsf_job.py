@@ -14,11 +14,7 @@ HOSTS = "LSB_MCPU_HOSTS"
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of the job and the variables it was read from, or None outside of LSF.
-
-    >>> job({"LSB_JOBID": "12", "LSB_JOBINDEX": "3"})
-    ('12[3]', 'LSB_JOBID, LSB_JOBINDEX')
-    """
+    """Return the name of the job and the variables it was read from, or None outside of LSF."""
     name, index = environ.get(JOB), environ.get("LSB_JOBINDEX", "0")
     if not name:
         return None
@@ -26,11 +22,7 @@ def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
-    """Return the nodes of the job; under jsrun without the launch node, which is first and has no rank.
-
-    >>> allocations({"LSB_MCPU_HOSTS": "batch1 1 a 42 b 42", "JSM_NAMESPACE_RANK": "0"})[0].nodes
-    ('a', 'b')
-    """
+    """Return the nodes of the job; under jsrun without the launch node, which is first and has no rank."""
     found = _allocation(environ)
     if found is None:
         return []

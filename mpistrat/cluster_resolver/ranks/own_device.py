@@ -90,12 +90,6 @@ def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
     """Return the index of a rank's own GPU among those that it sees. ``seen`` has those of each rank of the node.
 
     Ranks that see the same GPUs divide them, as neighbours. Ranks that see different GPUs have them from a scheduler.
-
-    >>> own_index([("a", "b")] * 2, 1)
-    1
-    >>> masks = [("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")]
-    >>> [own_index(masks, local_rank) for local_rank in range(4)]
-    [0, 0, 1, 1]
     """
     own = seen[local_rank]
     users = [rank for rank, each in enumerate(seen) if sorted(each) == sorted(own)]

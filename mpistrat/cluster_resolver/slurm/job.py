@@ -12,11 +12,7 @@ from mpistrat.launch.left_over_step import groups
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of the job and the variables it was read from, or None outside of Slurm.
-
-    >>> job({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"})
-    ('12_3', 'SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID')
-    """
+    """Return the name of the job and the variables it was read from, or None outside of Slurm."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if array and task:
         return f"{array}_{task}", "SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID"
