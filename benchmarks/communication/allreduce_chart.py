@@ -1,4 +1,4 @@
-"""Draw time and bandwidth by size of the array, from the rows of `mpistrat bench allreduce --json`.
+"""Draw time and bandwidth by size of the array, from the rows of `allreduce.py --json`.
 
 python benchmarks/communication/allreduce_chart.py rows.json chart.png --ranks-per-node 2,2,2,2
 """
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from array_ways import BOUND, BUFFERS, COPY, WIRE, least_bytes
 from matplotlib.figure import Figure
 
 from mpistrat.bench.measuring.report import LIBRARY, Row
 from mpistrat.bench.measuring.sizes import in_words
-from mpistrat.bench.reduction import BOUND, BUFFERS, COPY, WIRE, least_bytes
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from array_ways import BOUND, SIZES, ArrayWay, wrong_sums
+
 from mpistrat.arrays.gpu.bounds import bounds
-from mpistrat.bench.allreduce import SIZES, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction import BOUND, ArrayWay, all_reduces, wrong_sums
+from mpistrat.bench.reduction import all_reduces, interleaved_for
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,37 +1,13 @@
-"""Ways to reduce an array: the library's, a lower bound, and the check of the sums of all before they are timed."""
+"""All-reduces that are timed: by which algorithms, and how often within some seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    import numpy as np
-
-PLAIN, BUFFERS, BOUND = "plain array", "buffer", "bound"
-COPY, WIRE = "a copy in memory", "the wire"
-
-
-def least_bytes(ranks_per_node: Sequence[int], nbytes: int) -> float:
-    """Return the minimum of bytes that every node must send, or every rank of a single node.
-
-    Patarasuk and Yuan 2009, theorem 1.
-    """
-    parts = len(ranks_per_node) if len(ranks_per_node) > 1 else ranks_per_node[0]
-    return 2 * (parts - 1) / parts * nbytes
-
-
-class ArrayWay(NamedTuple):
-    """A way to reduce an array, and what is needed to check its sum.
-
-    ``cases`` of the report show its time. ``times(k)`` reduces the array ``send``, of NumPy or CuPy, k times, and
-    ``result()`` returns the sum.
-    """
-
-    cases: Sequence[str]
-    times: Callable[[int], object]
-    send: Any
-    result: Callable[[], Any]
+Key = TypeVar("Key")
+_MEASUREMENT_SECONDS = 0.005
+_FEWEST = 3  # minimum of repetitions
 
 
 def all_reduces(strategy: Any, value: Any, totals: list[Any], name: str | None = None) -> Callable[[int], object]:
@@ -55,25 +31,32 @@ def all_reduces(strategy: Any, value: Any, totals: list[Any], name: str | None =
     return lambda k: strategy.run(times, (k,))
 
 
-def wrong_sums(
-    comm: Any,
-    ways: Mapping[tuple[str, str], ArrayWay],
-    to_device: Callable[[np.ndarray], Any] = lambda array: array,
-    to_host: Callable[[Any], np.ndarray] = lambda array: array,
-) -> list[str]:
-    """Return the wrong sums of all ways. A bound copies its array. Set the arrays to zero, and so their sums."""
-    import numpy as np  # not sooner, as above
+def interleaved_for(
+    comm: Any, ways: Mapping[Key, Callable[[int], object]], repetitions: int, seconds: float
+) -> dict[Key, list[float]]:
+    """Return the seconds of each way as `timing.interleaved` does, within about ``seconds`` in all.
 
-    faults = []
-    for (case, name), way in ways.items():
-        pattern = np.arange(way.send.size, dtype=np.float32) % 1000
-        own, factor = (1, 1) if case == BOUND else (comm.rank + 1, comm.size * (comm.size + 1) / 2)
-        want = factor * pattern
-        way.send[...] = to_device(own * pattern)
-        way.times(1)
-        got = to_host(way.result())
-        if not np.array_equal(got, want.astype(np.float32)):
-            i = int(np.flatnonzero(got != want)[0])
-            faults.append(f"{case}, {name}: element {i} is {got[i]:g}, not {want[i]:g}")
-        way.send[...] = 0
-    return faults
+    Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
+    """
+    from mpistrat.bench.measuring.timing import interleaved
+
+    once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
+    inner = max(1, min(1000, int(_MEASUREMENT_SECONDS / max(once))))
+    affordable = int(seconds / (sum(once) * inner)) - 1
+    return interleaved(comm, ways, min(repetitions, max(_FEWEST, affordable)), inner, warmup=1)
+
+
+def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
+
+    Raise SystemExit if a name is unknown.
+    """
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS
+
+    if "all" in names:
+        able = [name for name, each in ALGORITHMS.items() if name != "identity" and each.fits(topology)]
+        return able if topology.size > 1 else []
+    unknown = [name for name in names if name not in ALGORITHMS]
+    if unknown:
+        raise SystemExit(f"{unknown[0]!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+    return list(dict.fromkeys(names))

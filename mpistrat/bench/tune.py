@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from mpistrat.bench.allreduce import algorithms, interleaved_for
 from mpistrat.bench.measuring import sizes, under_ranks
-from mpistrat.bench.reduction import all_reduces
+from mpistrat.bench.reduction import algorithms, all_reduces, interleaved_for
 from mpistrat.process import cache_file
 from mpistrat.runtime.environment import RuntimeOptions
 

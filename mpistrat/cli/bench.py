@@ -9,7 +9,6 @@ import click
 
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
-    "allreduce": "All-reduce of one array, by size and algorithm.",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 
@@ -24,7 +23,7 @@ def command(subject: str, arguments: tuple[str, ...]) -> None:
     """Measure the speed of this machine and of the library.
 
     \b
-    mpistrat bench allreduce -n 2 --json out.json
+    mpistrat bench tune -n 4 --dry-run
 
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """

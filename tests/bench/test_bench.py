@@ -42,7 +42,7 @@ def run_program(run_alone, launcher, program, path, *arguments):
 
 @pytest.mark.parametrize("arguments", [["-n", "0"], ["--repetitions", "x"], ["--seconds", "x"]])
 def test_arguments_are_checked(run_alone, arguments):
-    ended = run_alone("-m", "mpistrat.bench.allreduce", *arguments)
+    ended = run_alone("-m", "mpistrat.bench.tune", *arguments)
     assert ended.status == 2
     assert re.search(rf"argument {arguments[0]}: .*{arguments[1]}", ended.output)
 

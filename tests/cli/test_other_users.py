@@ -24,7 +24,7 @@ COMMANDS = [
     "top --here --json no-such-job",
     "info",
     "hosts",
-    "bench allreduce -n 2 --sizes 1KiB --repetitions 1",
+    "bench tune -n 2 --sizes 1KiB --repetitions 1 --dry-run",
     "top --last",
     "data {program}",
     "shard {program} out -n 2",

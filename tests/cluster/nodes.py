@@ -183,7 +183,7 @@ class Cluster(namespaces.Nodes):
 
 
 def main() -> int:
-    """``python tests/cluster/nodes.py 2,2,2,2 1gbit -m mpistrat bench allreduce``: by hand."""
+    """``python tests/cluster/nodes.py 2,2,2,2 1gbit benchmarks/communication/allreduce.py``: by hand."""
     ranks, rate, *arguments = sys.argv[1:]
     with Cluster(len(ranks.split(",")), rate) as cluster:
         status, output = cluster.run([int(n) for n in ranks.split(",")], *arguments, limit=600)

@@ -1,4 +1,4 @@
-"""Sizes and rates as text."""
+"""Sizes as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import re
 
 _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_BITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def size(text: str) -> int:
@@ -28,18 +27,6 @@ def sizes(text: str) -> list[int]:
     [4096, 1048576]
     """
     return [size(part) for part in text.split(",")]
-
-
-def rate(text: str) -> float:
-    """Return the bytes per second of a rate in bits per second, with a unit of ``tc``.
-
-    >>> rate("1gbit")
-    125000000.0
-    """
-    found = re.fullmatch(r"(\d+\.?\d*)\s*([kmg]?bit)", text.lower())
-    if found is None or float(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"must be bits per second, such as 1gbit or 940mbit, not {text!r}")
-    return float(found[1]) * _BITS[found[2]] / 8
 
 
 def in_words(nbytes: int) -> str:

@@ -1,4 +1,4 @@
-"""`mpistrat bench allreduce` and `tune` measure what they say, of sums that are right."""
+"""`mpistrat bench tune` keeps what it has measured."""
 
 import argparse
 import json
@@ -6,39 +6,7 @@ import json
 import pytest
 
 from mpistrat.bench.measuring import sizes
-from mpistrat.bench.reduction import least_bytes
 from mpistrat.collectives.algorithms import cost_file
-
-PLAIN = {"mpistrat", "mpistrat, hierarchical", "mpistrat, mpi", "one call"}
-BUFFER = {"mpistrat", "mpistrat, hierarchical", "one call"}
-
-
-@pytest.mark.mpich
-def test_allreduce(run_ranks, tmp_path):
-    rows = tmp_path / "rows.json"
-    arguments = ["--sizes", "100B,1MiB", "--repetitions", "1", "--seconds", "0.1", "--wire", "1gbit"]
-    arguments += ["--algorithm", "hierarchical", "--algorithm", "mpi", "--json", rows]
-    ended = run_ranks(2, "-m", "mpistrat.bench.allreduce", *arguments, limit=100).check()
-    ended.shows("allreduce, 2 ranks\n", "mpistrat takes")
-    found = {}
-    for row in json.loads(rows.read_text()):
-        assert list(row) == ["subject", "case", "way", "bytes", "seconds", "n"]
-        assert (row["subject"], row["n"]) == ("allreduce", 2)
-        assert row["seconds"] > 0
-        found.setdefault((row["case"], row["bytes"]), []).append(row["way"])
-        if row["way"] == "the wire":
-            assert row["seconds"] == pytest.approx(row["bytes"] / 125e6)
-    ways = {"plain array": PLAIN, "buffer": BUFFER, "bound": {"a copy in memory", "the wire"}}
-    assert {key: set(value) for key, value in found.items()} == {
-        (case, nbytes): ways[case] for case in ways for nbytes in (100, 1 << 20)
-    }
-    assert sum(map(len, found.values())) == sum(map(len, (*ways.values(), *ways.values())))
-
-
-def test_unknown_algorithm(run_alone):
-    ended = run_alone("-m", "mpistrat.bench.allreduce", "--here", "--algorithm", "no such")
-    assert ended.status not in (0, None)
-    ended.shows("'no such' is not an all-reduce algorithm: use one of ")
 
 
 @pytest.mark.parametrize("text", ["", "4", "0KiB", "4 KB", "-1MiB", "1.5MiB"])
@@ -48,19 +16,6 @@ def test_size(text):
     else:
         with pytest.raises(argparse.ArgumentTypeError):
             sizes.size(text)
-
-
-@pytest.mark.parametrize("text", ["", "1", "0gbit", "fast", "1gb"])
-def test_rate(text):
-    with pytest.raises(argparse.ArgumentTypeError):
-        sizes.rate(text)
-
-
-def test_least_bytes():
-    assert least_bytes((2,), 100) == 100
-    assert least_bytes((4,), 100) == 150
-    assert least_bytes((2, 2), 100) == 100
-    assert least_bytes((3, 1, 2), 300) == 400
 
 
 CHOSEN = """
