@@ -67,7 +67,9 @@ class Watchdog(threading.Thread):
         self._writes = False  # whether this rank writes the reports
         self._notices: Notices | None = None
         self._answered: set[str] = set()
-        self._launched_here = _launched_on_one_node(record.size)
+        # Whether the launcher says that it has started all ranks on this node.
+        names = (name for each in MPIRUN for name in each.local_size)
+        self._launched_here = any(os.environ.get(name) == str(record.size) for name in names)
         self._idle = 0  # naps while this rank was in no collective for long
 
     def run(self) -> None:
@@ -145,7 +147,7 @@ class Watchdog(threading.Thread):
         if not self._writes:
             return
         notices = None if self._one_node else self._ready_notices(own)
-        with notices.looking() if notices else contextlib.nullcontext(_nothing) as sign:
+        with notices.looking() if notices else contextlib.nullcontext(lambda: None) as sign:
             seen = self._see(own, job, sign)
             wait = waits.wait_of(next(each for each in seen.records if each.key == own.key), report.waits_in(seen))
             if wait is None or self._record.in_collective() != since:
@@ -298,11 +300,6 @@ def _nap() -> float:
     return min(_LONGEST_NAP, max(_SHORTEST_NAP, limit / 4)) if limit else _LONGEST_NAP
 
 
-def _launched_on_one_node(size: int) -> bool:
-    """Return whether the launcher says that it has started all ranks on this node."""
-    return any(os.environ.get(name) == str(size) for each in MPIRUN for name in each.local_size)
-
-
 def _local_rank() -> int:
     """Return the place of this rank on its node, 0 if its launcher does not tell."""
     values = (os.environ.get(name, "") for each in LAUNCHERS for name in each.local_rank)
@@ -334,10 +331,6 @@ def _import_ahead() -> bool:
     from mpistrat.monitor import between_nodes, folder, report, without_record  # noqa: F401
 
     return True
-
-
-def _nothing() -> None:
-    pass
 
 
 def say(text: str) -> None:

@@ -119,10 +119,7 @@ def _death_of_mpich(pid: int, code: int, number: int) -> Death:
 
 
 class LauncherMessages:
-    """A thread that copies what a launcher prints to the errors of this process, without banners.
-
-    ``found`` is what the banners told.
-    """
+    """A thread that copies what a launcher prints to the errors of this process, but for the banners ``found``."""
 
     def __init__(self, pipe: IO[bytes], family: str, host: str):
         self.found = Banners(family, host)

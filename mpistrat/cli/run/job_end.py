@@ -114,10 +114,7 @@ class Guard:
 
 
 def remove_leftovers(since: float) -> list[Path]:
-    """Remove shared memory of ranks that was made after the time ``since`` and that no process uses.
-
-    Return the files that were removed.
-    """
+    """Remove, and return, files of ranks in shared memory that are newer than ``since`` and that no process uses."""
     found = _mine(since)
     if found:
         used = _used()

@@ -50,8 +50,7 @@ class Launcher(NamedTuple):
 def find(wanted: str | None = None) -> Launcher:
     """Return the mpirun beside the interpreter, else the one on PATH. ``wanted`` is the family that it must have.
 
-    Raise ClickException if mpirun is not found, does not fit ``wanted`` or the library that mpi4py loads, or if several
-    MPIs are installed beside the interpreter.
+    Like the other functions of this file, it raises ClickException with what does not fit.
     """
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
@@ -77,10 +76,7 @@ def _of_library(launcher: Launcher, family: str, environ: dict[str, str]) -> Lau
 
 
 def library_of(python: str) -> str:
-    """Return the family of the MPI library that the mpi4py of a Python loads.
-
-    Raise ClickException if this Python does not exist, or does not load an MPI library.
-    """
+    """Return the family of the MPI library that the mpi4py of a Python loads."""
     try:
         return library_family(_loaded(*_start_loading(python, without_launcher(os.environ)).communicate())[0])
     except OSError as error:
@@ -88,10 +84,7 @@ def library_of(python: str) -> str:
 
 
 def identify(path: str, text: str) -> Launcher:
-    """Return the launcher at ``path``, identified by the output of its ``--version``.
-
-    Raise ClickException if the launcher does not belong to a known MPI.
-    """
+    """Return the launcher at ``path``, identified by the output of its ``--version``."""
     if re.search(r"Open MPI|OpenRTE|PRRTE|prterun", text):
         family = "openmpi"
     elif "Intel(R) MPI" in text:
@@ -111,8 +104,7 @@ def identify(path: str, text: str) -> Launcher:
 def check(launcher: Launcher, wanted: str | None, library: str, where: str | None) -> None:
     """Check that a launcher can start programs of the library that mpi4py loads.
 
-    ``library`` is the text of ``MPI.Get_library_version()``, and ``where`` the file of the library. Raise
-    ClickException if the launcher cannot start such programs, or is not of the family ``wanted``.
+    ``library`` is the text of ``MPI.Get_library_version()``, and ``where`` the file of the library.
     """
     if wanted not in (None, launcher.family):
         raise click.ClickException(

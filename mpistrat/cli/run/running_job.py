@@ -68,10 +68,7 @@ def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bo
 
 
 class _RunningJob:
-    """A launcher and its ranks, from the start of the launcher to its end.
-
-    ``ranks`` has those that were found: process id -> rank.
-    """
+    """A launcher and its ranks, of which ``ranks`` has those that were found: process id -> rank."""
 
     def __init__(self, job: Job, environ: dict[str, str], folder: Path, output: str | None, tag: bool):
         self._job = job

@@ -117,7 +117,16 @@ def _resources(given: dict[str, Any]) -> Resources:
     return Resources(nodes, ntasks, per_node, given["cpus_per_task"], given["gpus_per_node"], options)
 
 
-@click.command(
+@click.group()
+def command() -> None:
+    """Batch scripts for SLURM.
+
+    \b
+    mpistrat slurm write --nodes 4 --ntasks-per-node 8 --time 2:00:00 prog.py
+    """
+
+
+@command.command(
     "write",
     cls=_Heterogeneous,
     context_settings={"allow_interspersed_args": False},
@@ -258,15 +267,3 @@ def _seconds(time: str) -> int:
     else:
         hours, minutes, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: tuple(parts)}[len(parts)]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-@click.group()
-def command() -> None:
-    """Batch scripts for SLURM.
-
-    \b
-    mpistrat slurm write --nodes 4 --ntasks-per-node 8 --time 2:00:00 prog.py
-    """
-
-
-command.add_command(write)
