@@ -11,6 +11,7 @@ from mpistrat.cluster_resolver.placement import EMPTY, GIVEN, Fact, Placement, t
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 
 _OF_NODES = ("num_nodes", "ranks_by_node", "ranks_per_node", "local_rank", "local_size")
+_READ_AS = {"num_nodes": "ranks_per_node", "ranks_by_node": "node_of_rank"}  # from which they are computed
 _GUESSED = "assumed:"
 
 
@@ -44,7 +45,7 @@ def facts_of(placement: Placement) -> dict[str, Fact]:
     facts = {}
     for name in ("size", "rank", *_OF_NODES):
         value = getattr(placement, name)
-        source = placement.sources.get(_read_as(name), "")
+        source = placement.sources.get(_READ_AS.get(name, name), "")
         guessed = _GUESSED in source
         # Addresses that a user wrote down may be several names of one machine: nodes are not compared.
         if value is not None and not guessed and not (source == GIVEN and name in _OF_NODES):
@@ -133,11 +134,6 @@ def _resolved(environ: Mapping[str, str] | None) -> ClusterResolver | None:
         return resolve(os.environ if environ is None else environ)
     except (RuntimeError, ValueError):
         return None
-
-
-def _read_as(name: str) -> str:
-    """Return the attribute of `Placement` from which this fact is computed."""
-    return {"num_nodes": "ranks_per_node", "ranks_by_node": "node_of_rank"}.get(name, name)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ exits with status 0 when it fails. Here a name may also continue after its last 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -56,10 +57,7 @@ def expand_hostlist(text: str) -> list[str]:
     position = 0
     while text:
         parts, position = _entry(text, position)
-        count = 1
-        for part in parts:
-            count *= len(part)
-        if len(hosts) + count > _MOST_HOSTS:
+        if len(hosts) + math.prod(map(len, parts)) > _MOST_HOSTS:
             raise _error(text, position, f"more than {_MOST_HOSTS} hosts up to here")
         hosts += map("".join, product(*parts))
         if position == len(text):

@@ -6,24 +6,13 @@ import collections
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
 
 from mpistrat.launch.launch_key import key_of
 from mpistrat.record.flight_record import FlightRecord
 from mpistrat.record.writers import Flight
 
 _made: collections.Counter[int] = collections.Counter()  # by token
-
-
-class _Named:
-    """What the entry names."""
-
-    record = 0
-    site: tuple[Any, ...] = ()
-    nbytes = 0
-
-    def __init__(self, text: str):
-        self.label = text
 
 
 class Creation:
@@ -40,7 +29,7 @@ class Creation:
             token = _token(ranks, what)
             _made[token] += 1
             self._number = _made[token]
-            self._what = _Named(what)
+            self._what = SimpleNamespace(label=what, record=0, site=(), nbytes=0)  # what its entry names
             self._flight = record.join(token, len(ranks), place)
 
     def __enter__(self) -> FlightRecord | None:

@@ -6,6 +6,7 @@ and what several of them need lies in slots.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -30,6 +31,9 @@ _AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
 _MET, _ENDED = layout.MET // 8, layout.ENDED // 8
 _COLLECTIVE = int(Kind.COLLECTIVE)
 _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
+
+
+_is_own = functools.cache(is_own)
 
 
 class Texts:
@@ -136,12 +140,11 @@ class Sites:
     until then.
     """
 
-    __slots__ = ("_numbers", "_ours", "_texts", "forgotten")
+    __slots__ = ("_numbers", "_texts", "forgotten")
 
     def __init__(self, texts: Texts):
         self.forgotten = 0
         self._texts = texts
-        self._ours = _OwnFiles()
         self._numbers: dict[int, int] = {}
 
     def find(self, operation: Any) -> int:
@@ -150,7 +153,7 @@ class Sites:
         The line is that of the first frame outside of the package.
         """
         depth, frame, inner = 2, sys._getframe(2), sys._getframe(1)
-        while self._ours[frame.f_code.co_filename] and frame.f_back is not None:
+        while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
             depth, frame, inner = depth + 1, frame.f_back, frame
         number = self._number(frame)
         operation.site = depth - 1, frame.f_code, frame.f_lasti, inner.f_code, number, self.forgotten
@@ -361,14 +364,6 @@ class RecordWriter:
         self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
         self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
         return last
-
-
-class _OwnFiles(dict[str, bool]):
-    """Whether a file of a code object is not the user's."""
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = found = is_own(name)
-        return found
 
 
 def _nothing() -> None:

@@ -133,7 +133,9 @@ def on_all_nodes(job: str, option: str) -> list[str]:
 
     Raise NoJobError if srun is missing or fails, or the job does not run.
     """
-    environ = {name: each for name, each in os.environ.items() if _is_for_any_step(name)}
+    # Without the variables that describe the job or the step in which this command runs.
+    kept = ("SLURM_CONF", "SLURM_JWT")
+    environ = {name: each for name, each in os.environ.items() if not name.startswith("SLURM_") or name in kept}
     where = [f"--jobid={job}", *_nodes_option(job, environ)]
     return _answers([([*_SRUN, *where, *_HERE, option, job], environ)], f"job {job}")
 
@@ -165,11 +167,6 @@ def rows_in(lines: Sequence[str]) -> list[dict[str, Any]]:
             told = json.loads(line) if line.startswith("[") else []
             found += [each for each in told if isinstance(each, dict)]
     return sorted(found, key=lambda row: (row["rank"], row["pid"]))
-
-
-def _is_for_any_step(name: str) -> bool:
-    """Return whether a variable is not one that describes the job or the step in which this command runs."""
-    return not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_JWT")
 
 
 def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from mpistrat.cluster_resolver import SimpleClusterResolver
@@ -30,16 +31,9 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     RuntimeError if the resolver and MPI differ. Raise the resolver's own exception on the ranks where it fails, and
     RuntimeError on the others.
     """
-    told_resolver = asked_once(resolver, topology)
-    error: Exception | None = None
-    said = None
-    try:
-        said = _differences(told_resolver, topology, world)
-    except Exception as raised:  # a cloud's client may raise anything, and the other ranks wait
-        error, said = raised, (f"the resolver fails: {raised}", "")
-    told = topology.all_gather_object(said)
-    if error is not None:
-        raise error
+    asked = asked_once(resolver, topology)
+    everyone = _gathered(topology, lambda: _differences(asked, topology, world))
+    told = [found if failed is None else (f"the resolver fails: {failed}", "") for failed, found in everyone]
     ranks = [rank for rank, each in enumerate(told) if each is not None]
     if not ranks:
         return
@@ -106,21 +100,25 @@ def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
     if not isinstance(resolver, ClusterResolver):
         raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {resolver!r}")
     resolver = asked_once(resolver, topology)
-    error: Exception | None = None
-    problem, jobs = "", {}
-    own: _Task = (None, None)
+    told = _gathered(topology, lambda: (resolver.tasks(), (resolver.task_type, resolver.task_id)))
+    for rank, (failed, _) in enumerate(told):
+        if failed is not None:
+            raise RuntimeError(f"the cluster resolver of rank {rank} fails: {failed}")
+    _same_jobs([jobs for _, (jobs, _) in told])
+    return _one_rank_each(told[topology.rank][1][0], [task for _, (_, task) in told])
+
+
+def _gathered(topology: Topology, ask: Callable[[], Any]) -> list[tuple[str | None, Any]]:
+    """Return of each rank how ``ask`` failed, and what it returned. Raise its exception on the ranks where it fails."""
+    found, error = None, None
     try:
-        jobs, own = resolver.tasks(), (resolver.task_type, resolver.task_id)
+        found = ask()
     except Exception as raised:  # a cloud's client may raise anything, and the other ranks wait
-        error, problem = raised, str(raised)
-    told = topology.all_gather_object((problem, jobs, own))
+        error = raised
+    told = topology.all_gather_object((None if error is None else str(error), found))
     if error is not None:
         raise error
-    for rank, (text, _, _) in enumerate(told):
-        if text:
-            raise RuntimeError(f"the cluster resolver of rank {rank} fails: {text}")
-    _same_jobs([each for _, each, _ in told])
-    return _one_rank_each(jobs, [task for _, _, task in told])
+    return told
 
 
 def _same_jobs(told: list[dict[str, tuple[int, ...]]]) -> None:

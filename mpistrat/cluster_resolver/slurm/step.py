@@ -63,7 +63,8 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
     if isinstance(tasks_per_node, Mapping):
         nodes, counts = tuple(tasks_per_node), tuple(map(int, tasks_per_node.values()))
     else:
-        nodes = _hosts(environ, NODELIST)
+        required(environ, NODELIST, _SRUN)
+        nodes = tuple(parsed(environ, NODELIST, expand_hostlist) or ())
         if tasks_per_node is None:
             required(environ, COUNTS, _SRUN)
             counts = tuple(parsed(environ, COUNTS, expand_counts) or ())
@@ -138,11 +139,6 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
             "local_size": said,
         },
     )
-
-
-def _hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
-    required(environ, name, _SRUN)
-    return tuple(parsed(environ, name, expand_hostlist) or ())
 
 
 def gpus_on_node(environ: Mapping[str, str], rank: int, size: int, local_size: int | None) -> tuple[int, str] | None:
