@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from array_ways import BOUND, BUFFERS, COPY, PLAIN, SIZES, WIRE, ArrayWay, least_bytes, wrong_sums
 
-from mpistrat.bench.measuring import sizes, under_ranks
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction import algorithms, all_reduces, interleaved_for
+from mpistrat.bench.tune import algorithms, all_reduces, interleaved_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,7 +124,7 @@ def rivals(comm: Any, count: int) -> dict[tuple[str, str], ArrayWay]:
 
 if __name__ == "__main__":
     parser = under_ranks.parser(__doc__, 21)
-    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
+    under_ranks.add_sizes(parser, SIZES)
     parser.add_argument(
         "--algorithm",
         action="append",

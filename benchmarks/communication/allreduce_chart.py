@@ -15,7 +15,6 @@ from array_ways import BOUND, BUFFERS, COPY, WIRE, least_bytes
 from matplotlib.figure import Figure
 
 from mpistrat.bench.measuring.report import LIBRARY, Row
-from mpistrat.bench.measuring.sizes import in_words
 
 
 def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -> None:
@@ -44,6 +43,14 @@ def plot(rows: Sequence[Row], ranks_per_node: Sequence[int], path: str | Path) -
     figure.suptitle(f"All-reduce of float32, {sum(ranks_per_node)} ranks on {where}")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=80, pil_kwargs={"optimize": True})
+
+
+def in_words(nbytes: int) -> str:
+    """Return a size in the largest unit that divides it."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes % factor == 0:
+            return f"{nbytes // factor} {unit}"
+    return f"{nbytes} B"
 
 
 def _lines(rows: Sequence[Row], bound: str) -> dict[tuple[str, str], list[Row]]:

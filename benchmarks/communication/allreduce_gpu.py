@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from array_ways import BOUND, SIZES, ArrayWay, wrong_sums
 
 from mpistrat.arrays.gpu.bounds import bounds
-from mpistrat.bench.measuring import sizes, under_ranks
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
-from mpistrat.bench.reduction import all_reduces, interleaved_for
+from mpistrat.bench.tune import all_reduces, interleaved_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,7 @@ def _same(down: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 if __name__ == "__main__":
     parser = under_ranks.parser(__doc__, repetitions=21)
-    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
+    under_ranks.add_sizes(parser, SIZES)
     parser.add_argument(
         "--algorithm",
         action="append",

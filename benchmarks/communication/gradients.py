@@ -57,7 +57,7 @@ def _ways(comm: Any, shapes: Sequence[tuple[int, ...]]) -> dict[tuple[str, str],
     from gradients_by_hand import Separate, views
 
     import mpistrat
-    from mpistrat.bench.reduction import all_reduces
+    from mpistrat.bench.tune import all_reduces
 
     strategy = mpistrat.MultiWorkerMirroredStrategy()
 

@@ -27,7 +27,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
     import mpistrat
     from mpistrat.bench.measuring.timing import interleaved, repeated
-    from mpistrat.bench.reduction import all_reduces
+    from mpistrat.bench.tune import all_reduces
 
     comm = MPI.COMM_WORLD.Dup()
     strategy = mpistrat.MultiWorkerMirroredStrategy()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeVar
 
-from mpistrat.bench.measuring import sizes, under_ranks
-from mpistrat.bench.reduction import algorithms, all_reduces, interleaved_for
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.process import cache_file
 from mpistrat.runtime.environment import RuntimeOptions
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
+_MEASUREMENT_SECONDS = 0.005
+_FEWEST = 3  # minimum of repetitions
+Key = TypeVar("Key")
 
 
 def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
     parser = under_ranks.parser(__doc__, 9, "mpistrat bench tune")
-    parser.add_argument("--sizes", type=sizes.sizes, default=sizes.sizes(SIZES), help=f"sizes of the array ({SIZES})")
+    under_ranks.add_sizes(parser, SIZES)
     parser.add_argument(
         "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
     )
@@ -63,6 +67,58 @@ def _measure(arguments: argparse.Namespace) -> int:
         if arguments.json:
             cache_file.write(Path(arguments.json), cost_file.to_json(topology, points))
     return 0
+
+
+def all_reduces(strategy: Any, value: Any, totals: list[Any], name: str | None = None) -> Callable[[int], object]:
+    """Return ``times(k)``, which sums a value k times over the ranks, and keeps the last sum in ``totals[0]``.
+
+    ``name`` is the algorithm; by default the library chooses it.
+    """
+    # Not sooner than here: this loads the BLAS, which reads its number of threads from the environment.
+    import mpistrat
+    from mpistrat.experimental import CommunicationOptions
+
+    options = None if name is None else CommunicationOptions(implementation=name)
+
+    def times(k: int) -> None:
+        replica = mpistrat.get_replica_context()
+        assert replica is not None
+        for _ in range(k):
+            total = replica.all_reduce("SUM", value, options)
+        totals[:] = [total]
+
+    return lambda k: strategy.run(times, (k,))
+
+
+def interleaved_for(
+    comm: Any, ways: Mapping[Key, Callable[[int], object]], repetitions: int, seconds: float
+) -> dict[Key, list[float]]:
+    """Return the seconds of each way as `timing.interleaved` does, within about ``seconds`` in all.
+
+    Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
+    """
+    from mpistrat.bench.measuring.timing import interleaved
+
+    once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
+    inner = max(1, min(1000, int(_MEASUREMENT_SECONDS / max(once))))
+    affordable = int(seconds / (sum(once) * inner)) - 1
+    return interleaved(comm, ways, min(repetitions, max(_FEWEST, affordable)), inner, warmup=1)
+
+
+def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of algorithms. ``"all"`` stands for all that can reduce float32 here.
+
+    Raise SystemExit if a name is unknown.
+    """
+    from mpistrat.collectives.algorithms.choose import ALGORITHMS
+
+    if "all" in names:
+        able = [name for name, each in ALGORITHMS.items() if name != "identity" and each.fits(topology)]
+        return able if topology.size > 1 else []
+    unknown = [name for name in names if name not in ALGORITHMS]
+    if unknown:
+        raise SystemExit(f"{unknown[0]!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
+    return list(dict.fromkeys(names))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.mpi import lsf_job
+from mpistrat.cluster_resolver.mpi.batch_jobs import LSF_JOB
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched
 from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
@@ -71,7 +71,7 @@ def resolve(
     if _started_by(environ, FLUX.rank[0], FLUX.size[0], by):
         resolver = FluxClusterResolver(port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "flux run", FLUX.rank[0])
-    elif environ.get(lsf_job.JOB) and by_jsrun(environ):
+    elif environ.get(LSF_JOB) and by_jsrun(environ):
         resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=given)
         resolver.reason = _reason(environ, "jsrun", JSRUN.rank[0])
     elif _started_by_srun(environ, by):

@@ -5,17 +5,17 @@ import json
 
 import pytest
 
-from mpistrat.bench.measuring import sizes
+from mpistrat.bench.measuring import under_ranks
 from mpistrat.collectives.algorithms import cost_file
 
 
 @pytest.mark.parametrize("text", ["", "4", "0KiB", "4 KB", "-1MiB", "1.5MiB"])
 def test_size(text):
     if text == "4":
-        assert sizes.size(text) == 4
+        assert under_ranks.size(text) == 4
     else:
         with pytest.raises(argparse.ArgumentTypeError):
-            sizes.size(text)
+            under_ranks.size(text)
 
 
 CHOSEN = """

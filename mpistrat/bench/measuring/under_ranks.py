@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from mpistrat.launch.launch import started_tasks, without_launcher
 from mpistrat.process import children
 from mpistrat.runtime.affinity import THREADS
+
+_BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def parser(description: str | None, repetitions: int, program: str | None = None) -> argparse.ArgumentParser:
@@ -36,6 +39,32 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be positive, not {number}")
     return number
+
+
+def size(text: str) -> int:
+    """Return the bytes of a size with a unit.
+
+    >>> size("64KiB")
+    65536
+    """
+    found = re.fullmatch(r"(\d+)\s*([KMG]iB|B|)", text)
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive number of bytes, such as 64KiB, not {text!r}")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def sizes(text: str) -> list[int]:
+    """Return the bytes of sizes separated by commas.
+
+    >>> sizes("4KiB,1MiB")
+    [4096, 1048576]
+    """
+    return [size(part) for part in text.split(",")]
+
+
+def add_sizes(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the option ``--sizes``, which is a list of bytes."""
+    parser.add_argument("--sizes", type=sizes, default=sizes(default), help=f"sizes of the array ({default})")
 
 
 def under_several_ranks() -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.layout import Allocation
-from mpistrat.cluster_resolver.mpi import lsf_job, pbs_job
+from mpistrat.cluster_resolver.mpi import batch_jobs
 from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched, place
 from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.slurm import job as slurm_job
@@ -29,7 +29,12 @@ ALONE = Launched(
     host=None,
     sources=dict.fromkeys(("launcher", "rank", "size"), "no launcher's variable is set"),
 )
-_SCHEDULERS = (slurm_job, pbs_job, lsf_job)
+# Of each scheduler: how the name of a job, and its nodes, are read.
+_SCHEDULERS = (
+    (slurm_job.job, slurm_job.allocations),
+    (batch_jobs.pbs_job, batch_jobs.pbs_allocations),
+    (batch_jobs.lsf_job, batch_jobs.lsf_allocations),
+)
 
 
 class MpiClusterResolver(LaunchedClusterResolver):
@@ -112,9 +117,8 @@ class MpiClusterResolver(LaunchedClusterResolver):
 
 def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:
     """Return the nodes of the job and its name, from the variables of its scheduler."""
-    for scheduler in _SCHEDULERS:
-        job = scheduler.job(environ)
-        found = scheduler.allocations(environ)
+    for job_of, allocations in _SCHEDULERS:
+        job, found = job_of(environ), allocations(environ)
         if job is not None or found:
             return found, job
     return [], None
