@@ -5,15 +5,18 @@ An entry costs about 2 us. Nothing here communicates, waits or raises.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
+import hashlib
 import math
 import mmap
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 from mpistrat.launch import proc
 from mpistrat.launch.launch_key import hashed, key_of
@@ -25,6 +28,7 @@ from mpistrat.record.layout import Phase, Word
 from mpistrat.record.writers import Flight, RecordWriter, Texts, fill_header, mapped
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
+_made: collections.Counter[int] = collections.Counter()  # what ranks have made together, by token
 _KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
 
 
@@ -199,6 +203,41 @@ class FlightRecord:
         self._texts.move(memory)
         self._writer.move(memory)
         self._writer.trace = None  # its file is that of the parent
+
+
+class Creation:
+    """A context in which ranks make something together. Its value is the record.
+
+    ``ranks`` are those of the job that take part, in the same order on all of them. ``place`` is that of this rank
+    among them. ``what`` they make is a text, the same on all of them.
+    """
+
+    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], place: int, what: str):
+        self._record = record
+        self._flight: Flight | None = None
+        if record is not None and len(ranks) > 1:
+            token = _token(ranks, what)
+            _made[token] += 1
+            self._number = _made[token]
+            self._what = SimpleNamespace(label=what, record=0, site=(), nbytes=0)  # what its entry names
+            self._flight = record.join(token, len(ranks), place)
+
+    def __enter__(self) -> FlightRecord | None:
+        if self._flight is not None:
+            self._flight.enter(self._what, self._number)
+        return self._record
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._flight is not None:
+            self._flight.leave()
+            self._flight.end()
+
+
+def _token(ranks: Sequence[int], what: str) -> int:
+    """Return a number that the ranks can find without a message: from their launch and what they make."""
+    launch = key_of(os.environ, one_node=True) or ""
+    digest = hashlib.sha256(f"{launch} {what} {list(ranks)}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 2 | 1
 
 
 def _find_main_thread() -> None:

@@ -11,8 +11,7 @@ from mpistrat.launch import launch, proc
 from mpistrat.process import mpi
 from mpistrat.record import flight_record, layout
 from mpistrat.record import ring as trace
-from mpistrat.record.creation import Creation
-from mpistrat.record.flight_record import FlightRecord
+from mpistrat.record.flight_record import Creation, FlightRecord
 from mpistrat.runtime import environment
 
 _untraced = False  # whether a trace of this process could not be made
