@@ -24,8 +24,8 @@ from mpistrat.process import failure, private_file, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.record import end_mark, layout, observers, read
 from mpistrat.record import ring as trace
-from mpistrat.record.layout import Phase, Word
-from mpistrat.record.writers import Flight, RecordWriter, Texts, fill_header, mapped
+from mpistrat.record.layout import Phase, Texts, Word, fill_header, mapped
+from mpistrat.record.writers import Flight, RecordWriter
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
 _made: collections.Counter[int] = collections.Counter()  # what ranks have made together, by token

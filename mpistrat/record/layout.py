@@ -3,13 +3,21 @@
 Both have a header, a table of communicators, samples of the clock, a ring of steps, a table of texts, and a ring of
 events. A trace has room for more texts and events. A flight record is followed by stacks, which faulthandler writes. A
 writer fills an event before it publishes the number of events, so a reader may look at any time, also after the writer
-was killed.
+was killed. `mapped`, `fill_header` and `Texts` write what both have in common.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
+import mmap
+import os
+import socket
 import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 FOLDER = "/dev/shm"  # of flight records
 PREFIX = "mpistrat-record-"
@@ -114,3 +122,89 @@ MOST_EVENTS = 512  # of a flight record
 
 # The size of the rest of a flight record.
 STACKS = -(-(RECORD_EVENTS + MOST_EVENTS * EVENT.size) // 4096) * 4096
+
+
+# --- what a record and a trace fill in the same way ------------------------------------------------------
+
+
+class Texts:
+    """The texts in the memory of a record or a trace. The table has room for ``most``.
+
+    A text of the table gives its place to another, long after.
+    """
+
+    def __init__(self, memory: mmap.mmap, most: int):
+        self._most = most
+        self._numbers = itertools.count(1).__next__
+        self._owners: list[Callable[[], object]] = [_nothing] * most
+        self.move(memory)
+
+    def move(self, memory: mmap.mmap) -> None:
+        """Write to other memory from now on."""
+        self._bytes, self._words = memoryview(memory), memoryview(memory).cast("q")
+
+    def write(self, offset: int, text: str) -> None:
+        """Write a text of the header."""
+        data = text.encode(errors="replace")[:TEXT_BYTES]
+        self._bytes[offset + 8 : offset + 8 + len(data)] = data
+        self._words[offset // 8] = len(data)
+
+    def add(self, text: str, forget: Callable[[], object] | None = None) -> int:
+        """Return the number of a new text. ``forget`` is called when the text gives its place to another."""
+        number = self._numbers()
+        slot = number % self._most
+        self._owners[slot]()
+        self._owners[slot] = forget or _nothing
+        offset = TEXTS + slot * SLOT_BYTES
+        self._words[offset // 8] = 0
+        data = text.encode(errors="replace")
+        if len(data) > TEXT_BYTES:
+            half = TEXT_BYTES // 2 - 2
+            data = data[:half] + b"..." + data[-half:]
+        self.write(offset + 8, data.decode(errors="replace"))
+        self._words[offset // 8] = number
+        return number
+
+    def add_operation(self, operation: Any) -> int:
+        """Return the number of the text ``label`` of an operation, which keeps it as its ``record``."""
+
+        def forget() -> None:
+            operation.record = 0
+
+        operation.record = self.add(operation.label, forget)
+        return operation.record
+
+    def of(self, number: int) -> str:
+        """Return a text that is in the table."""
+        at = TEXTS + number % self._most * SLOT_BYTES
+        return bytes(self._bytes[at + 16 : at + 16 + self._words[at // 8 + 1]]).decode(errors="replace")
+
+
+def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
+    """Return the memory of a new file. Remove the file if the memory cannot be reserved.
+
+    Raise OSError if the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return mmap.mmap(descriptor, nbytes)
+    except (OSError, ValueError):
+        os.unlink(path)
+        raise
+
+
+def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity: int) -> None:
+    """Fill what the headers of a record and of a trace have in common, but for the word that makes it valid."""
+    words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
+    words[Word.VERSION] = VERSION
+    words[Word.PID] = os.getpid()
+    words[Word.RANK], words[Word.SIZE] = rank, size
+    words[Word.CAPACITY] = capacity
+    seconds[Word.EPOCH] = time.time() - time.monotonic()
+    texts.write(HOST, socket.gethostname())
+    arguments = getattr(sys, "argv", [])  # an embedded interpreter has none
+    texts.write(PROGRAM, " ".join(arguments[:4]))
+
+
+def _nothing() -> None:
+    pass

@@ -18,8 +18,7 @@ from typing import ParamSpec, TypeVar
 from mpistrat.process.cache import Cache
 from mpistrat.record import clock, layout
 from mpistrat.record.clock import Sample
-from mpistrat.record.layout import Kind, Word
-from mpistrat.record.writers import Texts, fill_header, mapped
+from mpistrat.record.layout import Kind, Texts, Word, fill_header, mapped
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

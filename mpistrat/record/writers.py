@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 import mmap
-import os
-import socket
 import sys
 import time
-from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from mpistrat.process.own_files import is_own
 from mpistrat.record import layout
-from mpistrat.record.layout import NO_COMMUNICATOR, Kind, Phase, Word
+from mpistrat.record.layout import NO_COMMUNICATOR, Kind, Phase, Texts, Word
+from mpistrat.record.ring import TraceRing
 
 _now, _frame_of = time.monotonic, sys._getframe
 _pack_event, _pack_step = layout.EVENT.pack_into, layout.STEP.pack_into
@@ -31,106 +29,7 @@ _AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
 _MET, _ENDED = layout.MET // 8, layout.ENDED // 8
 _COLLECTIVE = int(Kind.COLLECTIVE)
 _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
-
-
 _is_own = functools.cache(is_own)
-
-
-class Texts:
-    """The texts in the memory of a record or a trace. The table has room for ``most``.
-
-    A text of the table gives its place to another, long after.
-    """
-
-    def __init__(self, memory: mmap.mmap, most: int):
-        self._most = most
-        self._numbers = itertools.count(1).__next__
-        self._owners: list[Callable[[], object]] = [_nothing] * most
-        self.move(memory)
-
-    def move(self, memory: mmap.mmap) -> None:
-        """Write to other memory from now on."""
-        self._bytes, self._words = memoryview(memory), memoryview(memory).cast("q")
-
-    def write(self, offset: int, text: str) -> None:
-        """Write a text of the header."""
-        data = text.encode(errors="replace")[: layout.TEXT_BYTES]
-        self._bytes[offset + 8 : offset + 8 + len(data)] = data
-        self._words[offset // 8] = len(data)
-
-    def add(self, text: str, forget: Callable[[], object] | None = None) -> int:
-        """Return the number of a new text. ``forget`` is called when the text gives its place to another."""
-        number = self._numbers()
-        slot = number % self._most
-        self._owners[slot]()
-        self._owners[slot] = forget or _nothing
-        offset = layout.TEXTS + slot * layout.SLOT_BYTES
-        self._words[offset // 8] = 0
-        data = text.encode(errors="replace")
-        if len(data) > layout.TEXT_BYTES:
-            half = layout.TEXT_BYTES // 2 - 2
-            data = data[:half] + b"..." + data[-half:]
-        self.write(offset + 8, data.decode(errors="replace"))
-        self._words[offset // 8] = number
-        return number
-
-    def add_operation(self, operation: Any) -> int:
-        """Return the number of the text ``label`` of an operation, which keeps it as its ``record``."""
-
-        def forget() -> None:
-            operation.record = 0
-
-        operation.record = self.add(operation.label, forget)
-        return operation.record
-
-    def of(self, number: int) -> str:
-        """Return a text that is in the table."""
-        at = layout.TEXTS + number % self._most * layout.SLOT_BYTES
-        return bytes(self._bytes[at + 16 : at + 16 + self._words[at // 8 + 1]]).decode(errors="replace")
-
-
-def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
-    """Return the memory of a new file. Remove the file if the memory cannot be reserved.
-
-    Raise OSError if the disk or the memory is full: a write to the memory would end the process by SIGBUS later.
-    """
-    try:
-        os.posix_fallocate(descriptor, 0, nbytes)
-        return mmap.mmap(descriptor, nbytes)
-    except (OSError, ValueError):
-        os.unlink(path)
-        raise
-
-
-def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity: int) -> None:
-    """Fill what the headers of a record and of a trace have in common, but for the word that makes it valid."""
-    words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
-    words[Word.VERSION] = layout.VERSION
-    words[Word.PID] = os.getpid()
-    words[Word.RANK], words[Word.SIZE] = rank, size
-    words[Word.CAPACITY] = capacity
-    seconds[Word.EPOCH] = time.time() - time.monotonic()
-    texts.write(layout.HOST, socket.gethostname())
-    arguments = getattr(sys, "argv", [])  # an embedded interpreter has none
-    texts.write(layout.PROGRAM, " ".join(arguments[:4]))
-
-
-class EventLog(Protocol):
-    """What gets the events of a process beside its record. See `ring.TraceRing`."""
-
-    communicators: dict[int, int]
-
-    def add_communicator(self, token: int, size: int, rank: int) -> None: ...
-
-    def text(self, number: int, text_of: Callable[[int], str]) -> int: ...
-
-    def begin(
-        self, kind: int, communicator: int, number: int, operation: int, place: int, nbytes: int, began: float
-    ) -> int: ...
-
-    def end(self, event: int, met: float, ended: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Sites:
@@ -196,7 +95,7 @@ class Flight:
         self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
         self._at, self._inside = _EVENTS, False
         self._entered, self._met, self._nbytes = 0.0, 0.0, 0
-        self._ring: EventLog | None = None  # with the event of this entry
+        self._ring: TraceRing | None = None  # with the event of this entry
         self._event = 0
 
     def enter(self, operation: Any, number: int) -> None:
@@ -291,8 +190,8 @@ class RecordWriter:
         # When the last step ended: time, in collectives, in input, in saving.
         self._before = (0.0, 0.0, 0.0, 0.0)
         self._unit = self._steps = 0
-        self.trace: EventLog | None = None
-        self._phase_ring: EventLog | None = None  # with the event of the present phase
+        self.trace: TraceRing | None = None
+        self._phase_ring: TraceRing | None = None  # with the event of the present phase
         self._phase_event = 0
         self.move(memory)
 
@@ -364,7 +263,3 @@ class RecordWriter:
         self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
         self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
         return last
-
-
-def _nothing() -> None:
-    pass
