@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.arrays.gpu.kernels import EachElement
-from mpistrat.training.optimizers.optimizer import Optimizer
+from mpistrat.training.optimizers.optimizer import Optimizer, OptimizerOptions, Unpack
 from mpistrat.training.optimizers.rule import blocks
 from mpistrat.variables import Variable
 
@@ -64,28 +64,9 @@ class Adagrad(Optimizer):
         name: str | None = None,
         *,
         weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        gradient_accumulation_steps: int | None = None,
-        shard_state: bool = False,
+        **options: Unpack[OptimizerOptions],
     ):
-        super().__init__(
-            learning_rate,
-            name,
-            weight_decay=weight_decay,
-            clipnorm=clipnorm,
-            clipvalue=clipvalue,
-            global_clipnorm=global_clipnorm,
-            use_ema=use_ema,
-            ema_momentum=ema_momentum,
-            ema_overwrite_frequency=ema_overwrite_frequency,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            shard_state=shard_state,
-        )
+        super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
         if not initial_accumulator_value >= 0:
             raise ValueError(f"initial_accumulator_value must not be negative, not {initial_accumulator_value!r}")
         self._initial, self._epsilon = initial_accumulator_value, epsilon

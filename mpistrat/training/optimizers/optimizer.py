@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -33,10 +34,27 @@ from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack  # `typing` has it from Python 3.11 on
+
     from mpistrat.strategy import Strategy, StrategyExtended
+else:
+    Unpack = dict  # annotations are not evaluated
 
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
+
+
+class OptimizerOptions(TypedDict, total=False):
+    """The arguments that every optimizer hands on to `Optimizer`."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    gradient_accumulation_steps: int | None
+    shard_state: bool
 
 
 class Optimizer(ABC):
@@ -117,6 +135,7 @@ class Optimizer(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
+            _spell_out_options(cls.__init__)
             cls.__init__ = absent.explain_arguments(  # type: ignore[method-assign]
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
@@ -525,3 +544,13 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
+
+
+def _spell_out_options(init: Callable[..., None]) -> None:
+    """Let the signature of a constructor show each of its `OptimizerOptions`, with the defaults of `Optimizer`."""
+    own = inspect.signature(init)
+    *others, last = own.parameters.values()
+    if "OptimizerOptions" in str(last.annotation):
+        known = inspect.signature(Optimizer.__init__).parameters
+        options = [known[name] for name in OptimizerOptions.__annotations__]
+        init.__signature__ = own.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
