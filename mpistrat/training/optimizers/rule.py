@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,19 +44,15 @@ class WeightDecay:
     def _kept(self, rate: float) -> float:
         return 1 - rate * self._weight_decay
 
-    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
-        weights *= self._kept(rate)
-        self._rule.update(weights, gradient, step, rate, *state)
-
-    def update_consuming(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    def _update(
+        self, method: str, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: np.ndarray
     ) -> None:
         weights *= self._kept(rate)
-        self._rule.update_consuming(weights, gradient, step, rate, *state)
+        getattr(self._rule, method)(weights, gradient, step, rate, *state)
 
-    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
-        weights *= self._kept(rate)
-        self._rule.update_rows(weights, rows, step, rate, *state)
+    update = functools.partialmethod(_update, "update")
+    update_consuming = functools.partialmethod(_update, "update_consuming")
+    update_rows = functools.partialmethod(_update, "update_rows")
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.training.optimizers.rule import Rule, blocks
-from mpistrat.values import IndexedSlices
 
 AVERAGE = "average"  # the name of the slot
 
@@ -36,7 +36,11 @@ class MovingAverage:
     def _overwrites(self, step: int) -> bool:
         return self._frequency is not None and step % self._frequency == 0
 
-    def _average(self, weights: np.ndarray, average: np.ndarray, step: int) -> None:
+    def _update(
+        self, method: str, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        *own, average = state
+        getattr(self._rule, method)(weights, gradient, step, rate, *own)
         kept = self._kept(step)
         for mean, w in blocks(average, weights):
             mean *= kept
@@ -44,22 +48,9 @@ class MovingAverage:
         if self._overwrites(step):
             weights[...] = average
 
-    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
-        *own, average = state
-        self._rule.update(weights, gradient, step, rate, *own)
-        self._average(weights, average, step)
-
-    def update_consuming(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
-    ) -> None:
-        *own, average = state
-        self._rule.update_consuming(weights, gradient, step, rate, *own)
-        self._average(weights, average, step)
-
-    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
-        *own, average = state
-        self._rule.update_rows(weights, rows, step, rate, *own)
-        self._average(weights, average, step)
+    update = functools.partialmethod(_update, "update")
+    update_consuming = functools.partialmethod(_update, "update_consuming")
+    update_rows = functools.partialmethod(_update, "update_rows")
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)
