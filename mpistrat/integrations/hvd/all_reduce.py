@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpistrat.arrays import arrays
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.process_sets import ProcessSet
@@ -13,6 +14,7 @@ from mpistrat.integrations.hvd.reduce_ops import Average, Op, op_of
 from mpistrat.integrations.hvd.reductions import all_reduced, reduce_scattered
 
 
+@example("hvd.allreduce(np.array([1.0, 3.0]), op=hvd.Average)", "array([1., 3.])")
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -48,19 +50,12 @@ def allreduce(
         On every rank, if names, ops, shapes or dtypes differ between ranks.
     TypeError
         If the values cannot be combined.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.allreduce(np.array([1.0, 3.0]), op=hvd.Average)
-    array([1., 3.])
     """
     args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
     return arrays.from_host(all_reduced([tensor], *args)[0], tensor)
 
 
+@example("hvd.grouped_allreduce([np.ones(2), np.zeros(1)])", "[array([1., 1.]), array([0.])]")
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -70,21 +65,13 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the combinations of several arrays, in as few messages as possible. Collective.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.grouped_allreduce([np.ones(2), np.zeros(1)])
-    [array([1., 1.]), array([0.])]
-    """
+    """Return the combinations of several arrays, in as few messages as possible. Collective."""
     args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
     totals = all_reduced(tensors, *args)
     return [arrays.from_host(*each) for each in zip(totals, tensors, strict=True)]
 
 
+@example("len(hvd.reducescatter(np.ones(hvd.size())))", "1")
 def reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -96,14 +83,6 @@ def reducescatter(
     """Return this rank's rows of the combination of the arrays of all ranks. Collective.
 
     Of ``n`` rows every rank gets ``n // size``, and the first ``n % size`` ranks get one more.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.reducescatter(np.ones(hvd.size())))
-    1
     """
     args = name, op_of(op, None), prescale_factor, postscale_factor, process_set
     return arrays.from_host(reduce_scattered(tensor, *args), tensor)

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.integrations.hvd.examples import example
 
 _P = ParamSpec("_P")
 
@@ -35,16 +36,8 @@ def with_handle(call: Callable[_P, Any]) -> Callable[_P, Handle]:
 
     stem = call.__name__.rstrip("_")
     begin.__name__ = begin.__qualname__ = f"{stem}_async{call.__name__[len(stem) :]}"
-    begin.__doc__ = f"""Make the collective `{call.__name__}`, and return a handle for `synchronize`.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> float(hvd.synchronize(hvd.allreduce_async(2.0)))
-    2.0
-    """
-    return begin
+    begin.__doc__ = f"Make the collective `{call.__name__}`, and return a handle for `synchronize`."
+    return example("float(hvd.synchronize(hvd.allreduce_async(2.0)))", "2.0")(begin)
 
 
 def copy_into(target: Any, result: Any) -> Any:
@@ -106,43 +99,20 @@ def one_by_one(call: Callable[..., Any]) -> Callable[..., list[Any]]:
     first, *others = inspect.signature(call).parameters.values()
     each_of.__signature__ = inspect.Signature([first.replace(name="tensors"), *others])  # type: ignore[attr-defined]
     each_of.__name__ = each_of.__qualname__ = f"grouped_{call.__name__}"
-    each_of.__doc__ = f"""Make the collective `{call.__name__}` for several arrays, one after the other. Return a list.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.grouped_allgather([np.ones(2), np.zeros(3)]))
-    2
-    """
-    return each_of
+    each_of.__doc__ = f"Make the collective `{call.__name__}` for several arrays, one after the other. Return a list."
+    return example("len(hvd.grouped_allgather([np.ones(2), np.zeros(3)]))", "2")(each_of)
 
 
+@example("hvd.poll(hvd.allreduce_async(1.0))", "True")
 def poll(handle: Handle) -> bool:
-    """Return True: a collective is complete when its call returns.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.poll(hvd.allreduce_async(1.0))
-    True
-    """
+    """Return True: a collective is complete when its call returns."""
     synchronize(handle)
     return True
 
 
+@example("float(hvd.synchronize(hvd.allreduce_async(3.0, op=hvd.Max)))", "3.0")
 def synchronize(handle: Handle) -> Any:
-    """Return the result of an asynchronous call.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> float(hvd.synchronize(hvd.allreduce_async(3.0, op=hvd.Max)))
-    3.0
-    """
+    """Return the result of an asynchronous call."""
     if not isinstance(handle, Handle):
         raise TypeError(f"expected what an asynchronous call returned, not {handle!r}")
     return handle.output

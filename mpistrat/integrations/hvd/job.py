@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.process_sets import ProcessSet, ProcessSets, communicator
 from mpistrat.runtime.topology import Topology
 
@@ -12,6 +13,7 @@ global_process_set = ProcessSet([])
 _sets: ProcessSets | None = None
 
 
+@example("hvd.is_initialized()", "True")
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Begin to use the ranks of the job. Collective; further calls do nothing until `shutdown`.
 
@@ -28,13 +30,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         If ``process_sets`` is something else.
     ValueError
         As `add_process_set`.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.is_initialized()
-    True
     """
     global _sets
     if _sets is not None:
@@ -74,16 +69,9 @@ def shutdown() -> None:
         _sets = None
 
 
+@example("hvd.is_initialized()", "True")
 def is_initialized() -> bool:
-    """Return whether `init` was called.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.is_initialized()
-    True
-    """
+    """Return whether `init` was called."""
     return _sets is not None
 
 
@@ -122,16 +110,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return sets.add(process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set))
 
 
+@example("hvd.remove_process_set(hvd.global_process_set)", "False")
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End the use of a process set. Collective over all ranks.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.remove_process_set(hvd.global_process_set)
-    False
-    """
+    """End the use of a process set. Collective over all ranks."""
     return process_sets().remove(process_set)
 
 
@@ -144,146 +125,73 @@ def topology() -> Topology:
     return global_process_set.topology
 
 
+@example("hvd.rank() < hvd.size()", "True")
 def size() -> int:
-    """Return the number of ranks.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.rank() < hvd.size()
-    True
-    """
+    """Return the number of ranks."""
     return topology().size
 
 
+@example("hvd.rank() in range(hvd.size())", "True")
 def rank() -> int:
-    """Return the number of this rank.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.rank() in range(hvd.size())
-    True
-    """
+    """Return the number of this rank."""
     return topology().rank
 
 
+@example("hvd.local_size() <= hvd.size()", "True")
 def local_size() -> int:
-    """Return the number of ranks on this node: those that share memory.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.local_size() <= hvd.size()
-    True
-    """
+    """Return the number of ranks on this node: those that share memory."""
     return int(topology().node.size)
 
 
+@example("hvd.local_rank() in range(hvd.local_size())", "True")
 def local_rank() -> int:
-    """Return the number of this rank on its node.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.local_rank() in range(hvd.local_size())
-    True
-    """
+    """Return the number of this rank on its node."""
     return int(topology().node.rank)
 
 
+@example("hvd.cross_size() <= hvd.size()", "True")
 def cross_size() -> int:
-    """Return the number of nodes that have a rank with this local rank.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.cross_size() <= hvd.size()
-    True
-    """
+    """Return the number of nodes that have a rank with this local rank."""
     return int(topology().rail.size)
 
 
+@example("hvd.cross_rank() in range(hvd.cross_size())", "True")
 def cross_rank() -> int:
-    """Return the number of this node among those that have a rank with this local rank.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.cross_rank() in range(hvd.cross_size())
-    True
-    """
+    """Return the number of this node among those that have a rank with this local rank."""
     return int(topology().rail.rank)
 
 
+@example("hvd.is_homogeneous()", "True")
 def is_homogeneous() -> bool:
-    """Return whether all nodes have equally many ranks.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.is_homogeneous()
-    True
-    """
+    """Return whether all nodes have equally many ranks."""
     return len(set(topology().ranks_per_node)) == 1
 
 
+@example("hvd.mpi_built(), hvd.nccl_built()", "(True, 0)")
 def mpi_built() -> bool:
-    """Return True: this library communicates by MPI.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.mpi_built(), hvd.nccl_built()
-    (True, 0)
-    """
+    """Return True: this library communicates by MPI."""
     return True
 
 
 mpi_enabled = mpi_built
 
 
+@example("hvd.mpi_threads_supported()", "False")
 def mpi_threads_supported() -> bool:
-    """Return False: one thread at a time may communicate.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.mpi_threads_supported()
-    False
-    """
+    """Return False: one thread at a time may communicate."""
     return False
 
 
+@example("hvd.gloo_built(), hvd.gloo_enabled(), hvd.cuda_built()", "(False, False, False)")
 def gloo_built() -> bool:
-    """Return False, as the functions for other ways to communicate do.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.gloo_built(), hvd.gloo_enabled(), hvd.ddl_built(), hvd.ccl_built(), hvd.cuda_built(), hvd.rocm_built()
-    (False, False, False, False, False, False)
-    """
+    """Return False, as the functions for other ways to communicate do."""
     return False
 
 
 gloo_enabled = ddl_built = ccl_built = cuda_built = rocm_built = gloo_built
 
 
+@example("hvd.nccl_built()", "0")
 def nccl_built() -> int:
-    """Return 0: tensors on GPUs go through the memory of the host.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.nccl_built()
-    0
-    """
+    """Return 0: tensors on GPUs go through the memory of the host."""
     return 0

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mpistrat.collectives import structures
 from mpistrat.integrations.hvd import job
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Topology
@@ -60,6 +61,7 @@ def refusals(name: str, process_set: ProcessSet) -> Iterator[None]:
         raise
 
 
+@example("hvd.join() == hvd.size() - 1", "True")
 def join(device: int = -1) -> int:
     """Take part in the reductions of other ranks, with zeros, until all ranks have joined. Collective.
 
@@ -79,13 +81,6 @@ def join(device: int = -1) -> int:
     ------
     NotImplementedError
         If the job has process sets: their ranks could wait for each other without end.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.join() == hvd.size() - 1
-    True
     """
     topology = job.topology()
     with structures.refusals("join", topology):

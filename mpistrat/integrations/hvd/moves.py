@@ -11,6 +11,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.collectives.movement import gather, scatter
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
 from mpistrat.integrations.hvd.joining import collective, refusals
@@ -20,6 +21,7 @@ from mpistrat.integrations.hvd.reductions import named
 _Result = TypeVar("_Result")
 
 
+@example("len(hvd.allgather(np.ones((2, 3)))) == 2 * hvd.size()", "True")
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the rows of the arrays of all ranks, in the order of ranks. Collective.
 
@@ -42,14 +44,6 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
         If the array is a scalar.
     MismatchError
         On every rank, if names, dtypes or the lengths of other axes than the first differ between ranks.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> len(hvd.allgather(np.ones((2, 3)))) == 2 * hvd.size()
-    True
     """
     topology = process_set.topology
     with refusals("allgather", process_set):
@@ -70,6 +64,7 @@ def broadcast_to_hosts(
     return collective(process_set, call, lambda: broadcasts.broadcast(topology, hosts, named(name), root=root))
 
 
+@example("float(hvd.broadcast(5.0 + hvd.rank(), root_rank=0))", "5.0")
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -95,18 +90,12 @@ def broadcast(
         If ``root_rank`` is not in the process set.
     MismatchError
         On every rank, if names, roots, shapes or dtypes differ between ranks.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> float(hvd.broadcast(5.0 + hvd.rank(), root_rank=0))
-    5.0
     """
     (host,) = broadcast_to_hosts([tensor], root_rank, name, process_set, "broadcast")
     return arrays.from_host(host, tensor)
 
 
+@example("hvd.alltoall(np.full(hvd.size(), hvd.rank())).tolist() == [*range(hvd.size())]", "True")
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -132,14 +121,6 @@ def alltoall(
         If the splits do not make the rows.
     MismatchError
         On every rank, if names, dtypes or the lengths of other axes than the first differ between ranks.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.alltoall(np.full(hvd.size(), hvd.rank())).tolist() == [*range(hvd.size())]
-    True
     """
     topology = process_set.topology
     with refusals("alltoall", process_set):
@@ -159,46 +140,26 @@ def alltoall(
     return result, arrays.from_host(counts, splits if hasattr(splits, "dtype") else tensor)
 
 
+@example("hvd.barrier()")
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait for all ranks of a process set.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.barrier()
-    """
+    """Wait for all ranks of a process set."""
     collective(process_set, "barrier", process_set.topology.barrier)
 
 
+@example('hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)', "{'epoch': 3}")
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the (pickled) object of one rank on every rank. Collective.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
-    {'epoch': 3}
-    """
+    """Return the (pickled) object of one rank on every rank. Collective."""
     topology = process_set.topology
     with refusals("broadcast_object", process_set):
         root = process_set.place_of(root_rank)
     return _named_collective("broadcast_object", name, process_set, lambda: topology.broadcast_object(obj, root))
 
 
+@example("hvd.allgather_object(hvd.rank()) == [*range(hvd.size())]", "True")
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the (pickled) objects of all ranks, in the order of ranks. Collective.
-
-    Examples
-    --------
-    >>> import mpistrat.integrations.hvd as hvd
-    >>> hvd.init()
-    >>> hvd.allgather_object(hvd.rank()) == [*range(hvd.size())]
-    True
-    """
+    """Return the (pickled) objects of all ranks, in the order of ranks. Collective."""
     topology = process_set.topology
     return _named_collective("allgather_object", name, process_set, lambda: topology.all_gather_object(obj))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import one_by_one
 from mpistrat.integrations.hvd.joining import refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
@@ -44,6 +45,7 @@ def _require_tensors(name: str, values: Sequence[Any], process_set: ProcessSet) 
                 )
 
 
+@example("hvd.allreduce(torch.ones(2))", "tensor([1., 1.])")
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -58,19 +60,12 @@ def allreduce(
 
     Arguments are those of `mpistrat.integrations.hvd.allreduce`, and ``compression``, the dtype that is sent. The
     gradient is combined in the same way.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> hvd.allreduce(torch.ones(2))
-    tensor([1., 1.])
     """
     op = op_of(op, average)
     return grouped_allreduce([tensor], None, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
 
 
+@example("hvd.grouped_allreduce([torch.ones(2), torch.zeros(1)])", "[tensor([1., 1.]), tensor([0.])]")
 def grouped_allreduce(
     tensors: Tensors,
     average: bool | None = None,
@@ -81,16 +76,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = _all,
 ) -> list[Tensor]:
-    """Return the combinations of several tensors, in as few messages as possible. Collective.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> hvd.grouped_allreduce([torch.ones(2), torch.zeros(1)])
-    [tensor([1., 1.]), tensor([0.])]
-    """
+    """Return the combinations of several tensors, in as few messages as possible. Collective."""
     op, tensors = op_of(op, average), list(tensors)
     _require_tensors("allreduce", tensors, process_set)
     scales = prescale_factor, postscale_factor
@@ -106,18 +92,11 @@ def grouped_allreduce(
     return [compression.decompress(total, ctx) for total, (_, ctx) in zip(totals, pairs, strict=True)]
 
 
+@example("len(hvd.allgather(torch.ones(2, 3))) == 2 * hvd.size()", "True")
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = _all) -> Tensor:
     """Return the rows of the tensors of all ranks, in the order of ranks. Collective.
 
     The gradient is the average of the ranks' gradients.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> len(hvd.allgather(torch.ones(2, 3))) == 2 * hvd.size()
-    True
     """
     _require_tensors("allgather", [tensor], process_set)
 
@@ -133,18 +112,11 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     return _Collective.apply(make, back, tensor)[0]
 
 
+@example("hvd.broadcast(torch.tensor(5), root_rank=0)", "tensor(5)")
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all) -> Tensor:
     """Return the tensor of one rank on every rank. Collective.
 
     The gradient of that rank is the average of the ranks' gradients; that of other ranks is zero.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> hvd.broadcast(torch.tensor(5), root_rank=0)
-    tensor(5)
     """
     _require_tensors("broadcast", [tensor], process_set)
 
@@ -158,18 +130,11 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
     return _Collective.apply(make, back, tensor)[0]
 
 
+@example("len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()", "True")
 def alltoall(tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = _all) -> Any:
     """Send consecutive rows to rank 0, 1, and so on, and return the rows that came. Collective.
 
     With ``splits`` also return how many rows came from each rank. The gradient goes back the same way.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()
-    True
     """
     _require_tensors("alltoall", [tensor], process_set)
     size, sent, received = process_set.topology.size, splits, torch.tensor([])
@@ -191,6 +156,7 @@ def alltoall(tensor: Tensor, splits: Any = None, name: str | None = None, proces
     return result if splits is None else (result, received)
 
 
+@example("len(hvd.reducescatter(torch.ones(hvd.size())))", "1")
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
@@ -204,14 +170,6 @@ def reducescatter(
 
     Of ``n`` rows every rank gets ``n // size``, and the first ``n % size`` ranks get one more. The gradients are
     gathered.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> len(hvd.reducescatter(torch.ones(hvd.size())))
-    1
     """
     _require_tensors("reducescatter", [tensor], process_set)
     sent, ctx = compression.compress(tensor)
@@ -229,19 +187,14 @@ def reducescatter(
 grouped_allgather, grouped_reducescatter = one_by_one(allgather), one_by_one(reducescatter)
 
 
+@example(
+    'hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "rows", hvd.Average)().to_dense()[1]  # doctest: +SKIP',
+    "tensor([0., 1.])",
+)
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None, op: Op, process_set: ProcessSet = _all
 ) -> Callable[[], Tensor]:
-    """Return a function that returns the sum or average of the sparse tensors of all ranks. Collective.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> hvd.sparse_allreduce_async(torch.eye(2).to_sparse(), "rows", hvd.Average)().to_dense()[1]  # doctest: +SKIP
-    tensor([0., 1.])
-    """
+    """Return a function that returns the sum or average of the sparse tensors of all ranks. Collective."""
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors are combined by Sum or Average, not {op.name}: make them dense")
     own = tensor.detach().coalesce()

@@ -10,6 +10,7 @@ import torch
 
 from mpistrat import nest
 from mpistrat.integrations.hvd import job, moves
+from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import copy_into
 from mpistrat.integrations.hvd.joining import refusals
 
@@ -21,6 +22,7 @@ class _Described:
         self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
 
 
+@example("hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)")
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """Overwrite tensors with those of one rank. Collective.
 
@@ -36,13 +38,6 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         If ``params`` is something else.
     MismatchError
         On every rank, if names, shapes or dtypes differ between ranks.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
-    >>> hvd.init()
-    >>> hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)
     """
     with refusals("broadcast_parameters", job.global_process_set):
         names, tensors = _named(params)
