@@ -23,9 +23,6 @@ class Accuracy(MeanOfExamples):
     0.75
     """
 
-    def __init__(self, name: str = "accuracy"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
         return y_true == y_pred
@@ -75,9 +72,6 @@ class CategoricalAccuracy(Accuracy):
     0.5
     """
 
-    def __init__(self, name: str = "categorical_accuracy"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
         return y_true.argmax(-1) == y_pred.argmax(-1)
@@ -100,9 +94,6 @@ class SparseCategoricalAccuracy(Accuracy):
     0.5
     """
 
-    def __init__(self, name: str = "sparse_categorical_accuracy"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         return sparse_labels(y_true, y_pred) == y_pred.argmax(-1)
 
@@ -110,10 +101,7 @@ class SparseCategoricalAccuracy(Accuracy):
 def sparse_labels(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     """Return integer labels in the shape of the predictions without the axis of classes.
 
-    Raises
-    ------
-    ValueError
-        If the labels have another shape. A last axis of length 1 is removed.
+    A last axis of length 1 is removed. Raise ValueError if the labels have another shape.
     """
     if y_true.shape == (*y_pred.shape[:-1], 1):
         y_true = y_true[..., 0]

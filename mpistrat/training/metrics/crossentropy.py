@@ -12,7 +12,7 @@ _NEAREST = 1e-7  # to 0 and to 1, of probabilities: as in Keras
 
 
 class _OfSmoothedLabels(MeanOfExamples):
-    def __init__(self, name: str, from_logits: bool, label_smoothing: float):
+    def __init__(self, name: str | None = None, from_logits: bool = False, label_smoothing: float = 0):
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be in [0, 1], not {label_smoothing!r}")
         super().__init__(name)
@@ -42,9 +42,6 @@ class BinaryCrossentropy(_OfSmoothedLabels):
     >>> round(float(metric.result()), 4)
     0.8149
     """
-
-    def __init__(self, name: str = "binary_crossentropy", from_logits: bool = False, label_smoothing: float = 0):
-        super().__init__(name, from_logits, label_smoothing)
 
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)
@@ -81,9 +78,6 @@ class CategoricalCrossentropy(_OfSmoothedLabels):
     >>> round(float(metric.result()), 4)
     1.1769
     """
-
-    def __init__(self, name: str = "categorical_crossentropy", from_logits: bool = False, label_smoothing: float = 0):
-        super().__init__(name, from_logits, label_smoothing)
 
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         require_same_shape(y_true, y_pred)

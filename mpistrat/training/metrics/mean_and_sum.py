@@ -30,7 +30,7 @@ class Mean(Metric):
     3.0
     """
 
-    def __init__(self, name: str = "mean"):
+    def __init__(self, name: str | None = None):
         super().__init__(name)
         self._total = self.add_total("total")
         self._count = self.add_total("count")
@@ -74,19 +74,12 @@ class Sum(Metric):
     3.0
     """
 
-    def __init__(self, name: str = "sum"):
+    def __init__(self, name: str | None = None):
         super().__init__(name)
         self._total = self.add_total("total")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Count values of this replica.
-
-        Parameters
-        ----------
-        values : array or number
-        sample_weight : array or number, optional
-            The shape is that of the values, or of their first axes.
-        """
+        """Count values of this replica, as `Mean.update_state`."""
         if sample_weight is None:
             self._total.add(as_float64(values))
         else:
@@ -137,9 +130,6 @@ class MeanAbsoluteError(MeanOfExamples):
     1.0
     """
 
-    def __init__(self, name: str = "mean_absolute_error"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         return np.abs(_errors(y_true, y_pred))
 
@@ -161,9 +151,6 @@ class MeanAbsolutePercentageError(MeanOfExamples):
     25.0
     """
 
-    def __init__(self, name: str = "mean_absolute_percentage_error"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         return 100 * np.abs(_errors(y_true, y_pred)) / np.maximum(np.abs(y_true), 1e-7)
 
@@ -183,9 +170,6 @@ class MeanSquaredError(MeanOfExamples):
     2.0
     """
 
-    def __init__(self, name: str = "mean_squared_error"):
-        super().__init__(name)
-
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         return np.square(_errors(y_true, y_pred))
 
@@ -204,9 +188,6 @@ class RootMeanSquaredError(MeanSquaredError):
     >>> round(float(metric.result()), 4)
     0.3536
     """
-
-    def __init__(self, name: str = "root_mean_squared_error"):
-        super().__init__(name)
 
     def result(self) -> Any:
         """Return the root of the mean over the predictions of all replicas."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,8 +18,7 @@ from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
-from mpistrat.training.metrics.total import Total, new_total
-from mpistrat.values import VariableAggregation, VariableSynchronization
+from mpistrat.training.metrics.total import Total, new_total, summed_when_read
 
 
 def _current_ranks(metric: Metric) -> Topology:
@@ -58,7 +58,8 @@ class Metric(ABC):
 
     Parameters
     ----------
-    name : str
+    name : str, optional
+        By default that of the class in small letters, such as ``"mean_squared_error"``.
 
     Warns
     -----
@@ -97,11 +98,11 @@ class Metric(ABC):
         if "update_state" in cls.__dict__:
             cls.update_state = _counted(cls.__dict__["update_state"])  # type: ignore[attr-defined]
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str | None = None):
+        self._name = name or re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
         self._in_scope = has_strategy()
         if not self._in_scope:
-            _warn_of_one_rank(name)
+            _warn_of_one_rank(self._name)
         self._variables: list[Variable] = []
 
     @property
@@ -120,13 +121,7 @@ class Metric(ABC):
 
     def add_weight(self, name: str, shape: tuple[int, ...] = ()) -> Variable:
         """Create a float64 variable that starts at zero and is summed over the replicas when read."""
-        with get_strategy().extended.engine.variables_on_host():
-            made = Variable(
-                np.zeros(shape),
-                name=f"{self._name}/{name}",
-                synchronization=VariableSynchronization.ON_READ,
-                aggregation=VariableAggregation.SUM,
-            )
+        made = summed_when_read(f"{self._name}/{name}", np.zeros(shape))
         self._variables.append(made)
         return made
 
@@ -170,10 +165,7 @@ def as_float64(values: Any) -> np.ndarray:
 def weighted(values: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the values and their weights as float64 arrays of one shape. None stands for weights of 1.
 
-    Raises
-    ------
-    ValueError
-        If an axis of the weights has neither the length of the same axis of the values nor length 1.
+    Raise ValueError if an axis of the weights has neither the length of the same axis of the values nor length 1.
     """
     values, weights = as_float64(values), as_float64(1.0 if sample_weight is None else sample_weight)
     if weights.ndim < values.ndim:

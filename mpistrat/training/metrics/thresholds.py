@@ -26,14 +26,9 @@ class ThresholdMetric(Metric):
 
     A replica counts its examples in the intervals between thresholds. Counts are exact, whatever the replicas' shares
     of the examples. Weighted counts are sums in float64.
-
-    Parameters
-    ----------
-    name : str
-    thresholds : sequence of float
     """
 
-    def __init__(self, name: str, thresholds: Sequence[float]):
+    def __init__(self, name: str | None, thresholds: Sequence[float]):
         super().__init__(name)
         self._thresholds = np.sort(np.asarray(thresholds, np.float64))
         if self._thresholds.ndim != 1 or not self._thresholds.size or np.isnan(self._thresholds).any():
@@ -84,14 +79,16 @@ class ThresholdMetric(Metric):
 
 
 class _OfPositives(ThresholdMetric):
-    """A ratio of true positives, at one threshold or at several."""
+    """The part of true positives among these and others, at one threshold or at several."""
+
+    _others: str  # their name in `Counts`
 
     def __init__(
         self,
-        thresholds: float | Sequence[float] | None,
-        top_k: int | None,
-        class_id: int | None,
-        name: str,
+        thresholds: float | Sequence[float] | None = None,
+        top_k: int | None = None,
+        class_id: int | None = None,
+        name: str | None = None,
     ):
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k!r}")
@@ -114,8 +111,11 @@ class _OfPositives(ThresholdMetric):
         column = (..., self._class_id)
         return labels[column], predictions[column], weights[column]
 
-    def _ratio(self, part: np.ndarray, other: np.ndarray) -> Any:
-        found = quotient(part, part + other)[self._order]
+    def result(self) -> Any:
+        """Return the metric over the examples of all replicas."""
+        counts = self._read_counts()
+        part = counts.true_positives
+        found = quotient(part, part + getattr(counts, self._others))[self._order]
         return found[0] if self._single else found
 
 
@@ -141,19 +141,7 @@ class Precision(_OfPositives):
     0.6667
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "precision",
-    ):
-        super().__init__(thresholds, top_k, class_id, name)
-
-    def result(self) -> Any:
-        """Return the precision over the examples of all replicas."""
-        counts = self._read_counts()
-        return self._ratio(counts.true_positives, counts.false_positives)
+    _others = "false_positives"
 
 
 class Recall(_OfPositives):
@@ -172,19 +160,7 @@ class Recall(_OfPositives):
     0.6667
     """
 
-    def __init__(
-        self,
-        thresholds: float | Sequence[float] | None = None,
-        top_k: int | None = None,
-        class_id: int | None = None,
-        name: str = "recall",
-    ):
-        super().__init__(thresholds, top_k, class_id, name)
-
-    def result(self) -> Any:
-        """Return the recall over the examples of all replicas."""
-        counts = self._read_counts()
-        return self._ratio(counts.true_positives, counts.false_negatives)
+    _others = "false_negatives"
 
 
 class AUC(ThresholdMetric):

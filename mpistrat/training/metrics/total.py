@@ -11,27 +11,22 @@ from mpistrat.values import VariableAggregation, VariableSynchronization
 from mpistrat.variables import read_together
 
 
-class Total:
-    """A float64 sum over the values of all replicas, in a variable that is summed when read.
+def summed_when_read(name: str, value: np.ndarray) -> Variable:
+    """Create a variable on the host whose copies are summed over the replicas when it is read."""
+    with get_strategy().extended.engine.variables_on_host():
+        return Variable(
+            value,
+            name=name,
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
+        )
 
-    Parameters
-    ----------
-    name : str
-        The name of the variable.
-    """
+
+class Total:
+    """A float64 sum over the values of all replicas, in a variable of this name that is summed when read."""
 
     def __init__(self, name: str):
-        self.variable = self._variable(name, np.zeros((), np.float64))
-
-    @staticmethod
-    def _variable(name: str, value: np.ndarray) -> Variable:
-        with get_strategy().extended.engine.variables_on_host():
-            return Variable(
-                value,
-                name=name,
-                synchronization=VariableSynchronization.ON_READ,
-                aggregation=VariableAggregation.SUM,
-            )
+        self.variable = summed_when_read(name, np.zeros((), np.float64))
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of any shape to the sum of this replica."""
@@ -71,7 +66,7 @@ class ExactTotal(Total):
     """
 
     def __init__(self, name: str):
-        self.variable = self._variable(name, np.zeros(_DIGITS + 3, np.int64))
+        self.variable = summed_when_read(name, np.zeros(_DIGITS + 3, np.int64))
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of any shape to the sum of this replica."""
