@@ -42,7 +42,24 @@ class LearningRateSchedule(ABC):
 
 
 @dataclass(frozen=True)
-class ExponentialDecay(LearningRateSchedule):
+class _Decay(LearningRateSchedule):
+    """A schedule of the progress: the steps, as a multiple of ``decay_steps``."""
+
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        _require_positive("decay_steps", self.decay_steps)
+
+    def _progress(self, step: int) -> float:
+        progress = step / self.decay_steps
+        return math.floor(progress) if self.staircase else progress
+
+
+@dataclass(frozen=True)
+class ExponentialDecay(_Decay):
     """``initial_learning_rate * decay_rate ** (step / decay_steps)``.
 
     Parameters
@@ -58,29 +75,20 @@ class ExponentialDecay(LearningRateSchedule):
     0.025
     """
 
-    initial_learning_rate: float
-    decay_steps: float
-    decay_rate: float
-    staircase: bool = False
     name: str = "ExponentialDecay"
 
-    def __post_init__(self) -> None:
-        _require_positive("decay_steps", self.decay_steps)
-
     def __call__(self, step: int) -> float:
-        return self.initial_learning_rate * self.decay_rate ** _progress(self, step)
+        return self.initial_learning_rate * self.decay_rate ** self._progress(step)
 
 
 @dataclass(frozen=True)
-class InverseTimeDecay(LearningRateSchedule):
+class InverseTimeDecay(_Decay):
     """``initial_learning_rate / (1 + decay_rate * step / decay_steps)``.
 
     Parameters
     ----------
-    initial_learning_rate, decay_steps, decay_rate : float
-    staircase : bool
-        Round ``step / decay_steps`` down.
-    name : str
+    initial_learning_rate, decay_steps, decay_rate, staircase, name
+        As for `ExponentialDecay`.
 
     Examples
     --------
@@ -88,17 +96,10 @@ class InverseTimeDecay(LearningRateSchedule):
     0.025
     """
 
-    initial_learning_rate: float
-    decay_steps: float
-    decay_rate: float
-    staircase: bool = False
     name: str = "InverseTimeDecay"
 
-    def __post_init__(self) -> None:
-        _require_positive("decay_steps", self.decay_steps)
-
     def __call__(self, step: int) -> float:
-        return self.initial_learning_rate / (1 + self.decay_rate * _progress(self, step))
+        return self.initial_learning_rate / (1 + self.decay_rate * self._progress(step))
 
 
 @dataclass(frozen=True)
@@ -259,11 +260,6 @@ class CosineDecayRestarts(LearningRateSchedule):
             start, length, restarts = start + length, length * self.t_mul, restarts + 1
         wave = self.m_mul**restarts * _cosine((step - start) / length)
         return self.initial_learning_rate * ((1 - self.alpha) * wave + self.alpha)
-
-
-def _progress(schedule: ExponentialDecay | InverseTimeDecay, step: int) -> float:
-    progress = step / schedule.decay_steps
-    return math.floor(progress) if schedule.staircase else progress
 
 
 def _cosine(progress: float) -> float:
