@@ -59,7 +59,10 @@ def end(environ: Mapping[str, str], *, comes_back: bool, progress: bool) -> tupl
             "the job is not put back into the queue: this run was told to stop before its first step was over, and "
             f"later runs would be too; status {NO_PROGRESS}. Give the job more time, or let the signal come later"
         )
-    why_not = _requeue(environ)
+    job = job_to_requeue(environ)
+    why_not: str | None = "this is not a Slurm job (SLURM_JOB_ID is not set)"
+    if job is not None:
+        _, why_not = _scontrol(environ, "requeue", job)
     if why_not is None:
         return DONE, "the job was put back into the queue"
     return (
@@ -72,14 +75,6 @@ def leave(status: int) -> None:
     """End this rank's program."""
     sys.stdout.flush()
     sys.exit(status)
-
-
-def _requeue(environ: Mapping[str, str]) -> str | None:
-    """Requeue the Slurm job of this process. Return why that failed, or None if it succeeded."""
-    job = job_to_requeue(environ)
-    if job is None:
-        return "this is not a Slurm job (SLURM_JOB_ID is not set)"
-    return _scontrol(environ, "requeue", job)[1]
 
 
 def _is_preempted(environ: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +29,57 @@ from mpistrat.training.checkpoint.pending_save import finish_all
 from mpistrat.training.checkpoint.variables import load, save
 from mpistrat.training.preemption import exit as preemption_exit
 from mpistrat.training.preemption.config import TerminationConfig
-from mpistrat.training.preemption.durations import StepTimes
 from mpistrat.training.preemption.watcher import PreemptionWatcher
 
 FILE = "preemption.h5"
 _COUNT = "PreemptionCheckpointHandler.total_run_calls"
+_STEPS = 20  # whose durations are kept
 _MARGIN = 15.0  # minimum seconds before a time limit to stop
 
 _log = logging.getLogger(__name__)
+
+
+class StepTimes:
+    """The durations of the last steps, and of the last checkpoint, by the clock ``now`` in seconds.
+
+    The first step is often slow (compilation, cold caches). It counts only until the second step.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic):
+        self._now = now
+        self._last: float | None = None  # time of the last check or save
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._first_step_only = True
+        self._save = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the duration of a step is known."""
+        return bool(self._steps)
+
+    @property
+    def needed(self) -> float:
+        """The seconds for another step and a checkpoint, doubled as a reserve."""
+        return 2 * (self._save + max(self._steps, default=0.0))
+
+    def check(self) -> None:
+        """Record the time since the last check or save as a step."""
+        now = self._now()
+        if self._last is not None:
+            if self._first_step_only and self._steps:
+                self._steps.clear()
+                self._first_step_only = False
+            self._steps.append(now - self._last)
+        self._last = now
+
+    def saved(self, seconds: float) -> None:
+        """Record the duration of a checkpoint, which is not a part of the next step."""
+        self._save = seconds
+        self._last = self._now()
+
+    def begin_anew(self) -> None:
+        """Do not count the time until the next check as a step."""
+        self._last = None
 
 
 class Notice(NamedTuple):

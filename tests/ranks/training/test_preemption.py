@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.experimental import PreemptionCheckpointHandler, PreemptionWatcher, TerminationConfig
-from mpistrat.training.preemption import durations
+from mpistrat.training.preemption.handler import StepTimes
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
@@ -313,7 +313,7 @@ def test_the_end_of_time_is_told_once(strategy, tmp_path, monkeypatch):
 def test_slow_steps_of_long_ago_do_not_count(strategy, tmp_path, monkeypatch):
     """Nor does the first one: only the last steps say how long the next one may take."""
     clock = [0.0]
-    monkeypatch.setattr(durations.StepTimes.__init__, "__defaults__", (lambda: clock[0],))
+    monkeypatch.setattr(StepTimes.__init__, "__defaults__", (lambda: clock[0],))
 
     def steps(*durations, left):
         monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + left)))
