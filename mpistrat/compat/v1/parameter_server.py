@@ -136,13 +136,7 @@ class _BetweenWorkersExtended(PlacingExtended):
         """Whether the initial values of this rank count: True on the chief."""
         return self.contact.post.rank == self._chief
 
-    @property
-    def should_checkpoint(self) -> bool:
-        return self.experimental_should_init
-
-    @property
-    def should_save_summary(self) -> bool:
-        return self.experimental_should_init
+    should_checkpoint = should_save_summary = experimental_should_init
 
     def create(self, variable: ServerVariable, value: np.ndarray) -> None:
         """Put a new variable on its parameter server. The workers wait until the chief has done so.

@@ -39,8 +39,8 @@ class Messages:
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
         requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
-        ended = self._ended(rank)
-        return self._kept(PendingWork(what, requests, _Keep(data), self._seconds, [tensor], ended))
+        # The function keeps the bytes in memory until MPI has sent them.
+        return self._kept(PendingWork(what, requests, lambda _: data, self._seconds, [tensor], self._ended(rank)))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> PendingWork:
         """Begin to receive a tensor from a rank, or from any (None).
@@ -96,16 +96,6 @@ class Messages:
             _left.append((self._comm, left))
         else:
             self._comm.Free()
-
-
-class _Keep:
-    """A callable that does nothing and keeps an array in memory."""
-
-    def __init__(self, data: np.ndarray):
-        self._data = data
-
-    def __call__(self, statuses: Sequence[Any]) -> None:
-        pass
 
 
 def _in_words(tensor: torch.Tensor) -> str:

@@ -221,14 +221,10 @@ class MpiStore(torch.distributed.Store):
         goodbyes.wait_until(
             done,
             lambda: goodbyes.have_ended(self._in_job[rank] for rank in ranks),
-            lambda: f"{self._speaker} {what()}",
+            lambda: f"rank {self._comm.rank}: the store of torch.distributed: {what()}",
             limit,
             f" before these ranks ended their programs: {ranks}",
         )
-
-    @property
-    def _speaker(self) -> str:
-        return f"rank {self._comm.rank}: the store of torch.distributed:"
 
 
 def _bytes(value: str | bytes) -> bytes:

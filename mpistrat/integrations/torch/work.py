@@ -63,7 +63,7 @@ class PendingWork(torch.distributed.Work):
         self,
         what: str,
         requests: list[Any],
-        finish: Callable[[Sequence[Any]], None],
+        finish: Callable[[Sequence[Any]], object],
         seconds: float,
         tensors: list[torch.Tensor],
         ended: Callable[[], bool],
