@@ -54,13 +54,7 @@ class Backend(ParallelBackendBase):
         self._open: set[concurrent.futures.Future[Any]] = set()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of workers, or 1 for one job.
-
-        Raises
-        ------
-        ValueError
-            If ``n_jobs`` is 0.
-        """
+        """Return the number of workers, or 1 for one job. Raise ValueError if ``n_jobs`` is 0."""
         if n_jobs == 0:
             raise ValueError("n_jobs must be -1 for all workers, or 1 for none of them, not 0")
         return 1 if n_jobs == 1 or self._executor is None else self._executor.workers

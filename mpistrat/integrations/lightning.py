@@ -78,13 +78,7 @@ class MpiEnvironment(ClusterEnvironment):
         """Ignore the number that Lightning computes: MPI's is fixed."""
 
     def require(self, devices: int, num_nodes: int) -> None:
-        """Raise unless the Trainer was told the number of ranks that the job has.
-
-        Raises
-        ------
-        ValueError
-            With the arguments to give.
-        """
+        """Raise ValueError with the arguments to give, unless the Trainer was told the number of ranks of the job."""
         ranks = {len(each) for each in self._topology.nodes}
         nodes = len(self._topology.nodes)
         if ranks == {devices} and nodes == num_nodes:

@@ -76,13 +76,7 @@ def is_initialized() -> bool:
 
 
 def process_sets() -> ProcessSets:
-    """Return the process sets of the job.
-
-    Raises
-    ------
-    ValueError
-        Before `init`.
-    """
+    """Return the process sets of the job. Raise ValueError before `init`."""
     if _sets is None:
         raise ValueError("Horovod's calls work after hvd.init(), which was not called")
     return _sets

@@ -31,19 +31,8 @@ def is_dataset(x: Any) -> bool:
 class BatchesOfRank:
     """The batches of a rank, in the place of an adapter of Keras.
 
-    Parameters
-    ----------
-    values : dict
-        The arguments of `fit`, or of a method like it.
-    steps : int, optional
-        The number of steps of an epoch, if it is given.
-    engine : Engine
-        That of the strategy.
-
-    Raises
-    ------
-    ValueError
-        If targets or weights are given beside the dataset, or no number of steps for an endless one.
+    ``values`` are the arguments of `fit`, or of a method like it. Raise ValueError if they have targets or weights
+    beside the dataset, or no number of steps for an endless one.
     """
 
     batch_size = None

@@ -27,13 +27,8 @@ _BETWEEN_SEEDS = 1_000_003  # of two ranks
 class DistributedTraining:
     """The training of one model on several ranks.
 
-    Attributes
-    ----------
-    model, ranks : Model, TrainingRanks
-    alone : int
-        How many methods of callbacks are running that only the chief calls.
-    compiled : object
-        What the model's last `compile` has made. The compiled steps that are kept here belong to it.
+    The compiled steps that it keeps belong to ``compiled``, what the model's last `compile` has made. ``alone`` counts
+    the methods that are running of callbacks that only the chief calls.
     """
 
     def __init__(self, model: Any, engine: Any, compiled: Any):
@@ -210,10 +205,7 @@ class DistributedTraining:
     def _agree_on_weights(self) -> None:
         """Let all ranks start from the same weights: initial values are those of the chief.
 
-        Raises
-        ------
-        ValueError
-            On all ranks, if a weight differs that was set, loaded or trained on a rank.
+        Raise ValueError on all ranks if a weight differs that was set, loaded or trained on a rank.
         """
         seeds = hooks.seed_states(self.model)
         variables = [each for each in self._variables() if not any(each is seed for seed in seeds)]

@@ -173,14 +173,7 @@ _OF_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L
 
 
 def require_supported(model: Any) -> None:
-    """Raise for what no rank could compute of its rows alone.
-
-    Raises
-    ------
-    ValueError
-        If a layer regularizes its activity by more than sums over rows, is stateful, or asks for ``synchronized=True``;
-        torch is to compile the step, or a loss has no reduction.
-    """
+    """Raise ValueError for what no rank could compute of its rows alone."""
     if BACKEND == "torch" and model.jit_compile:
         raise ValueError(
             f"{model.name} was compiled with jit_compile=True; torch cannot compile a step that calls MPI: leave it out"

@@ -22,26 +22,12 @@ _DIGESTS = 1 << 20  # so many digests: float64 holds sums of their squares witho
 
 
 class PartsOfRank(hooks.DataAdapter):
-    """The part of a rank of each batch of ``source``.
+    """The part of a rank of each batch of ``source``: Keras' adapter of the whole input, or a rank's own batches.
 
-    Parameters
-    ----------
-    source : DataAdapter or BatchesOfRank
-        Of Keras, for the whole input; or of a dataset, for the rows of this rank.
-    rank, size : int
-    with_info : bool
-        Whether each batch comes as ``(batch, info)``: see `RankStep.info`.
-    seed : int
-        Arrays are shuffled by it and the number of the epoch alone.
-    marked : bool
-        Whether ``info`` has a digest of arrays, too. That of other sources always has one.
-    first_epoch : callable
-        Returns the number of the first epoch, when its batches are read.
-
-    Attributes
-    ----------
-    read : list of (int, int)
-        The rows of this rank in the batches of this epoch so far, and the digests of these batches.
+    With ``with_info`` each batch comes as ``(batch, info)``: see `RankStep.info`. This has a digest of arrays only if
+    it is ``marked``; that of other sources always. Arrays are shuffled by the seed and the number of the epoch alone.
+    ``first_epoch()`` is that number when the first batches are read. ``read`` has the rows of this rank in the batches
+    of this epoch so far, and the digests of these batches.
     """
 
     def __init__(

@@ -47,27 +47,15 @@ def digest(array: np.ndarray) -> int:
 
 
 class TrainingRanks:
-    """The ranks that train a model together.
-
-    Attributes
-    ----------
-    engine, topology : Engine, Topology
-    wants_stop : bool
-        Whether a callback of this rank wants training to stop.
-    stop : bool
-        Whether one of any rank did, in a step that all have made.
-    rows : int
-        The rows of this rank in its last step.
-    error : BaseException or None
-        What the last collective that failed has raised.
-    """
+    """The ranks that train a model together."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self.topology = engine.topology
-        self.wants_stop = self.stop = False
-        self.rows = 1
-        self.error: BaseException | None = None
+        self.wants_stop = False  # whether a callback of this rank wants training to stop
+        self.stop = False  # whether one of any rank did, in a step that all have made
+        self.rows = 1  # of this rank, in its last step
+        self.error: BaseException | None = None  # of the last collective that failed
 
     # --- in a step -----------------------------------------------------------------------
 
@@ -129,10 +117,7 @@ class TrainingRanks:
     def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> dict[int, int]:
         """Return the numbers of the values that differ between ranks, each with a rank that has not rank 0's.
 
-        Raises
-        ------
-        ValueError
-            On all ranks, if a rank has values of other shapes or dtypes. Names may differ, as Keras numbers layers.
+        Names may differ, as Keras numbers layers. Raise ValueError on all ranks if shapes or dtypes differ.
         """
         own = [
             (name, f" of shape {value.shape}, {value.dtype}", digest(value))

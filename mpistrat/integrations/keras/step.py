@@ -25,16 +25,10 @@ if TYPE_CHECKING:
 
 
 class RankStep:
-    """The step that is computed or traced.
+    """The step that is computed or traced. ``own`` and ``rows`` are those of this rank and of the whole batch.
 
-    Attributes
-    ----------
-    ranks : TrainingRanks
-    info : array or dict
-        The rows of this rank, the rows of the whole batch, and a digest of the batch; or a dict of the first alone, and
-        the ranks add them up. Compiled steps tell a dict from an array, but not arrays of two shapes.
-    own, rows : array or float
-        The rows of this rank, and of the whole batch.
+    ``info`` is an array of both and a digest of the batch; or a dict of the first alone, and the ranks add them up.
+    Compiled steps tell a dict from an array, but not arrays of two shapes.
     """
 
     def __init__(self, ranks: TrainingRanks, info: Any):

@@ -25,12 +25,7 @@ _STRATEGIES = (mpistrat.MultiWorkerMirroredStrategy, mpistrat.MirroredStrategy, 
 def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a method of a model over the ranks of a strategy.
 
-    Raises
-    ------
-    ValueError
-        If Keras cannot train under this strategy.
-    RuntimeError
-        In a replica function.
+    Raise ValueError if Keras cannot train under this strategy, and RuntimeError in a replica function.
     """
     if method.__name__ in keras_models.SAVING:
         return _save(strategy, model, method, args, kwargs)

@@ -224,15 +224,7 @@ class Optimizer(ABC):
     def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
 
-        Parameters
-        ----------
-        name_of : callable
-            Returns the name of a variable that is trained.
-
-        Raises
-        ------
-        ValueError
-            If two trained variables have one name.
+        ``name_of`` returns the name of a variable that is trained. Raise ValueError if two have one name.
         """
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
         named = self._state.named(slots, name_of)
