@@ -30,9 +30,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     Parameters
     ----------
     tensor : array
-    name : str, optional
-        The ranks compare it.
-    process_set : ProcessSet
+    name, process_set
+        As for `allreduce`.
 
     Returns
     -------
@@ -76,9 +75,8 @@ def broadcast(
         On other ranks it gives the shape and dtype.
     root_rank : int
         A rank of the job, also where a process set is given.
-    name : str, optional
-        The ranks compare it.
-    process_set : ProcessSet
+    name, process_set
+        As for `allreduce`.
 
     Returns
     -------
@@ -106,9 +104,8 @@ def alltoall(
     tensor : array
     splits : array of int, optional
         How many rows go to each rank; by default equally many.
-    name : str, optional
-        The ranks compare it.
-    process_set : ProcessSet
+    name, process_set
+        As for `allreduce`.
 
     Returns
     -------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,16 +80,15 @@ def grouped_allreduce(
     """Return the combinations of several tensors, in as few messages as possible. Collective."""
     op, tensors = op_of(op, average), list(tensors)
     _require_tensors("allreduce", tensors, process_set)
-    scales = prescale_factor, postscale_factor
     pairs = [compression.compress(each) for each in tensors]
-
-    def make(values: Tensors) -> list[Tensor]:
-        return all_reduce.grouped_allreduce(values, None, name, op, *scales, process_set)
-
-    def back(gradients: Tensors) -> list[Tensor]:
-        return all_reduce.grouped_allreduce(gradients, None, None, op, *scales, process_set)
-
-    totals = _Collective.apply(make, back, *[each for each, _ in pairs])
+    combined = partial(
+        all_reduce.grouped_allreduce,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+    totals = _Collective.apply(partial(combined, name=name), combined, *[each for each, _ in pairs])
     return [compression.decompress(total, ctx) for total, (_, ctx) in zip(totals, pairs, strict=True)]
 
 
@@ -100,16 +100,13 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     """
     _require_tensors("allgather", [tensor], process_set)
 
-    def make(values: Tensors) -> list[Tensor]:
-        return [moves.allgather(values[0], name, process_set)]
-
     def back(gradients: Tensors) -> Tensors:
         (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
         # Here, not in the forward pass: there it would depend on whether this rank's tensor requires a gradient.
         lengths = moves.allgather_object(len(tensor), None, process_set)
         return [torch.split(mean, lengths)[process_set.topology.rank]]
 
-    return _Collective.apply(make, back, tensor)[0]
+    return _Collective.apply(lambda own: [moves.allgather(own[0], name, process_set)], back, tensor)[0]
 
 
 @example("hvd.broadcast(torch.tensor(5), root_rank=0)", "tensor(5)")
@@ -120,14 +117,11 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
     """
     _require_tensors("broadcast", [tensor], process_set)
 
-    def make(values: Tensors) -> list[Tensor]:
-        return [moves.broadcast(values[0], root_rank, name, process_set)]
-
     def back(gradients: Tensors) -> Tensors:
         (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
         return [mean if job.rank() == root_rank else torch.zeros_like(mean)]
 
-    return _Collective.apply(make, back, tensor)[0]
+    return _Collective.apply(lambda own: [moves.broadcast(own[0], root_rank, name, process_set)], back, tensor)[0]
 
 
 @example("len(hvd.alltoall(torch.ones(hvd.size()))) == hvd.size()", "True")
@@ -149,10 +143,9 @@ def alltoall(tensor: Tensor, splits: Any = None, name: str | None = None, proces
         received = torch.as_tensor(found[1])  # other ranks may have other numbers of rows
         return [found[0]]
 
-    def back(gradients: Tensors) -> Tensors:
-        return [moves.alltoall(gradients[0], received, None, process_set)[0]]
-
-    (result,) = _Collective.apply(make, back, tensor)
+    (result,) = _Collective.apply(
+        make, lambda gradients: [moves.alltoall(gradients[0], received, None, process_set)[0]], tensor
+    )
     return result if splits is None else (result, received)
 
 
