@@ -97,11 +97,8 @@ class Halo:
     def _each(self, exchanges: Sequence[_Exchange], fn: Callable[[_Exchange, np.ndarray], None]) -> None:
         lock = self._topology.lock
         # The flight record has the exchange, for reports of hangs. Under the debug check all ranks compare.
-        compares = "collectives" in self._topology.checks
-        if compares:
-            lock.turn(self._sent)
-        else:
-            lock.begin(self._sent)
+        begin = lock.turn if "collectives" in self._topology.checks else lock.begin
+        begin(self._sent)
         try:
             for each in exchanges:
                 fn(each, self.block)

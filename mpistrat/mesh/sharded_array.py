@@ -364,25 +364,19 @@ class ShardedArray(NDArrayOperatorsMixin):
         mine, wanted = self.box, new.box(mesh)
         out = np.empty(shape_of(wanted), self.dtype)
         ranks = range(mesh.size)
-        receives, sends = [
-            [None if box is None else np.empty(shape_of(box), self.dtype) for box in boxes]
-            for boxes in (
-                [self._moves(rank, mesh.rank, common(self.layout.box(mesh, rank), wanted)) for rank in ranks],
-                [self._moves(mesh.rank, rank, common(mine, new.box(mesh, rank))) for rank in ranks],
-            )
-        ]
-        for rank, data in enumerate(sends):
-            if data is not None:
-                data[...] = self.local[inside(common(mine, new.box(mesh, rank)) or (), mine)]
+        given = [self._moves(mesh.rank, rank, common(mine, new.box(mesh, rank))) for rank in ranks]
+        taken = [self._moves(rank, mesh.rank, common(self.layout.box(mesh, rank), wanted)) for rank in ranks]
+        sends = [None if box is None else np.array(self.local[inside(box, mine)], order="C") for box in given]
+        receives = [None if box is None else np.empty(shape_of(box), self.dtype) for box in taken]
         what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
         with topology.lock.turn(what):
             exchange(
                 topology,
                 *[[each if each is None else as_bytes(each) for each in way] for way in (sends, receives)],
             )
-        for rank, data in enumerate(receives):
-            if data is not None:
-                out[inside(common(self.layout.box(mesh, rank), wanted) or (), wanted)] = data
+        for box, data in zip(taken, receives, strict=True):
+            if box is not None:
+                out[inside(box, wanted)] = data
         return ShardedArray(out, mesh, new)
 
     def _moves(self, source: int, target: int, box: Box | None) -> Box | None:
