@@ -1,27 +1,4 @@
 """Summaries for TensorBoard, by the names of ``tf.summary``: `mpistrat.training.summary`."""
 
-from mpistrat.training.summary import (
-    SummaryWriter,
-    create_file_writer,
-    experimental,
-    flush,
-    histogram,
-    image,
-    record_if,
-    scalar,
-    should_record_summaries,
-    text,
-)
-
-__all__ = [
-    "SummaryWriter",
-    "create_file_writer",
-    "experimental",
-    "flush",
-    "histogram",
-    "image",
-    "record_if",
-    "scalar",
-    "should_record_summaries",
-    "text",
-]
+from mpistrat.training.summary import *  # noqa: F403 - the list of names is there
+from mpistrat.training.summary import __all__  # noqa: F401

@@ -17,6 +17,19 @@ from mpistrat.arrays import arrays
 from mpistrat.process import mpi
 from mpistrat.process.local_path import local_path
 
+__all__ = [
+    "SummaryWriter",
+    "create_file_writer",
+    "experimental",
+    "flush",
+    "histogram",
+    "image",
+    "record_if",
+    "scalar",
+    "should_record_summaries",
+    "text",
+]
+
 # Context variables, which the threads of a rank's replicas inherit.
 _writer: ContextVar[SummaryWriter | None] = ContextVar("writer", default=None)
 _step: ContextVar[Any] = ContextVar("step", default=None)
