@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(eq=False)
 class TerminationConfig:
     """How a `PreemptionCheckpointHandler` learns that the job will end, and what it does then.
 
@@ -36,24 +38,16 @@ class TerminationConfig:
     30.0
     """
 
-    def __init__(
-        self,
-        termination_watcher_fn: Callable[[], bool] | None = None,
-        exit_fn: Callable[[], Any] | None = None,
-        grace_period: float | None = None,
-        save_fn: Callable[..., Any] | None = None,
-    ):
-        functions = {
-            "termination_watcher_fn": termination_watcher_fn,
-            "exit_fn": exit_fn,
-            "save_fn": save_fn,
-        }
-        for name, function in functions.items():
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
-        self.grace_period = 0.0 if grace_period is None else float(grace_period)
+        self.grace_period = float(self.grace_period or 0)
         if not self.grace_period >= 0:
-            raise ValueError(f"grace_period must be 0 or a positive number of seconds, not {grace_period!r}")
-        self.termination_watcher_fn = termination_watcher_fn
-        self.exit_fn = exit_fn
-        self.save_fn = save_fn
+            raise ValueError(f"grace_period must be 0 or a positive number of seconds, not {self.grace_period!r}")

@@ -301,9 +301,10 @@ class PreemptionCheckpointHandler:
                 return
             now = time.monotonic()
             self._save(args, kwargs)
-            if self._config.grace_period > 0:
+            grace = self._config.grace_period
+            if grace:
                 left = self._seconds_left()
-                grace = self._config.grace_period if left is None else min(self._config.grace_period, left)
+                grace = grace if left is None else min(grace, left)
                 self._deadline = now + grace
                 return
         else:
