@@ -31,10 +31,8 @@ class Adagrad(Optimizer):
     initial_accumulator_value : float
         What ``total`` begins with.
     epsilon : float
-    name : str, optional
-    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+    name, weight_decay, clipnorm, clipvalue, global_clipnorm, ...
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------

@@ -42,10 +42,8 @@ class Adam(Optimizer):
     epsilon : float
     amsgrad : bool
         Use the largest second moment so far (Reddi et al. 2018).
-    name : str, optional
-    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+    name, weight_decay, clipnorm, clipvalue, global_clipnorm, ...
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------
@@ -125,10 +123,8 @@ class AdamW(Adam):
     learning_rate : float or callable
     weight_decay : float
         Each step subtracts ``rate * weight_decay * w``.
-    beta_1, beta_2, epsilon, amsgrad, name
+    beta_1, beta_2, epsilon, amsgrad, name, ...
         These and the remaining parameters are as for `Adam`.
-    clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum, ema_overwrite_frequency
-    gradient_accumulation_steps, shard_state
 
     Raises
     ------

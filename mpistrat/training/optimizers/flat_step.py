@@ -82,22 +82,20 @@ class FlatStep:
         # Equal shapes are one object: cold, each object that a comparison reads costs 0.1 us.
         self.shapes = [kept.setdefault(value.shape, value.shape) for value in self._values]
         self.form = form_of(names, self.dtypes, self.shapes)
-        groups: dict[Hashable, list[int]] = {}
+        groups: dict[tuple[np.dtype, np.dtype, int | None], list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
             alone = value.size * dtype.itemsize >= least_alone
             groups.setdefault((value.dtype, dtype, i if alone else None), []).append(i)
-        self._messages = [self._message(members, least_alone) for members in groups.values()]
+        self._messages: list[JoinedGradients] = []
+        for (_, dtype, alone), members in groups.items():
+            size = sum(self._values[i].size for i in members)
+            self._messages.append(JoinedGradients(members, np.empty(size, dtype) if alone is None else None))
         self._stretches = [
             each for number, message in enumerate(self._messages) for each in self._of_message(number, message)
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
         self._prepared = self._is_alone = False
         self._places: np.ndarray | None = None  # of what the step changes
-
-    def _message(self, members: list[int], least_alone: int) -> JoinedGradients:
-        size, dtype = sum(self._values[i].size for i in members), self.dtypes[members[0]]
-        alone = len(members) == 1 and size * dtype.itemsize >= least_alone
-        return JoinedGradients(members, None if alone else np.empty(size, dtype))
 
     def _of_message(self, number: int, message: JoinedGradients) -> list[WeightStretch]:
         runs: list[list[int]] = []

@@ -31,10 +31,8 @@ class LARS(Optimizer):
         The trust coefficient.
     epsilon : float
     nesterov : bool
-    name : str, optional
-    clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+    name, clipnorm, clipvalue, global_clipnorm, ...
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------

@@ -27,10 +27,8 @@ class RMSprop(Optimizer):
         In [0, 1).
     epsilon : float
     centered : bool
-    name : str, optional
-    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+    name, weight_decay, clipnorm, clipvalue, global_clipnorm, ...
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------

@@ -40,10 +40,8 @@ class SGD(Optimizer):
     momentum : float
         In [0, 1).
     nesterov : bool
-    name : str, optional
-    weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum
+    name, weight_decay, clipnorm, clipvalue, global_clipnorm, ...
         These and the remaining parameters are as for `Optimizer`.
-    ema_overwrite_frequency, gradient_accumulation_steps, shard_state
 
     Raises
     ------
