@@ -13,8 +13,7 @@ import pytest
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.gpu import combine as gpu_combine
 from mpistrat.training.optimizers import adagrad, adam, rmsprop, sgd
-from mpistrat.training.optimizers.options import moving_average
-from mpistrat.training.optimizers.rule import _with_decay
+from mpistrat.training.optimizers.rule import _with_average, _with_decay
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 OF_OPTIMIZERS = [
@@ -41,7 +40,7 @@ def sources_of(dtype):
     """The sources of all kernels of a dtype, to be compiled together."""
     variants = [
         *OF_OPTIMIZERS,
-        *(moving_average._with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS),
+        *(_with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS),
     ]
     sources = [kernel._source(dtype) for kernel in variants]
     sources.append(kernels.squares_source(dtype).removeprefix(kernels._HALVES))

@@ -23,11 +23,10 @@ from mpistrat.training.optimizers.exchange import GroupExchange
 from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
-from mpistrat.training.optimizers.options.moving_average import AVERAGE, MovingAverage
 from mpistrat.training.optimizers.parts import cut, require, unit_of
 from mpistrat.training.optimizers.prepared_steps import PreparedSteps, Step
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
-from mpistrat.training.optimizers.rule import Rule, WeightDecay, place_of, rate_of
+from mpistrat.training.optimizers.rule import AVERAGE, MovingAverage, Rule, WeightDecay, place_of, rate_of
 from mpistrat.training.optimizers.separate_step import SeparateStep
 from mpistrat.training.optimizers.state import State
 from mpistrat.values import IndexedSlices, ReduceOp
