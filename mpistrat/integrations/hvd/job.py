@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mpistrat.collectives import structures
 from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.process_sets import ProcessSet, ProcessSets, communicator
+from mpistrat.integrations.hvd.process_sets import ProcessSet, communicator
 from mpistrat.runtime.topology import Topology
 
 global_process_set = ProcessSet([])
-_sets: ProcessSets | None = None
+_TAG = 0  # of the creation of communicators, on the communicator of the job
+_sets: dict[int, ProcessSet] = {}  # those in use by their numbers, from `init` on: the first is that of all ranks
+_made = 0  # process sets since `init`
 
 
 @example("hvd.is_initialized()", "True")
@@ -31,8 +34,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     ValueError
         As `add_process_set`.
     """
-    global _sets
-    if _sets is not None:
+    global _made
+    if _sets:
         return
     given = [] if process_sets is None or process_sets == "dynamic" else [*process_sets]
     for each in given:
@@ -41,10 +44,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     own = communicator(comm)
     global_process_set.ranks = list(range(own.size))
     global_process_set.begin(0, own.rank, own)
-    _sets = ProcessSets(global_process_set)
+    _sets[0], _made = global_process_set, 0
     try:
         for each in given:
-            _sets.add(each)
+            add_process_set(each)
     except Exception:
         shutdown()
         raise
@@ -61,25 +64,21 @@ def shutdown() -> None:
     >>> hvd.is_initialized()
     False
     """
-    global _sets
-    if _sets is not None:
-        for each in _sets.others:
-            each.end()
-        global_process_set.end()
-        _sets = None
+    for each in further_sets():
+        each.end()
+    global_process_set.end()
+    _sets.clear()
 
 
 @example("hvd.is_initialized()", "True")
 def is_initialized() -> bool:
     """Return whether `init` was called."""
-    return _sets is not None
+    return bool(_sets)
 
 
-def process_sets() -> ProcessSets:
-    """Return the process sets of the job. Raise ValueError before `init`."""
-    if _sets is None:
-        raise ValueError("Horovod's calls work after hvd.init(), which was not called")
-    return _sets
+def further_sets() -> list[ProcessSet]:
+    """Return the process sets in use but the one of all ranks."""
+    return [each for number, each in _sets.items() if number]
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -100,14 +99,36 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     >>> hvd.remove_process_set(first)
     True
     """
-    sets = process_sets()
-    return sets.add(process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set))
+    global _made
+    ranks = topology()
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    with structures.refusals("add_process_set", ranks):
+        if len(set(made.ranks)) < len(made.ranks):
+            raise ValueError(f"a process set must have each of its ranks once: {made}")
+        if not set(made.ranks) <= set(range(ranks.size)):
+            raise ValueError(f"{made} has ranks beyond the {ranks.size} of the job")
+        if any(each.ranks == made.ranks for each in further_sets()):
+            raise ValueError(f"a process set of these ranks is in use already: {made}")
+    structures.agree(ranks, "add_process_set", tuple(made.ranks))
+    _made += 1
+    comm = None
+    if ranks.rank in made.ranks:
+        comm = ranks.parent.Create_group(ranks.parent.group.Incl(made.ranks), _TAG)
+    made.begin(_made, ranks.rank, comm)
+    _sets[_made] = made
+    return made
 
 
 @example("hvd.remove_process_set(hvd.global_process_set)", "False")
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End the use of a process set. Collective over all ranks."""
-    return process_sets().remove(process_set)
+    """End the use of a process set; return False if it is unknown, or that of all ranks. Collective over all ranks."""
+    number = process_set.process_set_id
+    structures.agree(topology(), "remove_process_set", number)
+    if not number or _sets.get(number) is not process_set:
+        return False
+    del _sets[number]
+    process_set.end()
+    return True
 
 
 # --- places --------------------------------------------------------------------------------------------
@@ -115,7 +136,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def topology() -> Topology:
     """Return the topology of all ranks. Raise ValueError before `init`."""
-    process_sets()
+    if not _sets:
+        raise ValueError("Horovod's calls work after hvd.init(), which was not called")
     return global_process_set.topology
 
 

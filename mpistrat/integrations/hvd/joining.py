@@ -84,7 +84,7 @@ def join(device: int = -1) -> int:
     """
     topology = job.topology()
     with structures.refusals("join", topology):
-        if job.process_sets().others:
+        if job.further_sets():
             raise NotImplementedError(
                 "join works in jobs without further process sets: remove these first, or give all ranks equally many "
                 "steps"

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
+from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps
 from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology
 
-_TAG = 0  # of the creation of communicators, on the communicator of the job
 _keyval: int | None = None
 
 
@@ -106,53 +105,6 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     __repr__ = __str__
-
-
-class ProcessSets:
-    """The process sets of a job, the first of which is ``everyone``: it has all ranks and is in use."""
-
-    def __init__(self, everyone: ProcessSet):
-        self._everyone = everyone
-        self._sets = {0: everyone}
-        self._made = 0
-
-    @property
-    def others(self) -> list[ProcessSet]:
-        """The sets but the one of all ranks."""
-        return [each for number, each in self._sets.items() if number]
-
-    def add(self, made: ProcessSet) -> ProcessSet:
-        """Begin to use a set. Collective over all ranks.
-
-        Raise ValueError if it has a rank that does not exist or one twice, or a set with these ranks is in use.
-        """
-        topology = self._everyone.topology
-        with structures.refusals("add_process_set", topology):
-            if len(set(made.ranks)) < len(made.ranks):
-                raise ValueError(f"a process set must have each of its ranks once: {made}")
-            if not set(made.ranks) <= set(range(topology.size)):
-                raise ValueError(f"{made} has ranks beyond the {topology.size} of the job")
-            if any(each.ranks == made.ranks for each in self.others):
-                raise ValueError(f"a process set of these ranks is in use already: {made}")
-        structures.agree(topology, "add_process_set", tuple(made.ranks))
-        self._made += 1
-        comm = None
-        if topology.rank in made.ranks:
-            parent = topology.parent
-            comm = parent.Create_group(parent.group.Incl(made.ranks), _TAG)
-        made.begin(self._made, topology.rank, comm)
-        self._sets[self._made] = made
-        return made
-
-    def remove(self, unused: ProcessSet) -> bool:
-        """End the use of a set. Collective over all ranks. Return False for the set of all ranks and unknown ones."""
-        number = unused.process_set_id
-        structures.agree(self._everyone.topology, "remove_process_set", number)
-        if not number or self._sets.get(number) is not unused:
-            return False
-        del self._sets[number]
-        unused.end()
-        return True
 
 
 def communicator(comm: Any) -> Any:
