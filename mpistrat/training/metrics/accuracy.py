@@ -11,10 +11,6 @@ from mpistrat.training.metrics.metric import require_same_shape
 class Accuracy(MeanOfExamples):
     """The fraction of predictions that equal their label.
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = Accuracy()
@@ -60,10 +56,6 @@ class CategoricalAccuracy(Accuracy):
 
     Labels and predictions have the shape (..., classes).
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = CategoricalAccuracy()
@@ -81,10 +73,6 @@ class SparseCategoricalAccuracy(Accuracy):
     """The fraction of examples whose largest prediction is at the integer label.
 
     Predictions have the shape (..., classes), labels the shape (...).
-
-    Parameters
-    ----------
-    name : str
 
     Examples
     --------

@@ -17,10 +17,6 @@ class Mean(Metric):
 
     Every value counts the same, also when replicas count different numbers of values. The mean of no values is 0.
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = Mean()
@@ -61,10 +57,6 @@ class Mean(Metric):
 
 class Sum(Metric):
     """The (weighted) sum of all values.
-
-    Parameters
-    ----------
-    name : str
 
     Examples
     --------
@@ -118,10 +110,6 @@ class MeanOfExamples(Mean):
 class MeanAbsoluteError(MeanOfExamples):
     """The mean of ``abs(y_pred - y_true)`` over all elements.
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = MeanAbsoluteError()
@@ -139,10 +127,6 @@ class MeanAbsolutePercentageError(MeanOfExamples):
 
     A label nearer to 0 than 1e-7 counts as 1e-7.
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = MeanAbsolutePercentageError()
@@ -158,10 +142,6 @@ class MeanAbsolutePercentageError(MeanOfExamples):
 class MeanSquaredError(MeanOfExamples):
     """The mean of ``(y_pred - y_true) ** 2`` over all elements.
 
-    Parameters
-    ----------
-    name : str
-
     Examples
     --------
     >>> metric = MeanSquaredError()
@@ -176,10 +156,6 @@ class MeanSquaredError(MeanOfExamples):
 
 class RootMeanSquaredError(MeanSquaredError):
     """The square root of `MeanSquaredError`.
-
-    Parameters
-    ----------
-    name : str
 
     Examples
     --------
