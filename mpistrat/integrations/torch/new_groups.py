@@ -111,31 +111,12 @@ class _Decision(NamedTuple):
     cause: tuple[int, Attempt] | None = None  # in place of it: a rank that makes something else
 
 
-def prepare(world: Any) -> None:
-    """Prepare for the groups that follow a default group. Collective over all ranks."""
-    global _comm
-    if _comm is None:
-        _comm = world.Dup()
-        program_end.register(EndStep.UNREAD, _read_the_rest)
-    _attempts.begin_era()
-
-
-def communicator_of(ranks: Sequence[int], name: str, store: Any, seconds: float) -> Any:
-    """Return a communicator of some ranks, when all of them have come with the same list. Collective over them.
+class _Meeting:
+    """A meeting of the members of one group.
 
     ``name`` is torch's name of the group. ``store`` only tells why members do not come. Its part for the n-th group has
     the same name on all ranks, if all ranks call new_group as torch demands.
-
-    Raise MismatchError if a member has another list. Raise RuntimeError if a member has ended its program, does not
-    come within ``seconds``, or makes another attempt.
     """
-    if len(ranks) > 1:
-        _Meeting(tuple(ranks), name, store, seconds).hold()
-    return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)
-
-
-class _Meeting:
-    """A meeting of the members of one group."""
 
     def __init__(self, ranks: tuple[int, ...], name: str, store: Any, seconds: float):
         self._ranks = ranks
@@ -355,12 +336,9 @@ def communicator(described: Any) -> Any:
     Raise RuntimeError if MPI has other ranks than torch. Raise it too if a member makes a group of other ranks
     (`MismatchError`), comes too late, has ended its program, or makes another attempt at the group.
     """
-    world = all_ranks()
-    ranks, group_rank, size = (
-        list(described.global_ranks_in_group),
-        described.group_rank,
-        described.group_size,
-    )
+    global _comm
+    world, ranks = all_ranks(), list(described.global_ranks_in_group)
+    group_rank, size = described.group_rank, described.group_size
     if size == 1 and world.size > 1 and _begins_alone(ranks, described.store):
         return mpi.start().COMM_SELF.Dup()
     torch_rank = ranks[group_rank] if ranks else group_rank
@@ -371,11 +349,16 @@ def communicator(described: Any) -> Any:
             "init_process_group no rank or world_size"
         )
     if not ranks:
-        prepare(world)
+        if _comm is None:
+            _comm = world.Dup()
+            program_end.register(EndStep.UNREAD, _read_the_rest)
+        _attempts.begin_era()
         return world
     given = described.timeout
     seconds = _PATIENCE if given == default_pg_timeout else given.total_seconds()
-    return communicator_of(ranks, described.group_id, described.store, seconds)
+    if len(ranks) > 1:
+        _Meeting(tuple(ranks), described.group_id, described.store, seconds).hold()
+    return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)
 
 
 def _begins_alone(ranks: list[int], store: Any) -> bool:
