@@ -42,11 +42,8 @@ class Adagrad(Optimizer):
     Examples
     --------
     >>> import mpistrat
-    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     v = mpistrat.Variable(1.0)
-    >>> optimizer = Adagrad(learning_rate=0.1)
-    >>> strategy.run(lambda: optimizer.apply_gradients([(3.0, v)]))
+    >>> v = mpistrat.Variable(1.0)
+    >>> Adagrad(learning_rate=0.1).apply_gradients([(3.0, v)])
     >>> round(float(v), 4)
     0.9006
     """

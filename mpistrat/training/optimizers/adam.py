@@ -53,11 +53,8 @@ class Adam(Optimizer):
     Examples
     --------
     >>> import mpistrat
-    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     v = mpistrat.Variable(1.0)
-    >>> optimizer = Adam(learning_rate=0.1)
-    >>> strategy.run(lambda: optimizer.apply_gradients([(3.0, v)]))
+    >>> v = mpistrat.Variable(1.0)
+    >>> Adam(learning_rate=0.1).apply_gradients([(3.0, v)])
     >>> round(float(v), 6)
     0.9
     """
@@ -134,11 +131,8 @@ class AdamW(Adam):
     Examples
     --------
     >>> import mpistrat
-    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     v = mpistrat.Variable(1.0)
-    >>> optimizer = AdamW(learning_rate=0.1, weight_decay=0.5)
-    >>> strategy.run(lambda: optimizer.apply_gradients([(3.0, v)]))
+    >>> v = mpistrat.Variable(1.0)
+    >>> AdamW(learning_rate=0.1, weight_decay=0.5).apply_gradients([(3.0, v)])
     >>> round(float(v), 6)
     0.85
     """

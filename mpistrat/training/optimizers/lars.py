@@ -42,11 +42,8 @@ class LARS(Optimizer):
     Examples
     --------
     >>> import mpistrat
-    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     v = mpistrat.Variable([[3.0, 4.0]])
-    >>> optimizer = LARS(learning_rate=1.0, eta=0.1)
-    >>> strategy.run(lambda: optimizer.apply_gradients([(np.array([[1.0, 0.0]]), v)]))
+    >>> v = mpistrat.Variable([[3.0, 4.0]])
+    >>> LARS(learning_rate=1.0, eta=0.1).apply_gradients([(np.array([[1.0, 0.0]]), v)])
     >>> v.read_value()
     array([[2.5, 4. ]])
     """

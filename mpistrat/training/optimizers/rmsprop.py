@@ -38,11 +38,8 @@ class RMSprop(Optimizer):
     Examples
     --------
     >>> import mpistrat
-    >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
-    >>> with strategy.scope():
-    ...     v = mpistrat.Variable(1.0)
-    >>> optimizer = RMSprop(learning_rate=0.1)
-    >>> strategy.run(lambda: optimizer.apply_gradients([(2.0, v)]))
+    >>> v = mpistrat.Variable(1.0)
+    >>> RMSprop(learning_rate=0.1).apply_gradients([(2.0, v)])
     >>> round(float(v), 4)
     0.6838
     """
