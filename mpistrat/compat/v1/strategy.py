@@ -68,8 +68,7 @@ class InputIterator:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
-        return next(self._iterator)
+    __next__ = get_next
 
 
 class Strategy(v2.Strategy):

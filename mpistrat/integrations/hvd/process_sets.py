@@ -63,13 +63,7 @@ class ProcessSet:
 
     @property
     def topology(self) -> Topology:
-        """The topology of the set.
-
-        Raises
-        ------
-        ValueError
-            If the set is not in use, or this rank is not in it.
-        """
+        """The topology of the set. Raise ValueError if the set is not in use, or this rank is not in it."""
         if self.process_set_id is None:
             raise ValueError(f"{self} is not in use: call hvd.init(), or hvd.add_process_set(...) first")
         if self._topology is None:

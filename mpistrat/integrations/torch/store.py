@@ -109,12 +109,8 @@ class MpiStore(torch.distributed.Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set.
 
-        Raises
-        ------
-        TimeoutError
-            If that takes longer than ``timeout``, by default the store's.
-        RuntimeError
-            If all other ranks have ended their programs.
+        Raise TimeoutError if that takes longer than ``timeout``, by default the store's, and RuntimeError if all other
+        ranks have ended their programs.
         """
         limit = self.timeout if timeout is None else timeout
 

@@ -42,19 +42,9 @@ class ConfusionMatrix(Metric):
         self._counts = self.add_weight("counts", (num_classes, num_classes))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count predictions of this replica.
+        """Count predictions of this replica, as `Accuracy.update_state`.
 
-        Parameters
-        ----------
-        y_true, y_pred : array of int, of one shape
-            Numbers of classes.
-        sample_weight : array or number, optional
-            The shape is that of the labels, or of their first axes.
-
-        Raises
-        ------
-        ValueError
-            If the shapes differ, or a number is not that of a class.
+        ``y_true`` and ``y_pred`` are integers of one shape: numbers of classes. Another number raises ValueError.
         """
         labels, predictions = (arrays.as_numpy(y) for y in (y_true, y_pred))
         require_same_shape(labels, predictions)

@@ -57,19 +57,9 @@ class FBetaScore(Metric):
         self._counts = self.add_weight("counts", (3, num_classes))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count predictions of this replica.
+        """Count predictions of this replica, as `Accuracy.update_state`.
 
-        Parameters
-        ----------
-        y_true, y_pred : array
-            Labels of 0 and 1, and predictions. The shape is (examples, num_classes).
-        sample_weight : array or number, optional
-            The shape is that of the labels, or of their first axis.
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together.
+        ``y_true`` has labels of 0 and 1, ``y_pred`` predictions. The shape of both is (examples, num_classes).
         """
         labels, predictions = as_float64(y_true), as_float64(y_pred)
         require_same_shape(labels, predictions)

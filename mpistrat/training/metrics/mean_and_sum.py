@@ -94,6 +94,7 @@ class MeanOfExamples(Mean):
         y_true, y_pred : array
             Labels and predictions. They have one shape, unless the class says otherwise.
         sample_weight : array or number, optional
+            The shape is that of the labels, or of their first axes.
 
         Raises
         ------
@@ -215,18 +216,9 @@ class R2Score(Metric):
         self._sums = self.add_weight("sums", (4, num_outputs))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count predictions of this replica.
+        """Count predictions of this replica, as `Accuracy.update_state`.
 
-        Parameters
-        ----------
-        y_true, y_pred : array
-            The shape is (examples, num_outputs), or (examples,) for one output.
-        sample_weight : array or number, optional
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together.
+        The shape of ``y_true`` and ``y_pred`` is (examples, num_outputs), or (examples,) for one output.
         """
         labels, predictions = as_float64(y_true), as_float64(y_pred)
         require_same_shape(labels, predictions)

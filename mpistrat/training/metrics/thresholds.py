@@ -37,21 +37,10 @@ class ThresholdMetric(Metric):
         self._counts = self.add_weight("counts", (2, self._thresholds.size + 1))
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count predictions of this replica.
+        """Count predictions of this replica, as `Accuracy.update_state`.
 
-        Parameters
-        ----------
-        y_true : array
-            Labels: 0 or 1.
-        y_pred : array of the same shape
-            In [0, 1].
-        sample_weight : array or number, optional
-            The shape is that of the labels, or of their first axes.
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together, or a prediction is outside of [0, 1].
+        ``y_true`` has labels of 0 and 1, ``y_pred`` numbers in [0, 1] in the same shape. Another prediction raises
+        ValueError.
         """
         labels, predictions = as_float64(y_true), as_float64(y_pred)
         require_same_shape(labels, predictions)

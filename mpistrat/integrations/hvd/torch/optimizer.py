@@ -180,10 +180,7 @@ class _Distributed:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combine the gradients of all ranks and change the weights. Collective.
 
-        Raises
-        ------
-        NotImplementedError
-            With a closure on several ranks: its gradients would not be combined.
+        Raise NotImplementedError with a closure on several ranks: its gradients would not be combined.
         """
         refuse_closure(closure, self._process_set)
         if self._should_synchronize:
