@@ -12,6 +12,7 @@ Examples
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -37,7 +38,6 @@ from mpistrat.process.own_files import skip_in_call_sites
 __all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
 
 BACKEND = "mpistrat"
-_untraced: set[type] = set()
 
 
 def _process_group(described: Any, options: CommunicationOptions | None) -> ProcessGroup:
@@ -48,16 +48,14 @@ def _process_group(described: Any, options: CommunicationOptions | None) -> Proc
     return ProcessGroup(communicator(described), described.group_id, timeout, options)
 
 
+@functools.cache  # once
 def _leave_untraced(*kinds: type) -> None:
-    """Keep the methods of classes from being traced. Further calls for a class do nothing.
+    """Keep the methods of classes from being traced.
 
     The tracer also sees methods that the C++ part of torch calls while compiled code runs, such as the broadcasts of
     `DistributedDataParallel`. It refuses attributes of a process group.
     """
     for kind in kinds:
-        if kind in _untraced:
-            continue
-        _untraced.add(kind)
         for name, method in list(vars(kind).items()):
             # Private methods are called by others only, and what these call is not traced either.
             if inspect.isfunction(method) and not method.__name__.startswith("_"):
