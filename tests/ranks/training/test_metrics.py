@@ -99,6 +99,16 @@ def test_sum_and_mean_with_weights(strategy):
     assert [v.name for v in mean.variables] == ["mean/total", "mean/count"]
 
 
+def test_a_metric_is_named_after_its_class(strategy):
+    class MyOwnMetric(metrics.Mean):
+        pass
+
+    made = [metrics.Mean, metrics.MeanAbsolutePercentageError, metrics.AUC, metrics.Precision, MyOwnMetric]
+    with strategy.scope():
+        names = [make().name for make in made]
+    assert names == ["mean", "mean_absolute_percentage_error", "auc", "precision", "my_own_metric"]
+
+
 def test_counting_does_not_communicate(strategy):
     with strategy.scope():
         metric = metrics.Mean()
