@@ -87,9 +87,9 @@ class FlatStep:
             alone = value.size * dtype.itemsize >= least_alone
             groups.setdefault((value.dtype, dtype, i if alone else None), []).append(i)
         self._messages: list[JoinedGradients] = []
-        for (_, dtype, alone), members in groups.items():
+        for (_, dtype, large), members in groups.items():
             size = sum(self._values[i].size for i in members)
-            self._messages.append(JoinedGradients(members, np.empty(size, dtype) if alone is None else None))
+            self._messages.append(JoinedGradients(members, np.empty(size, dtype) if large is None else None))
         self._stretches = [
             each for number, message in enumerate(self._messages) for each in self._of_message(number, message)
         ]
