@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.arrays.gpu.kernels import EachElement
-from mpistrat.training.optimizers.optimizer import Optimizer, OptimizerOptions, Unpack
+from mpistrat.training.optimizers.arguments import OptimizerOptions, Unpack
+from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.training.optimizers.rule import blocks
 
 _NUMBERS = ["rate", "rest_1", "rest_2", "epsilon"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.training.optimizers.arguments import spell_out_options
 from mpistrat.training.optimizers.exchange import GroupExchange
 from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
@@ -33,27 +33,10 @@ from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # `typing` has it from Python 3.11 on
-
     from mpistrat.strategy import Strategy, StrategyExtended
-else:
-    Unpack = dict  # annotations are not evaluated
 
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
-
-
-class OptimizerOptions(TypedDict, total=False):
-    """The arguments that every optimizer hands on to `Optimizer`."""
-
-    clipnorm: float | None
-    clipvalue: float | None
-    global_clipnorm: float | None
-    use_ema: bool
-    ema_momentum: float
-    ema_overwrite_frequency: int | None
-    gradient_accumulation_steps: int | None
-    shard_state: bool
 
 
 class Optimizer(ABC):
@@ -134,7 +117,7 @@ class Optimizer(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
-            _spell_out_options(cls.__init__)
+            spell_out_options(cls.__init__, Optimizer.__init__)
             cls.__init__ = absent.explain_arguments(  # type: ignore[method-assign]
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
@@ -535,13 +518,3 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
-
-
-def _spell_out_options(init: Callable[..., None]) -> None:
-    """Let the signature of a constructor show each of its `OptimizerOptions`, with the defaults of `Optimizer`."""
-    own = inspect.signature(init)
-    *others, last = own.parameters.values()
-    if "OptimizerOptions" in str(last.annotation):
-        known = inspect.signature(Optimizer.__init__).parameters
-        options = [known[name] for name in OptimizerOptions.__annotations__]
-        init.__signature__ = own.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
