@@ -19,10 +19,10 @@ from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training.optimizers.arguments import spell_out_options
-from mpistrat.training.optimizers.exchange import GroupExchange
 from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
+from mpistrat.training.optimizers.options.exchange import GroupExchange
 from mpistrat.training.optimizers.parts import cut, require, unit_of
 from mpistrat.training.optimizers.prepared_steps import PreparedSteps, Step
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
@@ -314,11 +314,11 @@ class Optimizer(ABC):
             raise RuntimeError(
                 "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
             )
-        extended = mode.strategy.extended
-        engine = extended.engine
-        if mode.replica_context.meeting is not None or engine.between_groups is not None:
+        if mode.replica_context.meeting is not None:
             self._apply_in_replica(mode, list(grads_and_vars), experimental_aggregate_gradients)
             return
+        extended = mode.strategy.extended
+        engine = extended.engine
         topology = engine.topology
         sequence = topology.lock.sequence
         depth = len(modes)
@@ -378,47 +378,29 @@ class Optimizer(ABC):
             given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
             if not given:
                 return
-        if strategy.extended.engine.between_groups is None:
-            replica.meet("apply_gradients", begin, (given, aggregate))
-        else:
-            replica.merge_call(self._step_of_group, (given, aggregate))
+        replica.meet("apply_gradients", begin, (given, aggregate))
 
     def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
         self._take(strategy, *self._prepared(strategy.extended, pairs), None)
 
-    def _step_of_group(self, strategy: Strategy, given: Pairs, aggregate: bool) -> None:
-        """Take a step together with the ranks of this group, and exchange with other groups if it is time."""
-        engine = strategy.extended.engine
-        groups = engine.between_groups
-        assert groups is not None
-        try:
-            step, gradients = self._prepared(strategy.extended, [as_pair(each) for each in given])
-        except (TypeError, ValueError, NotImplementedError):
-            if not aggregate:
-                raise
-            with structures.refusals("all_reduce", engine.topology):
-                raise
-        self._create(step.variables)
-        assert self._exchange is not None
-        if groups.sync_every == 1:
-            if aggregate:
-                gradients = engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
-            gradients = self._exchange.gradients(gradients, step.variables)
-            self._step_of_rank(strategy, [*zip(gradients, step.variables, strict=True)])
-            return
-        self._take(strategy, step, gradients, engine if aggregate else None)
-        if self.iterations % groups.sync_every == 0:
-            self._exchange.weights(self.iterations // groups.sync_every - 1)
-
     def _take(self, strategy: Strategy, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
+        exchange = None
+        if strategy.extended.engine.between_groups is not None:
+            self._create(step.variables)
+            exchange = self._exchange
+        if exchange is not None and exchange.of_gradients:
+            gradients, summing = exchange.gradients(step, gradients, summing), None
+            step, gradients = self._prepared(strategy.extended, [*zip(gradients, step.variables, strict=True)])
         if isinstance(step, SeparateStep):
             self._apply(strategy, step, gradients, aggregate=summing is not None)
         else:
             step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
         if self._accumulation is not None:
             self._accumulation.clear(strategy)
+        if exchange is not None:
+            exchange.after_step(self.iterations)
         flight_record.step(flight_record.UPDATE)
 
     def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[Step, list[Any]]:

@@ -9,12 +9,14 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.training.optimizers.rule import rate_of
-from mpistrat.values import IndexedSlices
+from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.collectives.between_groups import BetweenGroups
     from mpistrat.collectives.compression import Memory
+    from mpistrat.engine import Engine
+    from mpistrat.training.optimizers.prepared_steps import Step
 
 _ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
 
@@ -27,7 +29,8 @@ class GroupExchange:
     """
 
     def __init__(self, groups: BetweenGroups):
-        self._groups, self._of_gradients = groups, groups.sync_every == 1
+        self._groups = groups
+        self.of_gradients = groups.sync_every == 1  # in each step; else weights after several
         self._variables: dict[int, Variable] = {}
         self._owners: list[int] = []
         self._kept: dict[int, Memory] = {}
@@ -44,15 +47,18 @@ class GroupExchange:
             if owner != self._groups.group.rank:
                 continue
             self._kept[id(variable)] = kept = {} if compression is None else compression.memory(value)
-            if not self._of_gradients and (outer or compression):
+            if not self.of_gradients and (outer or compression):
                 kept[_ANCHOR] = value.copy()
                 kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
 
-    def gradients(self, gradients: Sequence[Any], variables: Sequence[Variable]) -> list[np.ndarray]:
-        """Return the mean over the groups, weighted by their ranks, of gradients. Collective.
+    def gradients(self, step: Step, gradients: list[Any], summing: Engine | None) -> list[np.ndarray]:
+        """Return the mean over the groups, weighted by their ranks, of the gradients of a step. Collective.
 
-        Sparse ones become whole arrays.
+        The engine ``summing`` sums them over this group first; None if that is done. Sparse ones become whole arrays.
         """
+        if summing is not None:
+            gradients = summing.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+        variables = step.variables
         places = {each: i for i, each in enumerate(self._variables)}
         pairs = zip(gradients, variables, strict=True)
         means = [_wide(_dense(each, variable.shape)) * self._groups.weight for each, variable in pairs]
@@ -60,10 +66,20 @@ class GroupExchange:
         self._combine(means, owners, variables)
         return means
 
-    def weights(self, number: int) -> None:
-        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it. Collective.
+    def after_step(self, done: int) -> None:
+        """Exchange the weights if it is time after so many steps. Collective then, in cross-replica context."""
+        if not self.of_gradients and done % self._groups.sync_every == 0:
+            self._exchange_weights(done // self._groups.sync_every - 1)
 
-        ``number`` is that of the exchanges before. In cross-replica context.
+    def finish(self, done: int) -> None:
+        """Exchange the weights once more if there were steps since the last time."""
+        if not self.of_gradients and done % self._groups.sync_every:
+            self._exchange_weights(done // self._groups.sync_every)
+
+    def _exchange_weights(self, number: int) -> None:
+        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it.
+
+        ``number`` is that of the exchanges before.
         """
         variables, outer = [*self._variables.values()], self._groups.outer
         values = [_wide(each.own_copy()).copy() for each in variables]
@@ -84,11 +100,6 @@ class GroupExchange:
         for variable, value in zip(variables, values, strict=True):
             extended = variable.distribute_strategy.extended
             extended.update(variable, LocalVariable.assign, (value.astype(variable.dtype),), group=False)
-
-    def finish(self, done: int) -> None:
-        """Exchange the weights once more if there were steps since the last time. ``done`` is their number in all."""
-        if not self._of_gradients and done % self._groups.sync_every:
-            self.weights(done // self._groups.sync_every)
 
     def _combine(
         self, values: list[np.ndarray], owners: Sequence[int], variables: Sequence[Variable], share: bool = True
@@ -111,7 +122,7 @@ class GroupExchange:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
         outer, compression = self._groups.outer, self._groups.compression
         kinds = [] if compression is None else [*compression.kinds]
-        if not self._of_gradients and (outer or compression):
+        if not self.of_gradients and (outer or compression):
             kinds += [_ANCHOR, *(outer.slots if outer else ())]
         return {
             kind: np.concatenate([np.empty(0, np.float32), *(each.reshape(-1) for each in self._of_kind(kind))])
