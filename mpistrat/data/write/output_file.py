@@ -7,135 +7,57 @@ error is raised afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import h5py
 
 from mpistrat.process.atomic_file import write_all
 
-_LOOK_AROUND = 0.2  # seconds between two looks whether the caller is still there
 _Result = TypeVar("_Result")
-_Job = Callable[[h5py.File], Any]
 
 
 class Hdf5Output:
-    """An HDF5 file that is being written. Get it by `hdf5_output`.
+    """A new HDF5 file, which is closed at the end of the ``with`` block.
 
     Handlers of signals run in the main thread only. HDF5 works in a thread of its own, so that no handler raises in
-    the middle of its calls. That thread closes the file when it is told to, and when this object or the program ends:
-    a file that an interrupt left open would crash HDF5 at the end of the program.
+    the middle of its calls. The thread makes all calls that it was given before it ends, also if an interrupt ends the
+    wait for one: a file that is left open would crash HDF5 at the end of the program.
     """
 
     def __init__(self, path: Path):
         self._raw = _RawFile(path)
-        # Queues in C: an interrupt leaves no lock of theirs taken.
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        arguments = self._raw, self._jobs, self._answers, weakref.ref(self)
-        self._thread = threading.Thread(target=_serve, args=arguments, name="mpistrat-hdf5")
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "mpistrat-hdf5")
+        self._opened = self._thread.submit(h5py.File, self._raw, "w")
 
     def do(self, write: Callable[[h5py.File], _Result]) -> _Result:
         """Return ``write(file)``, called by the thread of this file.
 
         Raise OSError if bytes cannot be written to the disk.
         """
-        self._jobs.put(write)
-        answer = self._answers.get()
-        if answer.error is not None:
-            raise answer.error
+        result = self._thread.submit(lambda: write(self._opened.result())).result()
         self._raw.raise_error()
-        result: _Result = answer.result
         return result
 
-    def close(self) -> BaseException | None:
-        """Let the thread close the file, wait for it, and return the error that it met."""
-        self._jobs.put(None)
-        answer = self._answers.get()
-        while not answer.last:  # of a call that was interrupted
-            answer = self._answers.get()
-        self._thread.join()
-        return answer.error
-
-    def raise_error(self) -> None:
-        """Raise OSError if bytes could not be written to the disk."""
-        self._raw.raise_error()
-
-
-@contextlib.contextmanager
-def hdf5_output(path: Path) -> Iterator[Hdf5Output]:
-    """Make an HDF5 file, which is closed at the end of the block.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with hdf5_output(Path(folder.name) / "a.h5") as output:
-    ...     output.do(lambda file: file.create_dataset("x", data=[1, 2])).shape
-    (2,)
-    >>> with h5py.File(Path(folder.name) / "a.h5") as file:
-    ...     file["x"][()]
-    array([1, 2])
-    >>> folder.cleanup()
-    """
-    output = Hdf5Output(path)
-    failed: BaseException | None = None
-    try:
-        yield output
-    finally:
-        failed = output.close()
-    if failed is not None:
-        raise failed
-    output.raise_error()
-
-
-class _Answer(NamedTuple):
-    """What a call gave, or the error that it raised; the last one is that of closing the file."""
-
-    result: Any = None
-    error: BaseException | None = None
-    last: bool = False
-
-
-def _serve(
-    raw: _RawFile,
-    jobs: SimpleQueue[_Job | None],
-    answers: SimpleQueue[_Answer],
-    owner: weakref.ref[Hdf5Output],
-) -> None:
-    """Make the calls of a file, and close it."""
-    failed: BaseException | None = None
-    try:
-        with h5py.File(raw, "w") as file:
-            while (job := _next(jobs, owner)) is not None:
-                try:
-                    answers.put(_Answer(job(file)))
-                except BaseException as error:
-                    answers.put(_Answer(error=error))
-                del job
-    except BaseException as error:
-        failed = error
-    finally:
-        raw.close()
-        answers.put(_Answer(error=failed, last=True))
-
-
-def _next(jobs: SimpleQueue[_Job | None], owner: weakref.ref[Hdf5Output]) -> _Job | None:
-    """Return the next call, or None if there will be none: an interrupt may have ended the caller without a word."""
-    while True:
+    def _close(self) -> None:
         try:
-            return jobs.get(timeout=_LOOK_AROUND)
-        except Empty:
-            if owner() is None or not threading.main_thread().is_alive():
-                return None
+            self._opened.result().close()
+        finally:
+            self._raw.close()
+
+    def __enter__(self) -> Hdf5Output:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        closed = self._thread.submit(self._close)
+        self._thread.shutdown()
+        if error is None:
+            closed.result()
+            self._raw.raise_error()
 
 
 class _RawFile(io.RawIOBase):

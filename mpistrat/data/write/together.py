@@ -14,7 +14,7 @@ import numpy as np
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.write.boxes import write_box
 from mpistrat.data.write.by_all_ranks import all_or_raise, write_by_all
-from mpistrat.data.write.output_file import hdf5_output
+from mpistrat.data.write.output_file import Hdf5Output
 from mpistrat.data.write.storage import Storage, put
 from mpistrat.data.write.writable import NewColumn, WritableRows
 
@@ -112,7 +112,7 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
 
 def _make(storage: Storage, columns: Mapping[str, NewColumn], rows: int, temporary: Path) -> dict[str, int | None]:
     """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
-    with hdf5_output(temporary) as output:
+    with Hdf5Output(temporary) as output:
         made = output.do(partial(storage.create_all, columns, rows))
         return output.do(lambda file: {name: dataset.id.get_offset() for name, dataset in made.items()})
 
@@ -171,7 +171,7 @@ def _write_received(
     """Write the rows of all ranks: only one process at a time can write chunks with HDF5."""
     waiting = list(range(1, comm.size))
     try:
-        with hdf5_output(temporary) as output:
+        with Hdf5Output(temporary) as output:
             made = output.do(partial(storage.create_all, columns, starts[-1]))
             for start, part in storage.blocks(rows, columns, 0, rows.number):
                 output.do(partial(put, made, part, start))

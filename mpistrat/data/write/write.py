@@ -17,7 +17,7 @@ from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.split import piece
-from mpistrat.data.write.output_file import hdf5_output
+from mpistrat.data.write.output_file import Hdf5Output
 from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
 from mpistrat.data.write.together import Contribution, write_together
 from mpistrat.data.write.writable import (
@@ -169,7 +169,7 @@ def _write_file(
     begin: Callable[[h5py.File], object] | None = None,
 ) -> None:
     """Write blocks of rows to a new file, in which the row with the number ``first`` is the first one."""
-    with hdf5_output(temporary) as output:
+    with Hdf5Output(temporary) as output:
         if begin is not None:
             output.do(begin)
         made = output.do(make)
