@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -32,11 +32,6 @@ class Contribution(NamedTuple):
     storage: Storage
     overwrite: bool
 
-    def described(self) -> _Description:
-        """Return what the other ranks compare."""
-        options = self.target.name, self.storage.chunk, self.storage.compress, self.overwrite
-        return _Description(self.rows.number, self.rows.columns, options)
-
 
 class _Description(NamedTuple):
     """What a rank tells the others of its part before a file is made."""
@@ -58,22 +53,18 @@ def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None
     def described() -> _Description:
         nonlocal part
         part = prepare()
-        return part.described()
+        target, rows, storage, overwrite = part
+        return _Description(rows.number, rows.columns, (target.name, storage.chunk, storage.compress, overwrite))
 
     everyone: list[_Description] = all_or_raise(ranks, described)
-    target, rows, storage, overwrite = part
-    columns = _common(everyone)
-    starts = [0, *accumulate(each.number for each in everyone)]
-    first = starts[ranks.rank]
-    if storage.in_place(columns):
-        make: Callable[[Path], Any] = partial(_make, storage, columns, starts[-1])
-        write: Callable[[Path, Any], None] = partial(_write_in_place, storage, columns, rows, first, starts[-1])
+    shared = _SharedFile(part, _common(everyone), [each.number for each in everyone], ranks)
+    if part.storage.in_place(shared.columns):
+        make: Callable[[Path], Any] = shared.make
+        write: Callable[[Path, Any], None] = shared.write_in_place
     else:
         make = _nothing
-        write = partial(_send, storage, columns, rows, ranks.world)
-        if ranks.rank == 0:
-            write = partial(_write_received, storage, columns, rows, starts, ranks.world)
-    write_by_all(ranks, "write_hdf5", target, overwrite, make, write)
+        write = shared.write_received if ranks.rank == 0 else shared.send
+    write_by_all(ranks, "write_hdf5", part.target, part.overwrite, make, write)
 
 
 def _nothing(temporary: Path) -> None:
@@ -81,10 +72,7 @@ def _nothing(temporary: Path) -> None:
 
 
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
-    """Return the columns of the file. Ranks without rows need only have the same names.
-
-    Raise DatasetMismatchError or ValueError: on every rank, if the parts do not fit together.
-    """
+    """Return the columns of the file. Ranks without rows need only have the same names. Raise on every rank."""
     with_rows = [rank for rank, part in enumerate(parts) if part.number]
     if not with_rows:
         raise ValueError("there are no rows to write: all ranks gave arrays of length 0")
@@ -110,78 +98,64 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
     return parts[one].columns
 
 
-def _make(storage: Storage, columns: Mapping[str, NewColumn], rows: int, temporary: Path) -> dict[str, int | None]:
-    """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
-    with Hdf5Output(temporary) as output:
-        made = output.do(partial(storage.create_all, columns, rows))
-        return output.do(lambda file: {name: dataset.id.get_offset() for name, dataset in made.items()})
+class _SharedFile:
+    """The file as one rank writes it: ``columns`` are those of the file, ``numbers`` the rows of each rank."""
 
+    def __init__(self, part: Contribution, columns: dict[str, NewColumn], numbers: Sequence[int], ranks: Topology):
+        self.columns, self._rows, self._storage = columns, part.rows, part.storage
+        self._starts, self._ranks = [0, *accumulate(numbers)], ranks
 
-def _write_in_place(
-    storage: Storage,
-    columns: Mapping[str, NewColumn],
-    rows: WritableRows,
-    first: int,
-    total: int,
-    temporary: Path,
-    places: Mapping[str, int | None],
-) -> None:
-    """Write the rows of this rank where they belong in the file, without HDF5."""
-    if not rows.number:
-        return
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for start, part in storage.blocks(rows, columns, 0, rows.number):
-            for name, values in part.items():
-                place = places[name]
-                if place is not None:
-                    data = np.ascontiguousarray(values, columns[name].dtype)
-                    offset = first + start, *[0] * (data.ndim - 1)
-                    write_box(descriptor, data, offset, (total, *data.shape[1:]), place)
-        os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
-    finally:
-        os.close(descriptor)
+    def _blocks(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        return self._storage.blocks(self._rows, self.columns, 0, self._rows.number)
 
-
-def _send(
-    storage: Storage,
-    columns: Mapping[str, NewColumn],
-    rows: WritableRows,
-    comm: Any,
-    temporary: Path,
-    places: None,
-) -> None:
-    """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
-    try:
-        for _, part in storage.blocks(rows, columns, 0, rows.number):
-            comm.send(part, 0, _TAG)
-    finally:
-        comm.send(None, 0, _TAG)
-
-
-def _write_received(
-    storage: Storage,
-    columns: Mapping[str, NewColumn],
-    rows: WritableRows,
-    starts: list[int],
-    comm: Any,
-    temporary: Path,
-    places: None,
-) -> None:
-    """Write the rows of all ranks: only one process at a time can write chunks with HDF5."""
-    waiting = list(range(1, comm.size))
-    try:
+    def make(self, temporary: Path) -> dict[str, int | None]:
+        """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
         with Hdf5Output(temporary) as output:
-            made = output.do(partial(storage.create_all, columns, starts[-1]))
-            for start, part in storage.blocks(rows, columns, 0, rows.number):
-                output.do(partial(put, made, part, start))
-            while waiting:
-                at = starts[waiting[0]]
-                while (part := comm.recv(source=waiting[0], tag=_TAG)) is not None:
-                    output.do(partial(put, made, part, at))
-                    at += len(next(iter(part.values())))
-                del waiting[0]
-    finally:
-        for rank in waiting:  # after an error, the others must not wait for this rank
-            while comm.recv(source=rank, tag=_TAG) is not None:
-                pass
+            made = output.do(partial(self._storage.create_all, self.columns, self._starts[-1]))
+            return output.do(lambda file: {name: dataset.id.get_offset() for name, dataset in made.items()})
+
+    def write_in_place(self, temporary: Path, places: Mapping[str, int | None]) -> None:
+        """Write the rows of this rank where they belong in the file, without HDF5."""
+        if not self._rows.number:
+            return
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for start, part in self._blocks():
+                for name, values in part.items():
+                    place = places[name]
+                    if place is not None:
+                        data = np.ascontiguousarray(values, self.columns[name].dtype)
+                        offset = self._starts[self._ranks.rank] + start, *[0] * (data.ndim - 1)
+                        write_box(descriptor, data, offset, (self._starts[-1], *data.shape[1:]), place)
+            os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
+        finally:
+            os.close(descriptor)
+
+    def send(self, temporary: Path, made: None) -> None:
+        """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
+        comm = self._ranks.world
+        try:
+            for _, part in self._blocks():
+                comm.send(part, 0, _TAG)
+        finally:
+            comm.send(None, 0, _TAG)
+
+    def write_received(self, temporary: Path, made: None) -> None:
+        """Write the rows of all ranks: only one process at a time can write chunks with HDF5."""
+        comm = self._ranks.world
+        waiting = list(range(1, comm.size))
+        try:
+            with Hdf5Output(temporary) as output:
+                datasets = output.do(partial(self._storage.create_all, self.columns, self._starts[-1]))
+                for start, part in self._blocks():
+                    output.do(partial(put, datasets, part, start))
+                while waiting:
+                    at = self._starts[waiting[0]]
+                    while (part := comm.recv(source=waiting[0], tag=_TAG)) is not None:
+                        output.do(partial(put, datasets, part, at))
+                        at += len(next(iter(part.values())))
+                    del waiting[0]
+        finally:
+            for rank in waiting:  # after an error, the others must not wait for this rank
+                while comm.recv(source=rank, tag=_TAG) is not None:
+                    pass
