@@ -193,15 +193,6 @@ def naming(where: str) -> Iterator[None]:
     """Raise any error of h5py as a `DataFileError` that says where; errors of this file pass as they are.
 
     h5py answers damage with errors of many kinds, few of which name the file.
-
-    Examples
-    --------
-    >>> try:
-    ...     with naming("file 'a.h5'"):
-    ...         raise KeyError("wrong signature")
-    ... except DataFileError as error:
-    ...     print(error)
-    file 'a.h5': HDF5 cannot read it (wrong signature); fix: it is damaged, copy or write it again
     """
     try:
         yield
@@ -215,17 +206,7 @@ def naming(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_damage(path: str) -> Iterator[None]:
-    """Raise any error of a library that does not expect a damaged file as a `DataFileError` that names the file.
-
-    Examples
-    --------
-    >>> try:
-    ...     with naming_damage("a.zarr"):
-    ...         raise ZeroDivisionError("chunks of 0 rows")
-    ... except DataFileError as error:
-    ...     print(error)
-    file 'a.zarr': it cannot be described (ZeroDivisionError: chunks of 0 rows); fix: copy or write it again
-    """
+    """Raise an error of a library that does not expect a damaged file as a `DataFileError` that names the file."""
     try:
         yield
     except (*_OWN, OSError, ImportError):

@@ -7,10 +7,7 @@ from mpistrat.runtime.environment import rc
 
 
 def check_bytes(nbytes: int, where: str, what: str) -> None:
-    """Refuse something that must be held in memory as a whole, such as a row or a decoded chunk.
-
-    Raise DataFileError if it is larger than ``mpistrat.rc.data_block_bytes``.
-    """
+    """Raise DataFileError if what must be held in memory as a whole exceeds ``mpistrat.rc.data_block_bytes``."""
     if nbytes > rc.data_block_bytes:
         raise DataFileError(
             f"{where}: {what} has {nbytes} bytes, and MPISTRAT_DATA_BLOCK_BYTES={rc.data_block_bytes} is the limit; "
@@ -19,10 +16,7 @@ def check_bytes(nbytes: int, where: str, what: str) -> None:
 
 
 def check_blocks(count: int, where: str) -> None:
-    """Refuse a dataset of too many chunks, or other blocks of which a table is kept.
-
-    Raise DataFileError if there are more than ``mpistrat.rc.data_blocks``.
-    """
+    """Raise DataFileError if a table of more blocks than ``mpistrat.rc.data_blocks`` would be kept."""
     if count > rc.data_blocks:
         raise DataFileError(
             f"{where}: it has {count} chunks or more, and MPISTRAT_DATA_BLOCKS={rc.data_blocks} is the limit; fix: "

@@ -14,10 +14,7 @@ from mpistrat.runtime.environment import rc
 
 
 def check(path: str, where: str = "") -> None:
-    """Check that a path, if it exists, is a regular file or a folder, and lies in ``mpistrat.rc.data_root``.
-
-    Raise DataFileError if not. The message begins with ``where``, or names the file.
-    """
+    """Raise DataFileError unless a path is a regular file or folder in ``mpistrat.rc.data_root``, or does not exist."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # the code that opens it has a better message

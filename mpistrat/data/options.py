@@ -176,15 +176,7 @@ class InputOptions(_InputOptions):
 
 
 def check_input_options(options: InputOptions | None) -> None:
-    """Raise if input options contradict each other.
-
-    Raises
-    ------
-    TypeError
-        If ``options`` is neither None nor an InputOptions.
-    ValueError
-        If a dataset on the device is combined with PER_WORKER or with fetching to the device.
-    """
+    """Raise TypeError if this is neither None nor an InputOptions, and ValueError if options contradict each other."""
     if options is None:
         return
     if not isinstance(options, InputOptions):
@@ -208,11 +200,7 @@ def _is_int(value: Any) -> bool:
 
 
 class _Settable:
-    """An object with options: defaults in the class, and in the instance those that were given.
-
-    ``_rules`` has for each option a test of its values, the error for others, and what is needed. None stands for the
-    default.
-    """
+    """An object with options. ``_rules`` has for each a test of its values, the error for others, and what is needed."""
 
     _rules: ClassVar[dict[str, tuple[Callable[[Any], bool], type[Exception], str]]]
 

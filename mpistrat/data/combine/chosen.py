@@ -19,20 +19,14 @@ if TYPE_CHECKING:
 
 
 class ChosenSource(CombinedSource):
-    """Rows of some parts. A row has the number of its part, and the numbers that it has there.
-
-    A subclass has `chosen`: the part of each row, and which row of the part it is.
-    """
+    """Rows of some parts. A row has the number of its part, and the numbers that it has there."""
 
     def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of the part of each row, and the number of the row in that part."""
         raise NotImplementedError
 
     def element_spec(self) -> Any:
-        """Return the structure of one row. None stands for a dimension in which the parts differ.
-
-        Raise DatasetMismatchError if the parts differ in structure or dtype.
-        """
+        """Return the structure of one row, or raise DatasetMismatchError. None is a dimension in which parts differ."""
         found = self.parts[0].plan.element_spec()
         for number, part in enumerate(self.parts[1:], 1):
             found = common_spec((0, found), (number, part.plan.element_spec()))
@@ -95,10 +89,7 @@ class ChosenSource(CombinedSource):
 
 
 def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
-    """Return the structure of elements of two datasets, given with their numbers. None: the dimensions differ.
-
-    Raise DatasetMismatchError if structure, dtypes or numbers of dimensions differ.
-    """
+    """Return the structure of elements of two datasets, given with their numbers, or raise DatasetMismatchError."""
     (number, one), (number_of_other, other) = a, b
     leaves, rebuild = nest.flatten(one)
     others, _ = nest.flatten(other)

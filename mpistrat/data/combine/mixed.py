@@ -27,10 +27,7 @@ _END = object()
 
 
 def drawn(seed: int, weights: Sequence[float], block: int, left: np.ndarray) -> np.ndarray:
-    """Return a block of random choices between the datasets that ``left`` is true for, the same in every call.
-
-    The block is empty if these have no weight.
-    """
+    """Return a block of random choices between the datasets that are ``left``; empty if these have no weight."""
     usable = np.where(left, np.asarray(weights, float), 0.0)
     total = usable.sum()
     if not total:
@@ -46,17 +43,8 @@ class Choices:
     """The dataset of every row of a mixture, and which row of the dataset it is.
 
     Blocks of choices are drawn from the first one on. Only the rows that each dataset has given before a block are
-    kept: 8 bytes for each dataset and 4096 rows. None is the length of an endless dataset. With ``stop`` the rows
-    end with the first choice of a dataset that has none left. Otherwise such choices are left out.
-
-    Examples
-    --------
-    >>> choices = Choices(1, [0.5, 0.5], [2, 3], stop=False)
-    >>> choices.length
-    5
-    >>> which, number = choices(np.arange(5))
-    >>> number[which == 0], number[which == 1]
-    (array([0, 1]), array([0, 1, 2]))
+    kept: 8 bytes for each dataset and 4096 rows. With ``stop`` the rows end with the first choice of a dataset that has
+    none left. Otherwise such choices are left out.
     """
 
     def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
@@ -135,10 +123,7 @@ class Choices:
 
 
 class Drawn(OfParts):
-    """Parts of which each gives its rows in its own order. The part of each row is drawn, the same in every iteration.
-
-    ``stop`` says whether the rows end where a part has none left.
-    """
+    """Parts of which each gives its rows in its order, as drawn. With ``stop`` the rows end where a part has none left."""
 
     word = "sample_from_datasets"
 

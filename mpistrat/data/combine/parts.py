@@ -81,10 +81,7 @@ class DatasetPart(Definition):
 
 
 class OfParts:
-    """The methods of a source that let its parts do the same. It stands before `Source` or `StreamSource`.
-
-    ``word`` is the kind of combination.
-    """
+    """The methods of a source that let its parts do the same. It stands before `Source` or `StreamSource`."""
 
     word: str
 
@@ -129,11 +126,7 @@ class OfParts:
 
 
 class CombinedSource(OfParts, Source):
-    """The rows of some datasets, combined.
-
-    A subclass says how: `length`, `numbers`, `each`, `element_spec` and `of_parts`. It reads at least one row: a plan
-    makes empty batches of the specs.
-    """
+    """The rows of some datasets, combined. It reads at least one row: a plan makes empty batches of the specs."""
 
     def __len__(self) -> int:
         if self.length is None:

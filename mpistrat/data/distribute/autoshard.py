@@ -40,10 +40,7 @@ MOST_IMBALANCE = 0.05
 
 
 class Reading(NamedTuple):
-    """A plan that reads for so many replicas of this rank as ``fed``.
-
-    ``rows(k, iteration)`` are those of batch ``k``, which replica ``k % fed`` gets in step ``k // fed``.
-    """
+    """A plan that reads for so many replicas of this rank as ``fed``. ``rows(k, iteration)`` are those of batch ``k``."""
 
     plan: Any
     fed: int
@@ -55,15 +52,7 @@ class Reading(NamedTuple):
 
 
 def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[range]:
-    """Return the replicas that each input pipeline feeds.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> replicas = ReplicaGroup(SimpleNamespace(size=2, rank=0), [range(2), range(2, 5)])
-    >>> pipelines_of(replicas), len(pipelines_of(replicas, per_replica=True))
-    ([range(0, 2), range(2, 5)], 5)
-    """
+    """Return the replicas that each input pipeline feeds."""
     if replicas.is_virtual or per_replica:
         return [range(each, each + 1) for each in range(replicas.size)]
     blocks = {replicas.block_of(replicas.rank_of(each)) for each in range(replicas.size)}
@@ -73,23 +62,9 @@ def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[rang
 class Division:
     """The part of a dataset that the replicas of a rank get.
 
-    Attributes
-    ----------
-    name : str
-        The policy.
-    steps : int or None
-        Number of steps of an epoch, equal on all replicas. None if the epoch is endless.
-    readings : sequence of Reading
-        The plans by which this rank reads for its replicas, in the order of replicas.
-    whole : Definition
-        The whole dataset.
-    pipelines : list of range
-        The replicas that each pipeline feeds.
-    ranks : Topology or None
-        The ranks, if the number of rows is unknown before their end. Then they exchange a flag at each step, until no
-        replica has a row.
-    balance : bool
-        Whether files are dealt by their lengths.
+    ``whole`` is the whole dataset, and ``readings`` the plans by which this rank reads for its replicas, in their
+    order. An epoch has so many ``steps`` on all replicas, None if it is endless. ``ranks`` are given if the number of
+    rows is unknown: they exchange a flag at each step, until no replica has a row.
     """
 
     name: str
@@ -166,10 +141,7 @@ class Division:
         return self.replicas.count == 1 and not self.replicas.is_virtual
 
     def formed(self, batches: Sequence[Any]) -> Any:
-        """Return the batches of the replicas of this rank as the program gets them, with PerReplica values as leaves.
-
-        Raise ValueError if their structures differ.
-        """
+        """Return the batches of the replicas of this rank as the program gets them. Raise if their structures differ."""
         if self._bare:
             return batches[0]
         leaves, rebuild = nest.flatten(batches[0])
@@ -327,24 +299,16 @@ def divide(
     balance: bool,
     ranks: Topology | None = None,
 ) -> Division:
-    """Return the division that a policy asks for. ``ranks`` are given if the number of rows is unknown.
-
-    Raise ValueError: on every replica, if the policy does not suit the dataset.
-    """
+    """Return the division that a policy asks for. Raise ValueError on every replica if it does not suit the dataset."""
     return _DIVISIONS[policy](Definition(source, tuple(transforms)), replicas, ranks, balance)
 
 
 def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
     """Return the files of every replica.
 
-    Files are dealt round-robin. With ``balance`` the longest file comes first, and each file goes to the
-    replica with the fewest rows. That is the LPT rule of Graham, "Bounds on Multiprocessing Timing Anomalies"
-    (1969). Its longest share is at most a third longer than the best possible one.
-
-    Examples
-    --------
-    >>> deal([5, 1, 1, 3], 2, balance=False), deal([5, 1, 1, 3], 2, balance=True)
-    ([[0, 2], [1, 3]], [[0], [1, 2, 3]])
+    With ``balance`` the longest file comes first, and each file goes to the replica with the fewest rows. That is the
+    LPT rule of Graham, "Bounds on Multiprocessing Timing Anomalies" (1969). Its longest share is at most a third longer
+    than the best possible one.
     """
     if not balance:
         return [list(range(replica, len(rows), replicas)) for replica in range(replicas)]
@@ -359,13 +323,7 @@ def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
 
 
 def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
-    """Return by what fraction the longest share of files is longer than the mean.
-
-    Examples
-    --------
-    >>> imbalance([6, 1, 1], 2, balance=False), imbalance([6, 1, 1], 2, balance=True)
-    (0.75, 0.5)
-    """
+    """Return by what fraction the longest share of files is longer than the mean."""
     longest = max(sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance))
     return longest * replicas / sum(rows) - 1
 

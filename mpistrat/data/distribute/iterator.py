@@ -33,10 +33,7 @@ _FURTHER = ("bfloat16",)
 
 
 class OnItsWay(NamedTuple):
-    """A batch whose arrays of numbers are being copied to a GPU.
-
-    ``leaves`` has None in place of each array that is copied, and ``rebuild`` makes the batch from its leaves.
-    """
+    """A batch that is being copied to a GPU. ``leaves`` has None for each array that is copied."""
 
     leaves: list[Any]
     rebuild: Callable[[list[Any]], Any]
@@ -44,10 +41,7 @@ class OnItsWay(NamedTuple):
 
 
 def fetched(batch: Any, device: Device) -> Any:
-    """Start the copy of a batch to a device, and return what `handed_over` takes; on the host, the batch itself.
-
-    A thread that reads ahead continues with the next batch while this one is copied and the GPU computes.
-    """
+    """Start the copy of a batch to a device, and return what `handed_over` takes; on the host, the batch itself."""
     if device.kind == "cpu":
         return batch
     leaves, rebuild = _by_replica(batch)
@@ -95,18 +89,9 @@ class Pass:
 class Passes:
     """The state that a distributed dataset shares with its iterators.
 
-    With ``prefetch`` None and AUTOTUNE the library chooses how many batches are read ahead.
-
-    Attributes
-    ----------
-    device : Device
-        The device to which batches are fetched.
-    making : MakingLock
-        A lock: one thread at a time runs the functions of the program.
-    in_line : bool
-        Whether the program made the batches of the last epoch itself, because a thread would have won nothing. Assumed
-        for the first epoch, unless it asked for read-ahead: two threads that read compete for memory and the GIL, and
-        being wrong costs two reads.
+    ``in_line`` tells whether the program made the batches of the last epoch itself, because a thread would have won
+    nothing. It is assumed for the first epoch, unless the program asked for read-ahead: two threads that read compete
+    for memory and the GIL, and being wrong costs two reads.
     """
 
     def __init__(self, division: Division, ranks: Topology, prefetch: int | None):

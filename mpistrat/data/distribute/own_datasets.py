@@ -21,7 +21,7 @@ class OwnDatasets(Division):
     """The division of datasets that the pipelines made themselves, each in batches of its own size.
 
     ``datasets`` are those of the pipelines of this rank. ``shared`` is what a state says of the datasets of all
-    pipelines, if it must not depend on the rank. ``ranks`` are given if the length of some datasets is unknown.
+    pipelines, if it must not depend on the rank.
     """
 
     name = "its own"

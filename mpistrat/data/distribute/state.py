@@ -59,8 +59,7 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
 def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Position]:
     """Return the division with the seeds of a state, and the position that the state names.
 
-    Raise TypeError if ``state`` is not a state. Raise ValueError if the state is of another dataset, or of
-    another division that this one cannot continue.
+    Raise TypeError if ``state`` is not a state, and ValueError if this division cannot continue it.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise TypeError(f"restore() needs what state() returned, not {state!r:.200}")

@@ -31,11 +31,7 @@ _mailboxes: weakref.WeakKeyDictionary[Any, Mailbox] = weakref.WeakKeyDictionary(
 
 
 class ThroughputLog:
-    """A counter of the samples and bytes of an iterator, and of the time that the program waits for them.
-
-    Rank 0 logs. Several ranks need a communicator ``ranks.world`` for that, and the number of the dataset, equal on
-    all.
-    """
+    """A counter of the samples and bytes of an iterator, and of the time that the program waits for them."""
 
     def __init__(self, ranks: Topology, dataset: int):
         self._ranks, self._dataset = ranks, dataset

@@ -61,10 +61,7 @@ class BlockReader(KeepingReader):
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
-        """Read ascending rows of a file. Row ``rows[i]`` goes to ``where[i]`` of each column.
-
-        Raise DataFileError if the file has changed since it was described, or cannot be read.
-        """
+        """Read ascending rows, as `FileReader.read_rows`. Raise DataFileError if the file has changed."""
         blocks = blocks_of(record).starts.searchsorted(rows, side="right") - 1
         with self._alone():
             self._check(path, record)

@@ -29,11 +29,7 @@ _TIMES = re.compile(r"[0-9T:.+\-NaZ \t\n]*")
 
 
 class Csv(BlockFormat):
-    """Files of lines with values that a character separates.
-
-    ``dtypes`` has the types of columns, float64 for others. Without ``header`` columns are named "0", "1" and so
-    on.
-    """
+    """Files of lines of values. Columns have ``dtypes``; without ``header`` they are named ``0``, ``1``, ..."""
 
     name: ClassVar[str] = "CSV"
     named: ClassVar[str] = "columns"

@@ -39,10 +39,7 @@ ITSELF = "."
 
 
 def refuse_code(path: str, names: Sequence[str]) -> None:
-    """Refuse a store whose metadata names Python objects, or a codec that unpickles.
-
-    Raise DataFileError if it does, if its metadata is larger than 64 MiB, or if the store is not a folder.
-    """
+    """Raise DataFileError if a store's metadata names Python objects or a codec that unpickles, or is too large."""
     if not os.path.isdir(path):
         raise not_of_format(path, "from_zarr", "it is no Zarr store; fix: give the folder of one, unpacked")
     for folder in dict.fromkeys([path, *(os.path.join(path, name) for name in names)]):

@@ -34,12 +34,9 @@ def _length(dataset: h5py.Dataset) -> int:
 
 
 def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset], int] = _length) -> FileRecord:
-    """Return the record of the datasets ``names`` of a file.
+    """Return the record of the datasets ``names`` of a file. Raise an error that names the file if something is wrong.
 
     ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
-
-    Raise DataFileError, DatasetNotFoundError, DatasetMismatchError or FilterUnavailableError if something is
-    wrong with the file. The message names it.
     """
     with opened(path) as file:
         found = os.stat(path)

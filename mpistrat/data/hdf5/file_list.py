@@ -19,8 +19,7 @@ class FileList:
     """The files of a path, a glob pattern, or an iterable of those. They are searched when first needed.
 
     They keep this order, but the matches of a pattern are sorted. ``format`` says in messages what they are, and
-    ``folders`` whether a "file" is a folder. Raise TypeError if an entry is not a path, and ValueError if the list
-    is empty or a name is a URL.
+    ``folders`` whether a "file" is a folder. Raise TypeError or ValueError for what is not a path.
     """
 
     def __init__(self, files: Any, format: str = "HDF5", folders: bool = False):
@@ -37,11 +36,7 @@ class FileList:
         self._found: Sequence[str] | None = None
 
     def paths(self) -> Sequence[str]:
-        """Return the absolute paths of the files.
-
-        Raise FileNotFoundError if a file does not exist, or a pattern does not match a file. Raise
-        IsADirectoryError if a path names a directory.
-        """
+        """Return the absolute paths. Raise FileNotFoundError for a missing file, IsADirectoryError for a folder."""
         if self._found is None:
             self._found = [path for name in self.given for path in _matches(name, self._folders, self._format)]
         return self._found

@@ -17,10 +17,7 @@ _MOST_LINKS = 16  # that HDF5 follows
 
 
 def check(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS) -> None:
-    """Check the files to which the links of a name lead, before HDF5 opens them.
-
-    Raise DataFileError if one of them is not a regular file, or lies outside of ``mpistrat.rc.data_root``.
-    """
+    """Check the files to which the links of a name lead, as `named_files.check`, before HDF5 opens them."""
     group, parts = file, _parts(name)
     while parts and left:
         part = parts.popleft()

@@ -27,10 +27,7 @@ _WHOLE_FILE = h5py.h5f.UNLIMITED
 
 
 class ChunkIndex(NamedTuple):
-    """The chunks that are in the file, in C order of the grid that all of them make.
-
-    ``numbers`` has the place of each in the grid, ascending. ``masks`` tells bit by bit which filters were skipped.
-    """
+    """The chunks that are in the file: places in the grid of all in C order, ascending, and which filters were skipped."""
 
     numbers: np.ndarray
     offsets: np.ndarray
@@ -39,10 +36,7 @@ class ChunkIndex(NamedTuple):
 
 
 def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
-    """Return the index of a dataset, which ``where`` names in errors.
-
-    Raise DataFileError if it contradicts the shape of the dataset or itself.
-    """
+    """Return the index of a dataset. Raise DataFileError if it contradicts the shape of the dataset or itself."""
     shape, chunk = np.array(dataset.shape, np.uint64), np.array(dataset.chunks, np.uint64)
     grid = -(-np.array(dataset.shape) // dataset.chunks)
     possible = math.prod(grid.tolist())
@@ -64,10 +58,7 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
 
 
 def check_places(where: str, index: ChunkIndex, file_bytes: int) -> None:
-    """See that the stored bytes of chunks lie inside of a file of this size, none of them in two chunks.
-
-    Raise DataFileError if not.
-    """
+    """Raise DataFileError unless all chunks lie inside of a file of this size, no byte in two of them."""
     order = np.argsort(index.offsets, kind="stable")
     starts, sizes = index.offsets[order], index.sizes[order]
     # Compared without a sum, which might wrap around.
@@ -146,10 +137,7 @@ def _damaged(where: str, what: str) -> DataFileError:
 
 
 class Locator:
-    """Locator of the rows of one dataset of a file. It collects the other files that hold some of them.
-
-    The file at ``path`` has number 0.
-    """
+    """Locator of the rows of one dataset of a file, which has number 0. It collects the other files with rows."""
 
     def __init__(self, path: str):
         self._path = path
@@ -158,10 +146,7 @@ class Locator:
         self.others: list[OtherFile] = []
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
-        """Return the layout of a dataset that is in the file ``path``, or linked from it.
-
-        Raise DataFileError if rows were never written, or are missing. The message begins with ``where``.
-        """
+        """Return the layout of a dataset in a file, or linked from it. Raise DataFileError if rows are missing."""
         home = dataset.file.filename
         number = self.number(home)
         found: Layout

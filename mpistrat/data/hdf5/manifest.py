@@ -38,10 +38,7 @@ _MOST_IN_IDENTITY = 64 << 10
 
 
 class Manifest(NamedTuple):
-    """The files that have rows, and their records.
-
-    ``offsets[i]`` is the number of the first row of ``files[i]``. The last entry is the number of all rows.
-    """
+    """The files that have rows, their records, and the number of the first row of each, with that of all rows last."""
 
     files: tuple[str, ...]
     records: tuple[FileRecord, ...]
@@ -73,10 +70,7 @@ class Manifest(NamedTuple):
         return self.files[number], self.records[number], int(self.offsets[number])
 
     def blocks(self, memory: int | None = None) -> Blocks:
-        """Return the blocks of the rows: whole chunks, or about 1.5 MiB of rows; less if ``memory`` is small.
-
-        The chunks are those of the dataset with the largest rows, and if possible of all datasets.
-        """
+        """Return the blocks of the rows: whole chunks of the dataset with the largest rows, if it can be of all."""
         sizes = [column.row_bytes for column in self.columns]
         decoded: list[set[WholeChunks]] = [set() for _ in sizes]
         for record in self.records:
@@ -116,8 +110,7 @@ def unpacked(packed: str) -> list[tuple[str, int, int]]:
 class Manifests:
     """Builder of a manifest. It remembers the files that were described already.
 
-    ``kept_in`` is the file that keeps the manifest between jobs, or None. ``describe`` maps a path and the names of
-    the columns to the record of the file.
+    ``kept_in`` is the file that keeps the manifest between jobs, or None.
     """
 
     def __init__(
@@ -161,10 +154,7 @@ class Manifests:
         return self._joined(records, warn=True)
 
     def shared(self, ranks: Topology) -> Manifest:
-        """Return the manifest: one rank finds the files, and each describes a part of them. Collective.
-
-        A fault in a file raises on all ranks.
-        """
+        """Return the manifest, described by the ranks together. Collective; a fault in a file raises on all ranks."""
         start, waited = time.perf_counter(), 0.0
 
         def together(collective: Callable[..., Any], *arguments: Any) -> Any:

@@ -41,10 +41,7 @@ def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequen
 
 
 def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
-    """Return the records of these files from the manifest ``path``, or None if it does not exist.
-
-    Raise DataFileError if the file is not a manifest, or is the manifest of other files or datasets.
-    """
+    """Return the records from the manifest ``path``, None if it does not exist. Raise DataFileError if it is another."""
     from mpistrat.data.hdf5.records import from_json
 
     try:
@@ -79,10 +76,7 @@ def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileReco
 
 
 def check(path: str, file: str, record: FileRecord) -> None:
-    """Check that a file has not changed since the manifest was written.
-
-    Raise DataFileError if the file has changed or is missing.
-    """
+    """Check that a file has not changed since the manifest was written. Raise DataFileError if it has."""
     for name, size, mtime_ns in _parts(file, record):
         try:
             found = os.stat(name)
@@ -95,10 +89,7 @@ def check(path: str, file: str, record: FileRecord) -> None:
 
 
 def check_same(path: str, file: str, record: FileRecord, found: FileRecord) -> None:
-    """Check that a record of the manifest is that of its file, but for times of writing.
-
-    Raise DataFileError if not.
-    """
+    """Check that a record of the manifest is that of its file, but for times. Raise DataFileError if not."""
     from mpistrat.data.hdf5.records import to_json, without_times
 
     if to_json(without_times(record)) != to_json(without_times(found)):

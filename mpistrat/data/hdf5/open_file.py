@@ -25,10 +25,7 @@ def opened(path: str) -> Iterator[h5py.File]:
 
 
 def open_file(path: str) -> h5py.File:
-    """Return a file opened for reading.
-
-    Raise DataFileError if the file cannot be opened. The message says why.
-    """
+    """Return a file opened for reading. Raise DataFileError, which says why, if it cannot be opened."""
     try:
         size = os.stat(path).st_size
     except OSError as error:
@@ -69,10 +66,7 @@ def _open_as_others_do(path: str) -> h5py.File:
 
 
 def writer_of(path: str) -> str:
-    """Return a text that names the process of this node that has locked a file for writing.
-
-    Processes of other containers and other nodes cannot be found.
-    """
+    """Return a text that names the process of this node that has locked a file for writing, if it can be seen."""
     with contextlib.suppress(OSError):
         inode = os.stat(path).st_ino
         for line in Path("/proc/locks").read_text().splitlines():

@@ -27,8 +27,7 @@ _LAYOUTS_KEPT = 256
 class KeepingReader:
     """The base of readers, which keep so many decoded bytes. One thread reads at a time.
 
-    Open files belong to the process that opened them: after a fork the child begins anew. ``describe`` describes a
-    file again that was written to since.
+    Open files belong to the process that opened them: after a fork the child begins anew.
     """
 
     fewest_kept = 2
@@ -54,7 +53,7 @@ class KeepingReader:
         self._decoded.shared = shared
 
     def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
-        """Return whether a file with another time of writing than described still has the same description.
+        """Return whether a file with another time of writing still has the described contents.
 
         The time differs after the file was written to, or if clocks differ between nodes.
         """
@@ -71,10 +70,7 @@ class KeepingReader:
 
 
 class FileReader(KeepingReader):
-    """Reader of rows. It keeps the most recently used files open.
-
-    So many files as ``most_open`` may be open for direct reads. HDF5 has at most 16 files open besides.
-    """
+    """Reader of rows, which keeps so many files open for direct reads, and at most 16 by HDF5."""
 
     def __init__(
         self,
@@ -94,10 +90,7 @@ class FileReader(KeepingReader):
     close = _start
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
-        """Read the rows of a file from ``first`` on. ``out`` has one array for each column.
-
-        Raise DataFileError if the file has changed since it was described, or cannot be read.
-        """
+        """Read the rows of a file from ``first`` on, an array for each column. Raise DataFileError if it has changed."""
         with self._alone():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (first, first + len(values) - 1)) as files:
@@ -111,10 +104,7 @@ class FileReader(KeepingReader):
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
-        """Read ascending rows of a file, each at most once. Row ``rows[i]`` goes to ``where[i]`` of each column.
-
-        Raise DataFileError as in `read_run`.
-        """
+        """Read ascending rows, each at most once, as `read_run`. Row ``rows[i]`` goes to ``where[i]`` of each column."""
         with self._alone():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (rows[0], rows[-1])) as files:

@@ -42,27 +42,12 @@ class Contiguous(NamedTuple):
 
 
 class Chunked(NamedTuple):
-    """Layout of rows in chunks. Chunks are numbered in C order of their grid.
+    """Layout of rows in chunks, which are numbered in C order of their grid, in a column's file.
 
-    Most chunks follow each other in the file, so their offsets are kept as runs. Chunk ``run_starts[i]`` begins
-    at ``run_offsets[i]``. Each later chunk of the run begins where the chunk before it ends.
-
-    Attributes
-    ----------
-    file : int
-        Number of the column's file that has the chunks.
-    chunk : tuple of int
-        Shape of a chunk, with the dimensions of an array type.
-    filters : tuple of (int, tuple of int)
-        Number and parameters of each filter, in the order of writing.
-    chunks : int
-        Number of chunks.
-    run_starts, run_offsets : numpy.ndarray
-        Number and offset of the first chunk of each run.
-    sizes : numpy.ndarray
-        Stored bytes of each chunk. A single number if all are equal.
-    masks : numpy.ndarray
-        The filters that were skipped for each chunk, as bits. Empty if no filter was skipped.
+    Most chunks follow each other in the file, so their offsets are kept as runs. Chunk ``run_starts[i]`` begins at
+    ``run_offsets[i]``. Each later chunk of the run begins where the chunk before it ends. ``sizes`` has the stored
+    bytes of each chunk, or one number if all are equal, and ``masks`` the filters that were skipped, as bits; empty if
+    none was.
     """
 
     file: int
@@ -107,10 +92,7 @@ class Chunked(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a virtual dataset: its ``rows`` rows from ``first`` on are the source's rows from ``source`` on.
-
-    The source has ``layout_rows`` rows in all.
-    """
+    """A part of a virtual dataset: its ``rows`` rows from ``first`` on are those of the source from ``source`` on."""
 
     first: int
     rows: int
@@ -126,10 +108,7 @@ class Joined(NamedTuple):
 
 
 class ThroughHdf5(NamedTuple):
-    """Layout of rows that only HDF5 can read, and the reason.
-
-    ``lacking`` rows follow those of the dataset and have its fill value.
-    """
+    """Layout of rows that only HDF5 can read, and why. ``lacking`` rows follow, which have the fill value."""
 
     reason: str
     lacking: int = 0
@@ -138,8 +117,7 @@ class ThroughHdf5(NamedTuple):
 class InBlocks(NamedTuple):
     """Layout of rows that the library of a format reads in blocks, for other formats than HDF5.
 
-    ``starts`` has the first row of each block, and as its last entry the number of rows. ``places`` tells where the
-    blocks lie, if the format needs that; otherwise it is empty.
+    ``starts`` has the first row of each block, and the number of rows. ``places`` tells where blocks lie, if need be.
     """
 
     starts: np.ndarray
@@ -155,27 +133,11 @@ Layout = Contiguous | Chunked | Joined | ThroughHdf5 | InBlocks
 
 
 class Column(NamedTuple):
-    """One HDF5 dataset: the type of its rows, and their layout.
+    """One HDF5 dataset: the type of its rows, and their layout. ``stored`` is the dtype as it is in the file.
 
-    Attributes
-    ----------
-    name : str
-        Name of the dataset.
-    shape, dtype : tuple of int, numpy.dtype
-        Shape and dtype of a row, in the byte order of this machine.
-    chunk_rows, chunk_bytes : int
-        Rows of a chunk, and its bytes when decoded. 0 for a dataset without chunks.
-    filtered : bool
-        Whether a row can be read only by decoding its whole chunk.
-    checksum : bool
-        Whether chunks have a checksum.
-    stored : numpy.dtype
-        ``dtype`` as it is in the file.
-    layout : Contiguous, Chunked, Joined or ThroughHdf5
-        Where the rows lie.
-    others : tuple of OtherFile
-        The other files that hold rows. File 0 is the file that has the dataset, and file ``i + 1`` is
-        ``others[i]``. Extents and chunks use these numbers.
+    A chunk has ``chunk_rows`` rows, and ``chunk_bytes`` when decoded; 0 without chunks. ``filtered`` says whether a row
+    can be read only by decoding its whole chunk. File 0 of the layout is the file that has the dataset, and file ``i +
+    1`` is ``others[i]``.
     """
 
     name: str
@@ -236,8 +198,7 @@ def without_times(record: FileRecord) -> FileRecord:
 def check_limits(path: str, record: FileRecord) -> None:
     """Refuse rows, or chunks that are decoded as wholes, that take too much memory.
 
-    Raise DataFileError if one is larger than ``mpistrat.rc.data_block_bytes``, or if the number of rows is
-    negative.
+    Raise DataFileError if one is larger than ``mpistrat.rc.data_block_bytes``, or the number of rows is negative.
     """
     if record.rows < 0:  # zarr 2 takes it from the metadata
         raise DataFileError.of_file(path, f"it has {record.rows} rows; fix: copy or write it again")
@@ -256,7 +217,7 @@ def joined_path(path: str, other: str) -> str:
 
 
 def varying(dtype: np.dtype) -> Any:
-    """Return what rows of variable length hold: ``str``, a dtype, or None if the dtype does not say or is another.
+    """Return what rows of variable length hold: ``str``, a dtype, or None if the dtype does not say.
 
     NumPy takes all object dtypes for equal. h5py's dtypes know the difference, in their metadata.
     """

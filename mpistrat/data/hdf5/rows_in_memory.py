@@ -21,10 +21,8 @@ _LINE = 64  # bytes of a cache line
 class RowsInMemory:
     """The rows of a manifest, one array for each column. They are read when rows are first taken.
 
-    A piece of the memory has a multiple of ``block_rows``, about 4 MiB. The ranks of the communicator ``node``
-    share the rows, and read them together: then making the object is collective. Raise NoSharedMemoryError on every
-    rank of the node if the ranks cannot share memory, and OSError if memory for this process alone cannot be
-    allocated.
+    The ranks of the communicator ``node`` share the rows, and read them together: then making the object is collective.
+    Raise NoSharedMemoryError on every rank of the node if they cannot, OSError if there is no memory for one process.
     """
 
     def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
@@ -65,8 +63,7 @@ class RowsInMemory:
     def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
         """Return these rows of every column, in new arrays.
 
-        Raise DataFileError if a file has changed since it was described, or cannot be read. Raise OSError if
-        the node has not enough memory.
+        Raise DataFileError if a file cannot be read or has changed, and OSError if the node has not enough memory.
         """
         if not self._filled:
             self._fill()

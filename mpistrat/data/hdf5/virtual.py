@@ -28,10 +28,7 @@ _BLOCK = re.compile("%(%|[0-9]*b)")
 
 
 def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
-    """Return the layout of a dataset with unwritten rows, if the program that made the file chose a fill value.
-
-    Raise DataFileError if the program did not choose a fill value.
-    """
+    """Return the layout of unwritten rows. Raise DataFileError if the program that made the file chose no fill value."""
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
             f"{where}: {what}; fix: write it again, or give it a fill value if that is meant to stand for "
@@ -59,8 +56,8 @@ class _Box(NamedTuple):
 class _Mapping(NamedTuple):
     """A source of a virtual dataset: the box ``out_of`` of the source becomes the box ``into`` of the dataset.
 
-    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped. It is
-    None if the selection ``endless`` maps as many elements as the source has at the moment.
+    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped. It is None if
+    the selection ``endless`` maps as many elements as the source has at the moment.
     """
 
     file: str
@@ -75,8 +72,7 @@ class _Mapping(NamedTuple):
 def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
     """Return the layout of a virtual dataset: `Joined` if it is the rows of its sources, one after another.
 
-    Raise DataFileError or DatasetNotFoundError if a source is missing or too small, or sources leave gaps,
-    where HDF5 would return fill values.
+    Raise if a source is missing or too small, or sources leave gaps, where HDF5 would return fill values.
     """
     mappings = _mappings(home, dataset, where)
     covered = 0
@@ -158,10 +154,7 @@ def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
 
 
 def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: str) -> None:
-    """Raise if sources overlap and leave a gap elsewhere.
-
-    HDF5 only counts the elements of the sources. In that case it leaves the memory of the gap as it was.
-    """
+    """Raise if sources overlap and leave a gap elsewhere. HDF5 only counts elements, and leaves memory as it was."""
     if any(mapping.elements is None for mapping in mappings):
         return
     rows = sorted((int(mapping.into.first[0]), int(mapping.into.last[0])) for mapping in mappings)

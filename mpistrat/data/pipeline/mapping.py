@@ -25,15 +25,8 @@ class Making:
     """The functions and the batch of a pipeline. All batches have the dtypes of the first row.
 
     ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row that all
-    replicas share, which each of them finds alone by one more call of each function. Without it, the first row
-    that is made counts. A method of a plan would keep the plan's files open until a garbage collection.
-
-    Attributes
-    ----------
-    batch : Batch or None
-        The transform that makes batches. None for single rows.
-    row_maps, batch_maps : list
-        The transforms of single rows, and the functions for batches.
+    replicas share, which each of them finds alone by one more call of each function. Without it, the first row that is
+    made counts. A method of a plan would keep the plan's files open until a garbage collection.
     """
 
     def __init__(self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None):
@@ -73,10 +66,7 @@ class Making:
 
 
 def mapped_rows(rows: Iterable[Any], maps: Sequence[Map]) -> list[Any]:
-    """Return rows after all functions, in order.
-
-    Neighbouring functions with the same number of calls are called row by row.
-    """
+    """Return rows after all functions, in order. Neighbours with the same number of calls are called row by row."""
     found = [*rows]
     for calls, same in groupby(maps, lambda each: each.calls):
         functions = [each.fn for each in same]

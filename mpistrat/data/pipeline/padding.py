@@ -17,10 +17,7 @@ from mpistrat.data.rows.spec import ArraySpec
 
 @dataclass(frozen=True)
 class PaddedBatch(Batch):
-    """The transform that stacks consecutive elements, each padded to the longest, or to a shape that was given.
-
-    ``shapes`` and ``values`` are the arguments of `Chain.padded_batch`.
-    """
+    """The transform that stacks elements, each padded to the longest. Arguments are those of `Chain.padded_batch`."""
 
     stacks_arrays: ClassVar[bool] = False
 
@@ -30,9 +27,8 @@ class PaddedBatch(Batch):
     def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
         """Return padded rows as one batch, with these dtypes of its columns.
 
-        Raise ValueError if a row is larger than the shape that was given, or has another number of dimensions.
-        Raise TypeError if a padding value does not have the dtype of the rows, or a row has a value that this
-        cannot hold.
+        Raise ValueError if a row does not fit the shape that was given, and TypeError if a value does not fit the
+        dtype.
         """
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:

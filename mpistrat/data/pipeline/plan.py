@@ -34,10 +34,7 @@ _LEAST_SHARE = 1 / 8
 
 
 class Advice:
-    """Announcements of the rows of the current window and of the next one, each window once.
-
-    They may be wrong when two iterations of a dataset alternate. That costs time but does not change a result.
-    """
+    """Announcements of the rows of the current window and of the next one, each once, unless two iterations alternate."""
 
     def __init__(self, source: Source, windows: BlocksShuffled):
         self._source, self._windows = source, windows
@@ -80,16 +77,7 @@ class _Batches(NamedTuple):
 class PipelinePlan:
     """A source with its transforms, ready to read. It may be a replica's part of the source ``whole``.
 
-    Attributes
-    ----------
-    length : int or None
-        Number of elements of an iteration. None if it is endless.
-    row_length : int or None
-        Number of rows of an iteration before they are batched. None if it is endless.
-    batch : Batch or None
-        The transform that makes batches. None for a dataset of single rows.
-    maps : bool
-        Whether functions of the program (``map``) make the elements.
+    An iteration has ``row_length`` rows, in ``length`` elements; None if it is endless.
     """
 
     def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
@@ -122,10 +110,7 @@ class PipelinePlan:
         return self._source.in_memory
 
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> np.ndarray:
-        """Return the numbers of the source's rows that make element ``k``, or a cut of them.
-
-        The numbers are computed for up to 256 elements at once, which is faster than one element at a time.
-        """
+        """Return the numbers of the source's rows that make element ``k``, or a cut of them. 256 are found at once."""
         ahead = self._ahead.get(iteration)
         if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
             ahead = self._ahead.keep(iteration, self._look_ahead(k, iteration, cut))
@@ -189,12 +174,10 @@ class PipelinePlan:
     ) -> Iterator[list[Any]]:
         """Yield the batches of steps from ``first`` up to ``stop`` in lists. Up to ``together`` steps are read at once.
 
-        A step has so many batches ``each``, and ``rows_of(k)`` are the numbers of the rows of batch ``k``. None as
-        ``stop`` means no end.
-
-        In order, a first list of one comes soon, and lists grow. In a shuffle they would read the same blocks
-        again. An error is raised after the batches before it. Batches that functions of the program make come one
-        by one: a function may turn small rows into large arrays.
+        A step has so many batches as ``each``, and ``rows_of(k)`` are the rows of batch ``k``. In order, a first list
+        of one comes soon, and lists grow. In a shuffle they would read the same blocks again. An error is raised after
+        the batches before it. Batches that functions of the program make come one by one: a function may turn small
+        rows into large arrays.
         """
         size = 1 if self._rows.windows is None else together
         while stop is None or first < stop:

@@ -30,8 +30,7 @@ _Made: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and 
 class MakingLock:
     """A lock for making elements, so that functions of the program never run in two threads at once.
 
-    The thread of an abandoned iterator may still make an element when the next iterator begins. A forked child
-    makes a new lock, because a thread of its parent may have held the lock during the fork.
+    The thread of an abandoned iterator may still make an element when the next begins. A forked child makes a new lock.
     """
 
     def __init__(self) -> None:
@@ -52,21 +51,14 @@ class MakingLock:
 class Prefetched(NextAsOptional):
     """The elements of an iterator, in order. A thread makes the next ones, of which at most so many may wait.
 
-    The thread ends with the iterator, at its first error, or when this object is closed or collected. An error of
-    the thread is raised in place of the element, with the thread's traceback. The current strategy in the thread
-    is the one in which this object was made. Collective calls raise in the thread. Elements of two iterators that have
-    one ``making`` lock are not made at the same time.
+    The thread ends with the iterator, at its first error, which is raised in place of the element, or when this object
+    is closed or collected. It has the strategy in which this object was made, and may not make collective calls.
+    Elements of two iterators that have one ``making`` lock are not made at the same time.
 
     The caller makes the elements itself while the thread would win nothing: while it does hardly any work between two
-    elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts
-    at the second element in a row that takes longer, or when a few take so long that the mean is longer. With
-    ``in_line`` that is expected, and the thread does not start before.
-
-    Examples
-    --------
-    >>> squares = Prefetched((n * n for n in range(4)), most=2)
-    >>> list(squares)
-    [0, 1, 4, 9]
+    elements, or one takes less time than handing it over. The two would only compete for the GIL. The thread starts at
+    the second element in a row that takes longer, or when a few take so long that the mean is longer. With ``in_line``
+    that is expected, and the thread does not start before.
     """
 
     def __init__(self, elements: Iterator[Any], most: int, in_line: bool = False, making: MakingLock | None = None):
@@ -97,10 +89,7 @@ class Prefetched(NextAsOptional):
 
 
 class _Costs:
-    """Seconds that elements took to make.
-
-    Two elements are left out of the mean: the first one may open files, and the system may interrupt any.
-    """
+    """Seconds that elements took. Two are left out: the first may open files, and the system may interrupt any."""
 
     def __init__(self, expected: float):
         self._last = expected, expected
@@ -127,11 +116,10 @@ class _Costs:
 
 
 class _HandOver:
-    """The queue between the thread and the caller: elements that wait, and permits to make more.
+    """The queue between the thread and the caller: elements that wait, and permits ("room") to make one more.
 
-    The thread, which starts when it is needed, needs a permit ("room") for each element. The caller returns the
-    permit when it takes the element. While the thread would win nothing, the caller keeps the permits. When it has
-    all of them, the thread has none, and the caller makes the elements itself.
+    The caller returns the permit when it takes the element. While the thread would win nothing, the caller keeps the
+    permits. When it has all of them, it makes the elements itself.
     """
 
     def __init__(

@@ -35,8 +35,7 @@ Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 class StreamPlan:
     """An iterable with its transforms, ready to read. Elements must be requested in ascending order.
 
-    Functions given to ``map`` are called only for the rows that are requested. If replicas share the iterable, each
-    calls them for the first row, too: its dtypes are those of all rows.
+    If replicas share the iterable, each calls the functions for the first row, too: its dtypes are those of all rows.
     """
 
     length = row_length = None

@@ -30,10 +30,7 @@ _ITERATIONS_OF_ENDLESS = 1 << 32
 
 
 def integer(value: Any, what: str, least: int) -> int:
-    """Return ``value`` as an int of at least ``least``.
-
-    Raise TypeError if ``value`` is not an integer. Raise ValueError if ``value`` is less than ``least``.
-    """
+    """Return ``value`` as an int. Raise TypeError if it is not an integer, and ValueError if it is less than ``least``."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -285,10 +282,7 @@ class Order:
         self.length = n
 
     def locate(self, ks: np.ndarray, iteration: int, level: int = 0) -> list[Segment]:
-        """Return where elements lie in the input of the first transform, or of the one at ``level``.
-
-        Levels count the transforms that reorder elements.
-        """
+        """Return where elements lie in the input of the first transform, or of the reordering one at ``level``."""
         segments: list[Segment] = [(np.arange(len(ks)), ks, iteration)]
         for locate in reversed(self._levels[level:]):
             segments = [

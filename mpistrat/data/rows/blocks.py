@@ -41,10 +41,9 @@ class WholeChunks(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The division of the rows of files into blocks.
+    """The division of the rows of files into blocks of ``rows``, of which a window has ``window``.
 
-    ``rows`` is the number of rows of a block, ``window`` the number of blocks of a window. ``starts`` has the
-    number of the first row of every file, and as its last entry the number of rows of all files.
+    ``starts`` has the number of the first row of every file, and as its last entry the number of rows of all files.
     """
 
     rows: int
@@ -62,20 +61,10 @@ class Blocks(NamedTuple):
     ) -> Blocks:
         """Return blocks of about 1.5 MiB, of whole chunks of ``chunk_rows`` rows where there are chunks.
 
-        A window has 8 to 64 blocks, and at most 48 MiB unless 8 blocks are larger. If chunks must be read as
-        wholes, ``decoded`` has their kinds for each dataset. Then a window has at least one block, and no more
-        than can be kept decoded.
-
-        ``memory`` is the number of bytes that a node has for windows. If it is small, a window has an eighth of it
-        and blocks are smaller, so that a window still has 8 blocks where blocks need not be whole chunks.
-
-        Examples
-        --------
-        >>> Blocks.of(48 << 10, 10, np.array([0, 95]))[:2]
-        (30, 34)
-        >>> chunks = WholeChunks(100, 100 * (48 << 10))
-        >>> Blocks.of(48 << 10, 100, np.array([0, 950]), [[chunks]])[:2]
-        (100, 5)
+        A window has 8 to 64 blocks, and at most 48 MiB unless 8 blocks are larger. If chunks must be read as wholes,
+        ``decoded`` has their kinds for each dataset. Then a window has at least one block, and no more than can be kept
+        decoded. If the ``memory`` of a node for windows is small, a window has an eighth of it, and blocks are smaller:
+        a window still has 8 where blocks need not be whole chunks.
         """
         row_bytes = max(1, row_bytes)
         unit = max(1, chunk_rows)
@@ -103,10 +92,9 @@ def decoded_bytes(memory: int) -> int:
 
 
 def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[WholeChunks]]) -> int:
-    """Return the number of rows that a block should be a multiple of.
+    """Return the number of rows that a block should be a multiple of, as it is of ``largest``.
 
-    It is a multiple of ``largest``, the rows of a chunk of the largest dataset. Chunks of other datasets that are
-    read as wholes count too, the largest first, while the block fits half of the cache.
+    Chunks of other datasets that are read as wholes count too, the largest first, while the block fits half the cache.
     """
     unit = max(1, largest)
     for each in sorted({each for kinds in decoded for each in kinds}, key=lambda each: -each.nbytes):
@@ -128,11 +116,7 @@ def _kept(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
 
 
 class _Layout:
-    """A numbering of rows by blocks: first the whole blocks of all files, then the rest of each file.
-
-    ``in_whole`` is the number of rows in whole blocks. ``same`` is True if the numbering changes no number, as
-    for a single file.
-    """
+    """A numbering of rows by blocks: first the whole blocks of all files, then the rest of each file."""
 
     def __init__(self, blocks: Blocks):
         sizes = np.diff(blocks.starts)
@@ -142,8 +126,8 @@ class _Layout:
         self._whole_ends = np.cumsum(whole)
         self._rest_starts = self._starts + whole * blocks.rows
         self._rest_ends = np.cumsum(sizes - whole * blocks.rows)
-        self.in_whole = int(self._whole_ends[-1]) * blocks.rows
-        self.same = not (sizes[:-1] % blocks.rows).any()
+        self.in_whole = int(self._whole_ends[-1]) * blocks.rows  # rows in whole blocks
+        self.same = not (sizes[:-1] % blocks.rows).any()  # no number changes
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rows with these numbers."""
@@ -171,10 +155,7 @@ class _Layout:
 
 
 class BlockOrder:
-    """A family of orders of ``n`` rows, one for every (seed, epoch), that keep the rows of blocks together.
-
-    Without blocks all rows are permuted as a whole.
-    """
+    """A family of orders of ``n`` rows, one for every (seed, epoch), that keep the rows of blocks together."""
 
     def __init__(self, n: int, blocks: Blocks | None):
         self._n = n

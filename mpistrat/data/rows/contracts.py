@@ -36,10 +36,7 @@ def ranks_of_node(ranks: Topology) -> int:
 
 
 class AnySource(Protocol):
-    """Rows, and datasets inside with their shuffles. A new kind of source is a new file with a subclass.
-
-    A subclass explains a method where it does more than is said here.
-    """
+    """Rows, and datasets inside with their shuffles. A new kind of source is a new file with a subclass."""
 
     def element_spec(self) -> Any:
         """Return the structure of one row, with an ArraySpec for every array."""
@@ -96,7 +93,7 @@ class Source(AnySource, Protocol):
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers by which `read` knows the rows ``ks`` of an iteration.
 
-        Axis 0 is that of the rows. A source of other datasets has several numbers for each row, on axis 1.
+        A source of other datasets has several numbers for each row, on axis 1.
         """
         return ks
 
@@ -127,10 +124,7 @@ class Source(AnySource, Protocol):
         return None
 
     def at_once(self, share: float) -> int:
-        """Return how many rows a replica that reads this share of each batch should read ahead, in two calls.
-
-        Return 1 if that makes no difference.
-        """
+        """Return how many rows a replica with this share of each batch should read in two calls; 1 for any."""
         return 1
 
     def for_shuffle(
@@ -138,9 +132,8 @@ class Source(AnySource, Protocol):
     ) -> Source:
         """Return the source of the same rows for a shuffle that may take ``nbytes`` of memory on each node.
 
-        An epoch has so many rows as ``wanted``, None if it is endless. ``sharing`` says how many ranks of the node
-        share this memory, if that is known. ``ranks`` are given if all of them read these rows: then it is
-        collective.
+        An epoch has so many rows as ``wanted``, None if it is endless. For ``sharing`` and ``ranks`` see
+        `Definition.ready`.
         """
         return self
 

@@ -52,8 +52,7 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
 def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
     """Return elements of equal structure and shapes, stacked on a new axis 0, in these dtypes of the columns.
 
-    Without dtypes, NumPy promotes the rows of each column. Raise TypeError if a row has a value that its column's
-    dtype cannot hold, and ValueError if the elements differ in structure or shape.
+    Raise TypeError if a column's dtype cannot hold a value, and ValueError if elements differ in structure or shape.
     """
     first, _ = nest.flatten(elements[0])
     if not first:
@@ -80,12 +79,10 @@ def dtypes_of(spec: Any) -> list[np.dtype]:
 
 
 def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
-    """Return the rows of a column as arrays of this dtype; unchanged without a dtype.
+    """Return the rows of a column as arrays of this dtype. Raise TypeError if it cannot hold a value.
 
     NumPy would promote the rows of each batch for itself, so that batches, and the pieces of one batch on two ranks,
     would differ in dtype. Texts of one kind keep their lengths.
-
-    Raise TypeError if a row has a value that the dtype cannot hold.
     """
     if dtype is None or all(_is_of(row.dtype, dtype) for row in rows):
         return rows
@@ -104,10 +101,7 @@ def dtypes_of_batch(batch: Any) -> list[Any]:
 
 
 def batch_of_dtypes(batch: Any, dtypes: Sequence[Any]) -> Any:
-    """Return a batch with the leaves in these dtypes of `dtypes_of_batch`.
-
-    Raise TypeError if a leaf has a value that its dtype cannot hold, or is not an array of NumPy.
-    """
+    """Return a batch with the leaves in these dtypes of `dtypes_of_batch`. Raise TypeError if a leaf does not fit."""
     found = dtypes_of_batch(batch)
     if all(map(_is_of, found, dtypes)):
         return batch

@@ -23,8 +23,7 @@ _U13, _U16 = np.uint32(13), np.uint32(16)
 def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
     """Return the numbers 0..n-1 in an order that depends only on the key (seed, iteration).
 
-    Raw words of a bit generator are sorted, because NumPy keeps them equal in all versions. It does not
-    promise that for ``Generator.permutation``.
+    Raw words are sorted: NumPy keeps these equal in all versions, which it does not promise for permutations.
     """
     key = hashlib.blake2b(f"{seed}/{iteration}/0".encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
@@ -39,14 +38,7 @@ def round_keys(*what: Any) -> np.ndarray:
 
 
 class Feistel:
-    """A permutation of 0..n-1, or a family of them, one for each tweak. ``n`` is below 2**62.
-
-    Examples
-    --------
-    >>> permuted = Feistel(6, round_keys("seed", 0))(np.arange(6))
-    >>> sorted(permuted.tolist())
-    [0, 1, 2, 3, 4, 5]
-    """
+    """A permutation of 0..n-1, or a family of them, one for each tweak. ``n`` is below 2**62."""
 
     def __init__(self, n: int, keys: np.ndarray):
         self._n = n

@@ -79,13 +79,7 @@ class ArraySpec:
 
 
 def row_bytes(spec: Any) -> int:
-    """Return the bytes of a row, from its specs. An unknown dimension counts as 1.
-
-    Examples
-    --------
-    >>> row_bytes((ArraySpec((2, 3), "f4"), ArraySpec((), "i8")))
-    32
-    """
+    """Return the bytes of a row, from its specs. An unknown dimension counts as 1."""
     return sum(
         math.prod(1 if size is None else size for size in each.shape) * each.dtype.itemsize
         for each in nest.flatten(spec)[0]

@@ -6,30 +6,14 @@ from typing import Any
 
 
 def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
-    """Return the first row of a replica's piece of ``n`` rows, and one past the last.
-
-    Pieces are contiguous. The first ``n % replicas`` pieces have one row more than the others.
-
-    Examples
-    --------
-    >>> [piece(7, 3, r) for r in range(3)]
-    [(0, 3), (3, 5), (5, 7)]
-    """
+    """Return first row and end of a replica's piece of ``n`` rows. The first ``n % replicas`` have one row more."""
     size, longer = divmod(n, replicas)
     first = replica * size + min(replica, longer)
     return first, first + size + (replica < longer)
 
 
 def pieces(n: int, replicas: int, block: range) -> tuple[int, int]:
-    """Return the first row of the pieces of consecutive replicas, and one past the last.
-
-    `part_of` finds the piece of one of them among the rows between.
-
-    Examples
-    --------
-    >>> pieces(7, 3, range(1, 3)), part_of([3, 4, 5, 6], 2, 0)
-    ((3, 7), [3, 4])
-    """
+    """Return the first row of the pieces of consecutive replicas, and one past the last; `part_of` finds one of them."""
     return piece(n, replicas, block[0])[0], piece(n, replicas, block[-1])[1]
 
 

@@ -41,18 +41,7 @@ _log = logging.getLogger("mpistrat.data")
 
 
 def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
-    """Return the first row that holds NaN or infinity, and that value; None if all values are finite.
-
-    Compound types and arrays of variable length are searched too. Values of other than floating point types
-    count as finite.
-
-    Examples
-    --------
-    >>> first_not_finite(np.array([[1.0, 2.0], [3.0, np.inf]]))
-    (1, inf)
-    >>> print(first_not_finite(np.array([[1.0, 2.0], [3.0, 4.0]])))
-    None
-    """
+    """Return the first row that holds NaN or infinity, and that value; None if there is none. Fields are searched too."""
     if not len(values):
         return None
     if values.dtype.names:
@@ -81,10 +70,7 @@ def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
 
 
 class FileSource(Source):
-    """The rows of files of one format, one file after another.
-
-    The manifest is built when it is first needed: by this process alone, or together with the other ranks in `agree`.
-    """
+    """The rows of files of one format, one file after another. The manifest is built when it is first needed."""
 
     _built: Manifest | None = None
     _identified: tuple[Manifest, dict[str, Any]] | None = None
@@ -116,8 +102,8 @@ class FileSource(Source):
     ) -> FileSource:
         """Return the source of these files.
 
-        In a job of one process, the files are found and the first one is described at once. With several ranks
-        that would be done on every rank. So it is left to `agree`, where the ranks share the files.
+        In a job of one process, the files are found and the first is described at once. Several ranks share that in
+        `agree`.
         """
         structure = _checked_structure(datasets, form.named)
         kept_in = None if manifest is None else os.path.abspath(manifest)
@@ -258,8 +244,7 @@ class FileSource(Source):
     def _most_decoded(self, most: int) -> int:
         """Return the bytes of decoded chunks that a node shares for each rank, or 0.
 
-        They are twice what a rank would keep by itself, or two chunks of each column. A ring also has chunks that this
-        rank does not need again: with less, ranks that are far from each other decode chunks of a window twice.
+        They are twice what a rank would keep by itself: with less, ranks far from each other decode chunks twice.
         """
         largest: dict[str, int] = {}
         for record in self._manifest.records:
@@ -273,9 +258,7 @@ class FileSource(Source):
     ) -> FileSource:
         """Return the source that keeps the rows in memory if they fit, and otherwise reads windows as wholes.
 
-        If an epoch has less than an eighth of the rows, none are kept.
-
-        Rows of 16 KiB and more, and rows of variable length, are read as without a shuffle.
+        None are kept for less than an eighth of the rows, nor rows of 16 KiB or variable length.
         """
         manifest = self._manifest
         if not 0 < manifest.row_bytes < _SMALL_ROW or self._has_objects:
@@ -353,10 +336,9 @@ class FileSource(Source):
         return self._blocks
 
     def at_once(self, share: float) -> int:
-        """Return the number of rows in 4 MiB. Larger buffers exceed the CPU cache and are filled more slowly.
+        """Return the rows in 4 MiB, since larger buffers exceed the CPU cache; in 512 KiB of rows in memory.
 
-        For rows in memory, it is the number in 512 KiB. Small rows that are shuffled and do not fit are read a window
-        in each call, so that every row is read once.
+        Small rows that are shuffled and do not fit are read a window in each call, so that every row is read once.
         """
         if self._has_objects:
             return 0

@@ -27,9 +27,7 @@ class IterableSource(StreamSource):
         self._first: Any = None
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
-        """Return an iterator over all elements, with leaves as NumPy arrays or scalars.
-
-        Arrays are copies: a generator may fill one array again and again.
+        """Return an iterator over all elements, in arrays of their own: a generator may fill one array again and again.
 
         Raise ValueError if the iterable is an iterator that was used already.
         """
@@ -92,10 +90,7 @@ class GeneratorSource(IterableSource):
 
 
 def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
-    """Return the signature, from either way to give it.
-
-    Raise TypeError if both ways are used, or a part of the signature has no shape and dtype.
-    """
+    """Return the signature, from either way to give it. Raise TypeError if it has no shape and dtype, or for both ways."""
     if types is None and shapes is None:
         if signature is not None and (wrong := _not_specs(signature)):
             raise TypeError(f"output_signature must be an ArraySpec, or a tuple or dict of them, not {wrong[0]!r}")

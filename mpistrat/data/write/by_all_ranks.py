@@ -49,8 +49,8 @@ def write_by_all(
     """Write a file by all ranks, which appears whole or not at all. Collective; messages call it ``name``.
 
     ``made = make(temporary)`` is called by rank 0, ``write(temporary, made)`` by each rank, which syncs what it has
-    written, and ``finish(temporary, results)`` by rank 0 with what these returned. Raise on every rank what any of
-    them raises; FileExistsError if ``target`` exists and ``replace`` is false.
+    written, and ``finish(temporary, results)`` by rank 0. Raise on every rank what any of them raises; FileExistsError
+    if ``target`` exists and ``replace`` is false.
     """
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
 
@@ -110,8 +110,8 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
     """Return the ranks that can write to rank 0's files in a directory. Collective; rank 0 is always one.
 
     A directory of one node, or a file system that shows rank 0 other bytes than other nodes wrote, leaves the ranks of
-    its node. It is tried once for each directory: every rank writes 8 bytes to a file. The path is the same on all
-    ranks. The directory is made if it does not exist. Raise OSError on every rank if rank 0 cannot make a file there.
+    its node. It is tried once for each directory, which is made if need be. Raise OSError if rank 0 cannot make a file
+    there.
     """
     seen = ranks.slot(_Seen).by_directory
     key = ranks.broadcast_object(os.path.abspath(directory))  # ranks with other working directories decide alike

@@ -14,15 +14,8 @@ from mpistrat.data.hdf5.open_file import opened
 class Contents(NamedTuple):
     """The datasets of a file.
 
-    Attributes
-    ----------
-    rows : tuple of str
-        Datasets as long as the largest one of the file. Axis 0 is the axis of the samples.
-    single : dict of str
-        Datasets that hold a single value, or are empty (without a data space), and which of the two. They
-        concern all rows.
-    others : dict of str
-        Datasets of another length, and in words how the length differs.
+    ``rows`` are as long as the largest one along axis 0, that of the samples. ``single`` have one value or none, which
+    concerns all rows, and ``others`` another length; both are said in words.
     """
 
     rows: tuple[str, ...]
@@ -31,11 +24,7 @@ class Contents(NamedTuple):
 
 
 def contents(path: str) -> Contents:
-    """Return the contents of a file.
-
-    Raise DataFileError if HDF5 cannot open the file. Raise EmptyDatasetError if the file has no dataset with
-    rows.
-    """
+    """Return the contents of a file. Raise EmptyDatasetError if it has no dataset with rows."""
     arrays: dict[str, tuple[int, int]] = {}
     single: dict[str, str] = {}
 

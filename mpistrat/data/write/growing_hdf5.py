@@ -138,10 +138,7 @@ class GrowingHdf5:
             write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, place)
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
-        """Compress the chunks that this rank has of the next step, and write them. Collective.
-
-        Raise OSError if writing fails.
-        """
+        """Compress the chunks that this rank has of the next step, and write them. Collective. Raise OSError."""
         mine = {cell: self._compressed(chunk) for cell, chunk in chunks.items()}
         everyone = ranks.all_gather_object([(cell, len(data), mask) for cell, (mask, data) in mine.items()])
         places = {}

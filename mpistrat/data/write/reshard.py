@@ -35,11 +35,7 @@ def shard(
     """Divide the rows of some files over ``count`` new files, ``NAME-00000-of-00064.h5`` and so on, and return these.
 
     Types and attributes are kept, but chunks and compression are not. Every new file gets the datasets that hold a
-    single value. These must be the same in all inputs.
-
-    Raise DataFileError, DatasetNotFoundError, DatasetMismatchError or EmptyDatasetError if something is wrong with
-    the inputs, FileExistsError if one of the new files exists, and ValueError if there are fewer rows than new
-    files.
+    single value. These must be the same in all inputs. Raise if the inputs are wrong, a new file exists, or has no row.
     """
     rows, single = _named(inputs[0], datasets) if datasets else _alike(inputs)
     stem = name or (Path(inputs[0]).stem if len(inputs) == 1 else _common_stem(inputs))
@@ -70,10 +66,7 @@ def _named(path: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return all datasets with rows, and all with a single value.
-
-    Raise DatasetMismatchError if the files have different datasets, or a dataset has another length.
-    """
+    """Return all datasets with rows, and all with a single value. Raise DatasetMismatchError if files differ."""
     first = contents(paths[0])
     options = " ".join(f"--dataset {name}" for name in first.rows)
     for path in paths:

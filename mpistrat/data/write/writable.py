@@ -34,10 +34,9 @@ class NewColumn(NamedTuple):
         return max(1, self.dtype.itemsize * math.prod(self.shape))
 
     def check(self, name: str, values: Any, first: int) -> None:
-        """Check the dtype and shape of rows, since HDF5 would truncate numbers and repeat rows that are too small.
+        """Raise DatasetMismatchError if rows, of which ``first`` is the number of the first one, do not fit.
 
-        Raise DatasetMismatchError if dtype or shape do not fit. ``first`` is the number of the first row, for
-        the message.
+        HDF5 would truncate numbers, and repeat rows that are too small.
         """
         if h5py.check_string_dtype(self.dtype) is not None and values.dtype.hasobject:
             for row, value in enumerate(values.flat):
@@ -64,10 +63,7 @@ class WritableRows(NamedTuple):
 
 
 def is_stream(rows: Any, files: int) -> bool:
-    """Return whether rows are read in order, as a stream of batches.
-
-    Raise ValueError if such rows would have to be divided over several files, or are endless.
-    """
+    """Return whether rows are read in order, as a stream of batches. Raise ValueError if that cannot be, or has no end."""
     if isinstance(rows, Dataset):
         if rows.cardinality() == INFINITE_CARDINALITY:
             raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
@@ -84,10 +80,7 @@ def is_stream(rows: Any, files: int) -> bool:
 
 
 def random_access(rows: Any) -> WritableRows:
-    """Return the rows of arrays, or of a dataset of known length.
-
-    Raise DatasetMismatchError if arrays differ in length.
-    """
+    """Return the rows of arrays of one length (or raise DatasetMismatchError), or of a dataset of known length."""
     if isinstance(rows, Dataset):
         return _of_dataset(rows)
     arrays = named(rows)
@@ -120,10 +113,7 @@ def _of_dataset(dataset: Dataset) -> WritableRows:
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Return the arrays by the names of the HDF5 datasets that they become. A single array is named ``"x"``.
-
-    Raise TypeError if a part of the structure has no name, or is not an array and cannot be converted to one.
-    """
+    """Return the arrays by the names of their HDF5 datasets, ``x`` for a single one. Raise TypeError if one has none."""
     if not nest.is_nested(tree) or isinstance(tree, list):
         return {"x": _array("x", tree)}
     if not isinstance(tree, Mapping) or not tree:
@@ -163,10 +153,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def column_of(name: str, array: Any) -> NewColumn:
-    """Return the description of the HDF5 dataset that an array becomes.
-
-    Raise TypeError if HDF5 has no such type. Raise ValueError if the array is a scalar.
-    """
+    """Return the HDF5 dataset that an array becomes. Raise TypeError if HDF5 has no such type, ValueError for a scalar."""
     if not array.shape:
         raise ValueError(
             f"{name!r} is a scalar, but axis 0 must be the axis of the samples; a Writer appends scalars and blocks"

@@ -179,11 +179,7 @@ def _write_file(
 
 
 def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
-    """Check the arguments of `write_hdf5` that concern files.
-
-    Raise FileExistsError if a file exists and ``overwrite`` is False. Raise FileNotFoundError if the folder of
-    a file does not exist. Raise ValueError if another argument is wrong.
-    """
+    """Check the arguments of `write_hdf5` that concern files."""
     if not targets:
         raise ValueError("there is no file to write to")
     if len({os.path.abspath(path) for path in targets}) < len(targets):

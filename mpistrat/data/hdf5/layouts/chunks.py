@@ -33,8 +33,8 @@ _NICE = 10  # about a tenth of the CPU time of another thread on the same core
 class DecodedChunks:
     """A pool of threads that decode chunks, and a cache of chunks with rows that were not read yet.
 
-    The cache has ``most`` bytes, but at least the ``fewest`` chunks: by default one for each window of a batch. In
-    its place, chunks that the ranks of the node keep for each other may be ``shared``.
+    It has ``most`` bytes, but at least the ``fewest`` chunks: by default one for each window of a batch. In its place,
+    chunks that the ranks of the node keep for each other may be ``shared``.
     """
 
     def __init__(self, most: int = blocks.MOST_DECODED, fewest: int = 2) -> None:
@@ -134,10 +134,7 @@ def by_number(numbers: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 
 class ChunkedRows:
-    """Reader of a chunked dataset of so many ``rows``, each of a ``shape``. Chunks are read and decoded as wholes.
-
-    ``key`` is that of the dataset in the cache ``decoded``, which all datasets share.
-    """
+    """Reader of so many rows of a chunked dataset. ``key`` is its own in the cache ``decoded`` of all datasets."""
 
     def __init__(
         self,

@@ -54,10 +54,7 @@ class Descriptor:
         return self._mtime_ns >= 0
 
     def read(self, offset: int, into: Sequence[memoryview]) -> None:
-        """Fill these pieces of memory with the bytes from ``offset`` on.
-
-        Raise DataFileError if the file has fewer bytes.
-        """
+        """Fill memory with the bytes from ``offset`` on. Raise DataFileError if the file has fewer bytes."""
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
         pieces = [piece for each in into for piece in _cut(each)]
@@ -81,10 +78,7 @@ class Descriptor:
                 pieces[start] = pieces[start][count:]
 
     def read_each(self, offsets: Sequence[int], size: int, into: memoryview, places: Sequence[int]) -> None:
-        """Read ``size`` bytes at each of these offsets to these places in memory.
-
-        Raise DataFileError as `read`.
-        """
+        """Read ``size`` bytes at each of these offsets to these places in memory. Raise DataFileError as `read`."""
         read, fd = os.preadv, self._fd
         for offset, place in zip(offsets, places, strict=True):
             piece = into[place : place + size]

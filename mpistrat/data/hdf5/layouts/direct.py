@@ -26,10 +26,7 @@ class RowReader(Protocol):
 
 
 def reader_of(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
-    """Return the reader of so many ``rows`` of a column, or of a part of it that has a layout other than `ThroughHdf5`.
-
-    ``key`` is that of the rows in the cache ``decoded``, which all columns share.
-    """
+    """Return the reader of so many ``rows`` of a column, or of a part of it; ``key`` is theirs in the cache."""
     if isinstance(layout, Joined):
         return JoinedRows(column, layout, key, decoded)
     if isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != column.shape):

@@ -19,10 +19,7 @@ _MOST_OF_GAPS = 4 << 20
 
 
 class RawRows:
-    """Reader of rows that lie as in memory, in extents: of the layout, or chunks that follow each other in the file.
-
-    It converts rows to the byte order of this machine in place.
-    """
+    """Reader of rows that lie as in memory, in extents: of the layout, or chunks that follow each other in the file."""
 
     def __init__(self, layout: Contiguous | Chunked, column: Column):
         self._row_bytes, self._stored = column.row_bytes, column.stored

@@ -22,10 +22,7 @@ _CACHE_SLOTS = 521
 
 
 class Hdf5Rows:
-    """Reader by HDF5, for one thread at a time.
-
-    Chunks of which only some rows are read are kept in the cache ``decoded``.
-    """
+    """Reader by HDF5, for one thread at a time. Chunks of which some rows are read are kept in ``decoded``."""
 
     def __init__(self, most_open: int, decoded: DecodedChunks):
         self._open, self._decoded = KeptOpen[_OpenFile](most_open), decoded
@@ -40,10 +37,7 @@ class Hdf5Rows:
         where: np.ndarray,
         version: Any,
     ) -> None:
-        """Read ascending rows of one column to the places ``where`` of ``out``.
-
-        ``version`` changes when a file of the column is written to.
-        """
+        """Read ascending rows of a column to the places ``where`` of ``out``. ``version`` changes when a file does."""
         column = self._open.opened(path, partial(_OpenFile, path)).column(record, number)
         try:
             if column.column.decoded:
