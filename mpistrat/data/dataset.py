@@ -16,6 +16,7 @@ from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows.elements import as_array, lists_to_arrays
 from mpistrat.data.sources.arrays import ArraySource, RangeSource
+from mpistrat.data.sources.iterable import GeneratorSource, IterableSource, signature_of
 from mpistrat.data.sources.sequence import SequenceSource
 from mpistrat.runtime.environment import rc
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from mpistrat.data.options import Options
     from mpistrat.data.pipeline.transforms import Transform
     from mpistrat.data.rows.contracts import Source
-    from mpistrat.data.sources.iterable import IterableSource
 
 
 class _Explaining(type):
@@ -216,8 +216,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         [array([[1, 2],
                [3, 4]]), array([[5, 6]])]
         """
-        from mpistrat.data.sources.iterable import IterableSource
-
         return IterableDataset(IterableSource(iterable))
 
     @classmethod
@@ -262,8 +260,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         >>> list(Dataset.from_generator(counts, args=(3,), output_signature=ArraySpec((), "f4")).batch(2))
         [array([0., 1.], dtype=float32), array([2.], dtype=float32)]
         """
-        from mpistrat.data.sources.iterable import GeneratorSource, signature_of
-
         signature = signature_of(output_types, output_shapes, output_signature)
         return IterableDataset(GeneratorSource(generator, tuple(args or ()), signature))
 

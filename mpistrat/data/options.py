@@ -200,7 +200,7 @@ def _is_int(value: Any) -> bool:
 
 
 class _Settable:
-    """An object with options. ``_rules`` has for each a test of its values, the error for others, and what is needed."""
+    """An object with options. ``_rules`` has for each a test of values, the error for others, and what is needed."""
 
     _rules: ClassVar[dict[str, tuple[Callable[[Any], bool], type[Exception], str]]]
 

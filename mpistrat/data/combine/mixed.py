@@ -123,7 +123,7 @@ class Choices:
 
 
 class Drawn(OfParts):
-    """Parts of which each gives its rows in its order, as drawn. With ``stop`` the rows end where a part has none left."""
+    """Parts that give their rows in order, as they are drawn. With ``stop`` the rows end where a part has none left."""
 
     word = "sample_from_datasets"
 

@@ -39,7 +39,7 @@ class StreamedSource(OfParts, StreamSource):
         return self.combine([partial(part.plan.elements, iteration) for part in self.parts])
 
     def first(self) -> Any:
-        """Return the first element, or raise ValueError. The next `open` yields it too: a part may be read once only."""
+        """Return the first element, or raise ValueError. The next `open` yields it: parts may be read only once."""
         if self._first is None:
             stream = self.open()
             self._first = next(stream, None)

@@ -40,7 +40,7 @@ MOST_IMBALANCE = 0.05
 
 
 class Reading(NamedTuple):
-    """A plan that reads for so many replicas of this rank as ``fed``. ``rows(k, iteration)`` are those of batch ``k``."""
+    """A plan that reads for so many replicas of this rank as ``fed``. ``rows(k, iteration)`` are of batch ``k``."""
 
     plan: Any
     fed: int
@@ -141,7 +141,7 @@ class Division:
         return self.replicas.count == 1 and not self.replicas.is_virtual
 
     def formed(self, batches: Sequence[Any]) -> Any:
-        """Return the batches of the replicas of this rank as the program gets them. Raise if their structures differ."""
+        """Return the batches of the replicas of this rank as the program gets them. Raise if structures differ."""
         if self._bare:
             return batches[0]
         leaves, rebuild = nest.flatten(batches[0])

@@ -21,7 +21,7 @@ class Format(Protocol):
     folders: ClassVar[bool] = False
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        """Return the record of some columns of a file, without reading its rows if possible. Raise errors that name it."""
+        """Return the record of some columns of a file, if possible without its rows. Raise errors that name it."""
 
     def reader(self, most_decoded: int) -> Any:
         """Return a reader with the methods of `data.hdf5.reader.FileReader` that keeps so many decoded bytes."""

@@ -9,6 +9,8 @@ import h5py
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
+from mpistrat.data.hdf5.describe import describe
+from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.records import FileRecord
 
@@ -21,8 +23,6 @@ class Hdf5(Format):
     name: ClassVar[str] = "HDF5"
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        from mpistrat.data.hdf5.describe import describe
-
         return describe(path, names)
 
     def reader(self, most_decoded: int) -> FileReader:
@@ -39,9 +39,6 @@ class NetCdf(Hdf5):
     named: ClassVar[str] = "variables"
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        from mpistrat.data.hdf5.describe import describe
-        from mpistrat.data.hdf5.open_file import opened
-
         try:
             with open(path, "rb") as raw:
                 classic = raw.read(3) == b"CDF"

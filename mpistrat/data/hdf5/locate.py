@@ -27,7 +27,7 @@ _WHOLE_FILE = h5py.h5f.UNLIMITED
 
 
 class ChunkIndex(NamedTuple):
-    """The chunks that are in the file: places in the grid of all in C order, ascending, and which filters were skipped."""
+    """The chunks in the file: numbers in C order of the grid of all, ascending, and which filters were skipped."""
 
     numbers: np.ndarray
     offsets: np.ndarray

@@ -26,11 +26,10 @@ from mpistrat.data.errors import (
 )
 from mpistrat.data.hdf5 import manifest_file
 from mpistrat.data.hdf5.file_list import FileList
-from mpistrat.data.hdf5.records import check_limits, varying
+from mpistrat.data.hdf5.records import Column, FileRecord, check_limits, varying
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 
 if TYPE_CHECKING:
-    from mpistrat.data.hdf5.records import Column, FileRecord
     from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpistrat.data.errors import DataFileError
+from mpistrat.data.hdf5.records import FileRecord, from_json, joined_path, to_json, without_times
 from mpistrat.process.atomic_file import appearing
-
-if TYPE_CHECKING:
-    from mpistrat.data.hdf5.records import FileRecord
 
 _FORMAT = "mpistrat manifest"
 _VERSION = 1
@@ -19,8 +17,6 @@ _VERSION = 1
 
 def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequence[FileRecord]) -> None:
     """Write the records of these files to ``path``. Their paths are stored relative to its folder."""
-    from mpistrat.data.hdf5.records import to_json
-
     folder = os.path.dirname(path)
     kept = {
         "format": _FORMAT,
@@ -41,9 +37,7 @@ def write(path: str, files: Sequence[str], names: Sequence[str], records: Sequen
 
 
 def read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
-    """Return the records from the manifest ``path``, None if it does not exist. Raise DataFileError if it is another."""
-    from mpistrat.data.hdf5.records import from_json
-
+    """Return the records from the manifest ``path``, None if it is absent. Raise DataFileError if it is another."""
     try:
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)
@@ -90,15 +84,11 @@ def check(path: str, file: str, record: FileRecord) -> None:
 
 def check_same(path: str, file: str, record: FileRecord, found: FileRecord) -> None:
     """Check that a record of the manifest is that of its file, but for times. Raise DataFileError if not."""
-    from mpistrat.data.hdf5.records import to_json, without_times
-
     if to_json(without_times(record)) != to_json(without_times(found)):
         raise _stale(path, f"file {file!r} has another description now")
 
 
 def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
-    from mpistrat.data.hdf5.records import joined_path
-
     yield file, record.size, record.mtime_ns
     for column in record.columns:
         for other in column.others:

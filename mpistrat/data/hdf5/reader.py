@@ -90,7 +90,7 @@ class FileReader(KeepingReader):
     close = _start
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
-        """Read the rows of a file from ``first`` on, an array for each column. Raise DataFileError if it has changed."""
+        """Read rows of a file from ``first`` on to an array for each column. Raise DataFileError if it changed."""
         with self._alone():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (first, first + len(values) - 1)) as files:
@@ -104,7 +104,7 @@ class FileReader(KeepingReader):
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
-        """Read ascending rows, each at most once, as `read_run`. Row ``rows[i]`` goes to ``where[i]`` of each column."""
+        """Read ascending rows, each at most once, as `read_run`: row ``rows[i]`` to ``where[i]`` of each column."""
         with self._alone():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (rows[0], rows[-1])) as files:

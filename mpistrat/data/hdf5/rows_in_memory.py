@@ -22,7 +22,7 @@ class RowsInMemory:
     """The rows of a manifest, one array for each column. They are read when rows are first taken.
 
     The ranks of the communicator ``node`` share the rows, and read them together: then making the object is collective.
-    Raise NoSharedMemoryError on every rank of the node if they cannot, OSError if there is no memory for one process.
+    Raise NoSharedMemoryError on every rank of the node if they cannot, OSError if memory for one process is lacking.
     """
 
     def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):

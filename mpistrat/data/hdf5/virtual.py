@@ -28,7 +28,7 @@ _BLOCK = re.compile("%(%|[0-9]*b)")
 
 
 def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
-    """Return the layout of unwritten rows. Raise DataFileError if the program that made the file chose no fill value."""
+    """Return the layout of unwritten rows. Raise DataFileError if the program that wrote it chose no fill value."""
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
             f"{where}: {what}; fix: write it again, or give it a fill value if that is meant to stand for "
@@ -56,8 +56,8 @@ class _Box(NamedTuple):
 class _Mapping(NamedTuple):
     """A source of a virtual dataset: the box ``out_of`` of the source becomes the box ``into`` of the dataset.
 
-    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped. It is None if
-    the selection ``endless`` maps as many elements as the source has at the moment.
+    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped; None
+    if the selection ``endless`` maps as many as the source has at the moment.
     """
 
     file: str

@@ -34,7 +34,7 @@ _LEAST_SHARE = 1 / 8
 
 
 class Advice:
-    """Announcements of the rows of the current window and of the next one, each once, unless two iterations alternate."""
+    """Announcements of the rows of this window and of the next, each once, unless two iterations alternate."""
 
     def __init__(self, source: Source, windows: BlocksShuffled):
         self._source, self._windows = source, windows

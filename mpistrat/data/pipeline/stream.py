@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import singledispatch
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.pipeline.mapping import Making, mapped_rows
-from mpistrat.data.pipeline.transforms import (
-    Batch,
-    Repeat,
-    Shard,
-    Shuffle,
-    Skip,
-    Take,
-    Transform,
-)
+from mpistrat.data.pipeline.transforms import Open, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
 from mpistrat.process.cache import Cache
@@ -28,8 +20,6 @@ _OPEN_AT_ONCE = 2
 
 # Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
 Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
-# Maps the number of an iteration to its elements.
-Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 
 
 class StreamPlan:
@@ -94,7 +84,7 @@ class StreamPlan:
     def _streamed(self, iteration: int) -> Iterator[list[Any]]:
         made: Open = self._opened
         for each in self._transforms:
-            made = _after(each, made)
+            made = partial(each.streamed, made)
         whole = made(iteration)
         return whole if self.batch is not None else ([row] for row in whole)
 
@@ -118,64 +108,3 @@ class _Pass:
             self._element = next(self._stream, None)
             self.number += 1
         return self._element
-
-
-def _after(transform: Transform, made: Open) -> Open:
-    return lambda iteration: _streamed(transform, made, iteration)
-
-
-@singledispatch
-def _streamed(transform: Transform, made: Open, iteration: int) -> Iterator[Any]:
-    """Return the output elements of a transform in an iteration. ``map`` is applied later."""
-    return made(iteration)
-
-
-@_streamed.register
-def _(transform: Shuffle, made: Open, iteration: int) -> Iterator[Any]:
-    if transform.buffer_size is None:
-        raise ValueError("a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)")
-    stream = made(iteration)
-    for number in itertools.count():
-        run = list(itertools.islice(stream, transform.buffer_size))
-        if not run:
-            return
-        # Each run is shuffled as a dataset of its length, with its own key.
-        locate = transform.prepared(len(run), None)
-        for _, order, _ in locate(np.arange(len(run)), (iteration << 32) + number if transform.reshuffle else number):
-            yield from (run[k] for k in order.tolist())
-
-
-@_streamed.register
-def _(transform: Repeat, made: Open, iteration: int) -> Iterator[Any]:
-    first, turns = transform.turns(iteration)
-    for turn in turns:
-        empty = True
-        for element in made(first + turn):
-            empty = False
-            yield element
-        if empty:
-            return
-
-
-@_streamed.register
-def _(transform: Take, made: Open, iteration: int) -> Iterator[Any]:
-    return itertools.islice(made(iteration), None if transform.count < 0 else transform.count)
-
-
-@_streamed.register
-def _(transform: Skip, made: Open, iteration: int) -> Iterator[Any]:
-    return iter(()) if transform.count < 0 else itertools.islice(made(iteration), transform.count, None)
-
-
-@_streamed.register
-def _(transform: Shard, made: Open, iteration: int) -> Iterator[Any]:
-    transform.length(None)
-    return itertools.islice(made(iteration), transform.index, None, transform.num_shards)
-
-
-@_streamed.register
-def _(transform: Batch, made: Open, iteration: int) -> Iterator[Any]:
-    stream = made(iteration)
-    while rows := list(itertools.islice(stream, transform.size)):
-        if len(rows) == transform.size or not transform.drop_remainder:
-            yield rows

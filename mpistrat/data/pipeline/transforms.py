@@ -24,13 +24,15 @@ from mpistrat.process.cache import Cache
 # Positions in the array of requested numbers, their numbers in the input, the iteration of the input.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"
 Locate: TypeAlias = "Callable[[np.ndarray, int], Iterable[Segment]]"
+# Maps the number of an iteration to its elements, of a dataset that is read in order.
+Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 
 _ALL = slice(None)
 _ITERATIONS_OF_ENDLESS = 1 << 32
 
 
 def integer(value: Any, what: str, least: int) -> int:
-    """Return ``value`` as an int. Raise TypeError if it is not an integer, and ValueError if it is less than ``least``."""
+    """Return ``value`` as an int. Raise TypeError if it is not one, and ValueError if it is less than ``least``."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -58,6 +60,10 @@ class Transform:
     def prepared(self, n: int | None, blocks: Blocks | None) -> Locate:
         """Return `locate` for an input of ``n`` elements, which are best read in ``blocks``."""
         return partial(self.locate, n)
+
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        """Return the output elements of an iteration. ``map`` is applied later."""
+        return made(iteration)
 
     def __str__(self) -> str:
         return f"{type(self).__name__.lower()}({', '.join(map(str, vars(self).values()))})"
@@ -120,6 +126,19 @@ class Shuffle(Transform):
         permuted = Feistel(size, round_keys(self.seed, self.key(iteration), "runs"))
         return [(_ALL, start + permuted(ks - start, run), iteration)]
 
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        if self.buffer_size is None:
+            raise ValueError("a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)")
+        stream = made(iteration)
+        for number in itertools.count():
+            run = list(itertools.islice(stream, self.buffer_size))
+            if not run:
+                return
+            # Each run is shuffled as a dataset of its length, with its own key.
+            locate = self.prepared(len(run), None)
+            for _, order, _ in locate(np.arange(len(run)), (iteration << 32) + number if self.reshuffle else number):
+                yield from (run[k] for k in order.tolist())
+
     def key(self, iteration: int) -> int:
         """Return the number on which the order of an iteration depends."""
         return iteration if self.reshuffle else 0
@@ -171,6 +190,16 @@ class Repeat(Transform):
             return [(_ALL, ks, first)]
         return [(where, ks[where] - turn * n, first + turn) for turn, where in _groups(ks // n)]
 
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        first, turns = self.turns(iteration)
+        for turn in turns:
+            empty = True
+            for element in made(first + turn):
+                empty = False
+                yield element
+            if empty:
+                return
+
     def __str__(self) -> str:
         return "repeat()" if self.count is None else f"repeat({self.count})"
 
@@ -186,6 +215,9 @@ class Take(Transform):
             return n
         return self.count if n is None else min(n, self.count)
 
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        return itertools.islice(made(iteration), None if self.count < 0 else self.count)
+
 
 @dataclass(frozen=True)
 class Skip(Transform):
@@ -200,6 +232,9 @@ class Skip(Transform):
 
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks + self.count, iteration)]
+
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        return iter(()) if self.count < 0 else itertools.islice(made(iteration), self.count, None)
 
 
 @dataclass(frozen=True)
@@ -225,6 +260,10 @@ class Shard(Transform):
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks * self.num_shards + self.index, iteration)]
 
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        self.length(None)
+        return itertools.islice(made(iteration), self.index, None, self.num_shards)
+
 
 @dataclass(frozen=True)
 class Batch(Transform):
@@ -240,6 +279,12 @@ class Batch(Transform):
         if n is None:
             return None
         return n // self.size if self.drop_remainder else -(-n // self.size)
+
+    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+        stream = made(iteration)
+        while rows := list(itertools.islice(stream, self.size)):
+            if len(rows) == self.size or not self.drop_remainder:
+                yield rows
 
     def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
         """Return rows as one batch, with these dtypes of its columns."""

@@ -41,7 +41,7 @@ _log = logging.getLogger("mpistrat.data")
 
 
 def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
-    """Return the first row that holds NaN or infinity, and that value; None if there is none. Fields are searched too."""
+    """Return the first row that holds NaN or infinity, and that value, or None. Fields are searched too."""
     if not len(values):
         return None
     if values.dtype.names:

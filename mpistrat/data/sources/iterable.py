@@ -90,7 +90,7 @@ class GeneratorSource(IterableSource):
 
 
 def signature_of(types: Any, shapes: Any, signature: Any) -> Any:
-    """Return the signature, from either way to give it. Raise TypeError if it has no shape and dtype, or for both ways."""
+    """Return the signature, from either way to give it. Raise TypeError for both ways, or without shape and dtype."""
     if types is None and shapes is None:
         if signature is not None and (wrong := _not_specs(signature)):
             raise TypeError(f"output_signature must be an ArraySpec, or a tuple or dict of them, not {wrong[0]!r}")

@@ -50,7 +50,7 @@ def require_cover(name: str, boxes: Sequence[Box], global_shape: tuple[int, ...]
 def write_box(
     descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], place: int
 ) -> None:
-    """Write an array, of the dataset's dtype, as a box of a dataset at byte ``place`` of a file; a call for each run."""
+    """Write an array of the dataset's dtype as a box of a dataset at byte ``place``; one call for each run."""
     count, starts = runs(offset, array.shape, global_shape)
     data, size = as_bytes(np.ascontiguousarray(array)).data, array.itemsize
     for i, start in enumerate(starts.tolist()):

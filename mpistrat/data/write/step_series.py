@@ -50,7 +50,7 @@ class StepSeries:
 
 
 def rows_of_a_chunk(name: str, dtype: np.dtype, part: Sequence[int], largest: int) -> tuple[int, ...]:
-    """Return the shape of ``part`` with as many rows as ``largest`` bytes have. Raise ValueError if that is none."""
+    """Return the shape of ``part`` with as many rows as ``largest`` bytes have. Raise ValueError if no row fits."""
     nbytes = math.prod(part) * dtype.itemsize
     if nbytes <= largest:
         return tuple(part)

@@ -63,7 +63,7 @@ class WritableRows(NamedTuple):
 
 
 def is_stream(rows: Any, files: int) -> bool:
-    """Return whether rows are read in order, as a stream of batches. Raise ValueError if that cannot be, or has no end."""
+    """Return whether rows are read in order, as a stream of batches. Raise ValueError if that has no end."""
     if isinstance(rows, Dataset):
         if rows.cardinality() == INFINITE_CARDINALITY:
             raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
@@ -113,7 +113,7 @@ def _of_dataset(dataset: Dataset) -> WritableRows:
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Return the arrays by the names of their HDF5 datasets, ``x`` for a single one. Raise TypeError if one has none."""
+    """Return the arrays by the names of their HDF5 datasets, ``x`` for one alone. Raise TypeError if one has none."""
     if not nest.is_nested(tree) or isinstance(tree, list):
         return {"x": _array("x", tree)}
     if not isinstance(tree, Mapping) or not tree:
@@ -153,7 +153,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def column_of(name: str, array: Any) -> NewColumn:
-    """Return the HDF5 dataset that an array becomes. Raise TypeError if HDF5 has no such type, ValueError for a scalar."""
+    """Return the HDF5 dataset that an array becomes. Raise TypeError without such a type, ValueError for a scalar."""
     if not array.shape:
         raise ValueError(
             f"{name!r} is a scalar, but axis 0 must be the axis of the samples; a Writer appends scalars and blocks"

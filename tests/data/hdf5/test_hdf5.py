@@ -96,13 +96,13 @@ def test_replicas_share_files(layouts, replicas, size):
 
 
 def test_each_file_is_described_once_for_all(tmp_path, replicas, monkeypatch):
-    from mpistrat.data.hdf5 import describe as describe_hdf5
+    from mpistrat.data.formats import hdf5
 
     for i in range(6):
         write(tmp_path / f"{i}.h5", 3 + i)
     calls = []
-    real = describe_hdf5.describe
-    monkeypatch.setattr(describe_hdf5, "describe", lambda path, names: calls.append(path) or real(path, names))
+    real = hdf5.describe
+    monkeypatch.setattr(hdf5, "describe", lambda path, names: calls.append(path) or real(path, names))
 
     def replica(peer):
         dataset = with_policy(Dataset.from_hdf5(str(tmp_path / "*.h5"), "x").batch(4), "DATA")

@@ -16,7 +16,7 @@ from mpistrat.data import (
     DistributedDataset,
     Options,
 )
-from mpistrat.data.hdf5 import describe as describe_hdf5
+from mpistrat.data.formats import hdf5
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def by_data(dataset):
 @pytest.fixture
 def described(monkeypatch):
     """Record the files that are described, in order."""
-    names, real = [], describe_hdf5.describe
+    names, real = [], hdf5.describe
     monkeypatch.setattr(
-        describe_hdf5,
+        hdf5,
         "describe",
         lambda path, *more: names.append(os.path.basename(path)) or real(path, *more),
     )
