@@ -87,8 +87,7 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
 
 def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, FileRecord], list[str], dict[str, str]]:
     """Return the records of intact files, the problems of the others, and the datasets without rows."""
-    from mpistrat.data.hdf5.describe import describe
-    from mpistrat.data.write.contents import contents
+    from mpistrat.data.hdf5.describe import contents, describe
 
     found: dict[str, FileRecord] = {}
     problems: list[str] = []

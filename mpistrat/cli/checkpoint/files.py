@@ -18,7 +18,7 @@ from mpistrat.data.formats.contract import needed
 from mpistrat.data.formats.npy import header
 from mpistrat.data.hdf5.signatures import told
 from mpistrat.data.limits import check_bytes
-from mpistrat.data.rows.byte_order import in_native_order
+from mpistrat.data.rows.spec import in_native_order
 from mpistrat.process.atomic_file import appearing
 from mpistrat.training.checkpoint import names
 from mpistrat.training.checkpoint.read import described, read

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import absent, representation
 from mpistrat.arrays.device import Device
 from mpistrat.data.dataset import Dataset
-from mpistrat.data.distribute.autoshard import Division, divide, pipelines_of
+from mpistrat.data.distribute.autoshard import Division, OwnDatasets, divide, pipelines_of
 from mpistrat.data.distribute.iterator import DistributedIterator, Passes
-from mpistrat.data.distribute.own_datasets import OwnDatasets
 from mpistrat.data.options import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,

@@ -15,7 +15,7 @@ from mpistrat.data.hdf5.layouts.chunks import by_number
 from mpistrat.data.hdf5.layouts.descriptors import changed
 from mpistrat.data.hdf5.reader import KeepingReader
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
-from mpistrat.data.rows.byte_order import native
+from mpistrat.data.rows.spec import native
 from mpistrat.memory.made_once import Chunk, in_turn
 
 _LINE = 64  # bytes of a cache line

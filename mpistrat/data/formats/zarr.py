@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpistrat.arrays.arrays import as_numpy
-from mpistrat.data import limits, named_files
+from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.contract import needed
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.data.hdf5.signatures import not_of_format
-from mpistrat.data.rows.byte_order import in_native_order
+from mpistrat.data.rows.spec import in_native_order
 
 _FILES = (
     ".zarray",
@@ -48,7 +48,7 @@ def refuse_code(path: str, names: Sequence[str]) -> None:
 
 
 def _refuse_in(store: str, path: str) -> None:
-    named_files.check(path, f"store {store!r}")
+    limits.check_path(path, f"store {store!r}")
     try:
         with open(path, "rb") as file:
             text = file.read(_LARGEST + 1)
@@ -135,7 +135,7 @@ class Zarr(BlockFormat):
         arrays = [(_array(store, path, column.name), column.name) for column in record.columns]
         for array, name in arrays:
             for file in _chunk_files(array, first, last):
-                named_files.check(os.path.join(path, name, file), f"store {path!r}, array {name!r}")
+                limits.check_path(os.path.join(path, name, file), f"store {path!r}, array {name!r}")
         return [in_native_order(as_numpy(array[first:last])) for array, _ in arrays]
 
 

@@ -1,4 +1,4 @@
-"""Description of one HDF5 file: lengths, types and layouts of its datasets, without reading rows."""
+"""Description of one HDF5 file: which datasets hold rows, their lengths, types and layouts, without reading rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 
@@ -15,6 +15,7 @@ from mpistrat.data.errors import (
     DataFileError,
     DatasetMismatchError,
     DatasetNotFoundError,
+    EmptyDatasetError,
     FilterUnavailableError,
     naming,
     reason_of,
@@ -24,7 +25,7 @@ from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.locate import Locator
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.hdf5.records import Chunked, Column, FileRecord, Joined, Layout, ThroughHdf5
-from mpistrat.data.rows.byte_order import native
+from mpistrat.data.rows.spec import native
 
 _NAMES_SHOWN = 20
 
@@ -163,3 +164,46 @@ def _words(layout: Layout) -> str:
         names = [codecs_hdf5.name_of(number) for number, _ in layout.filters]
         return f"chunks of {layout.chunk[0]} rows" + (f", {' + '.join(names)}" if names else "")
     return "contiguous"
+
+
+class Contents(NamedTuple):
+    """The datasets of a file.
+
+    ``rows`` are as long as the largest one along axis 0, that of the samples. ``single`` have one value or none, which
+    concerns all rows, and ``others`` another length; both are said in words.
+    """
+
+    rows: tuple[str, ...]
+    single: dict[str, str]
+    others: dict[str, str]
+
+
+def contents(path: str) -> Contents:
+    """Return the contents of a file. Raise EmptyDatasetError if it has no dataset with rows."""
+    arrays: dict[str, tuple[int, int]] = {}
+    single: dict[str, str] = {}
+
+    def look(name: str, item: h5py.HLObject) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        if item.shape:
+            arrays[name] = item.shape[0], math.prod(item.shape) * item.id.get_type().get_size()
+        else:
+            single[name] = "has no data space" if item.shape is None else "is a scalar"
+
+    with opened(path) as file, naming(f"file {path!r}"):
+        file.visititems(look)
+    if not arrays:
+        has = f"no dataset with rows, only the scalars {sorted(single)}" if single else "no dataset at all"
+        raise EmptyDatasetError(f"file {path!r} has {has}; fix: check the program that wrote it")
+    largest = max(arrays, key=lambda name: arrays[name][1])
+    rows = arrays[largest][0]
+    return Contents(
+        tuple(name for name, (length, _) in arrays.items() if length == rows),
+        single,
+        {
+            name: f"has {length} rows and dataset {largest!r} has {rows}"
+            for name, (length, _) in arrays.items()
+            if length != rows
+        },
+    )

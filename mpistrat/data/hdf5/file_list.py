@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.data import named_files
+from mpistrat.data import limits
 from mpistrat.data.hdf5.signatures import told
 from mpistrat.process.local_path import local_path
 
@@ -80,13 +80,13 @@ def _matches(name: str, folders: bool, form: str) -> list[str]:
         pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
         raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
     if os.path.exists(name):
-        named_files.check(name)
+        limits.check_path(name)
         return [name]
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
     found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders)
     for path in found:
-        named_files.check(path)
+        limits.check_path(path)
     if "**" in name:
         found = _once(found)
     if not found:

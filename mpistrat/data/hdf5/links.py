@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import h5py
 
-from mpistrat.data import named_files
+from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5.open_file import opened
 
@@ -17,7 +17,7 @@ _MOST_LINKS = 16  # that HDF5 follows
 
 
 def check(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS) -> None:
-    """Check the files to which the links of a name lead, as `named_files.check`, before HDF5 opens them."""
+    """Check the files to which the links of a name lead, as `limits.check_path`, before HDF5 opens them."""
     group, parts = file, _parts(name)
     while parts and left:
         part = parts.popleft()
@@ -28,7 +28,7 @@ def check(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS) -> No
             parts.extendleft(reversed(_parts(link.path)))
         elif isinstance(link, h5py.ExternalLink):
             for path in _candidates(group.file.filename, link.filename):
-                named_files.check(path, where)
+                limits.check_path(path, where)
                 with contextlib.suppress(DataFileError), opened(path) as other:
                     check(other, "/".join([link.path, *parts]), where, left - 1)
             return

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from mpistrat.data import limits, named_files
+from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5 import virtual as virtual_hdf5
@@ -194,7 +194,7 @@ class Locator:
             if start == nbytes:
                 break
             path = _external_path(dataset.file.filename, os.fsdecode(name))
-            named_files.check(path, where)
+            limits.check_path(path, where)
             if not os.path.exists(path):
                 raise DataFileError(
                     f"{where}: its rows lie in {os.fsdecode(name)!r}, which does not exist; fix: bring it back"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import h5py
 import numpy as np
 
-from mpistrat.data import limits, named_files
+from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.open_file import opened
@@ -82,7 +82,7 @@ def locate(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) 
         path = home if mapping.file == "." else _source_path(home, mapping.file)
         if path is None:
             raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
-        named_files.check(path, where)
+        limits.check_path(path, where)
         with opened(path) as file:
             links.check(file, mapping.dataset, where)
             source = file.get(mapping.dataset)

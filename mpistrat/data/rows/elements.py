@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
-from mpistrat.data.rows.byte_order import in_native_order
+from mpistrat.data.rows.spec import in_native_order
 
 _ONLY_ARRAYS = {np.ndarray}
 _NUMBERS = (bool, int, float, complex)

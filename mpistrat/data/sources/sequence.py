@@ -11,9 +11,8 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.data.rows import elements, spec
-from mpistrat.data.rows.byte_order import in_native_order
 from mpistrat.data.rows.contracts import Source
-from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.data.rows.spec import ArraySpec, in_native_order
 
 
 class SequenceSource(Source):

@@ -13,9 +13,9 @@ import numpy as np
 
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError, naming
 from mpistrat.data.formats.hdf5 import Hdf5
+from mpistrat.data.hdf5.describe import contents
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.sources.files import FileSource
-from mpistrat.data.write.contents import contents
 from mpistrat.data.write.writable import NewColumn, WritableRows
 from mpistrat.data.write.write import Storage, check_targets, write_rows
 

@@ -19,7 +19,7 @@ from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked
 from mpistrat.data.rows import blocks
-from mpistrat.data.rows.byte_order import native
+from mpistrat.data.rows.spec import native
 from mpistrat.memory.made_once import Chunk, Each, MadeOnce
 from mpistrat.runtime import affinity
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked, Column, Contiguous
-from mpistrat.data.rows.byte_order import native
+from mpistrat.data.rows.spec import native
 
 _GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
 _SMALL_ROW = 2 << 10

@@ -14,7 +14,7 @@ from mpistrat.data.hdf5.layouts.chunks import DecodedChunks, by_number
 from mpistrat.data.hdf5.layouts.descriptors import KeptOpen
 from mpistrat.data.hdf5.open_file import open_file
 from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
-from mpistrat.data.rows.byte_order import native
+from mpistrat.data.rows.spec import native
 from mpistrat.memory.made_once import Chunk, in_turn
 
 _MOST_CACHE = 64 << 20
