@@ -9,7 +9,6 @@ function is the finaliser of MurmurHash3, which mixes well but is not cryptograp
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,12 +51,7 @@ class Feistel:
         """Return the images of these numbers (int64), with one tweak (uint32) for all or one for each."""
         if self._n < 2 or not len(numbers):
             return numbers.copy()
-        if tweaks is None:
-            tweak = None
-        elif np.ndim(tweaks):
-            tweak = _mixed(tweaks)
-        else:
-            tweak = _mixed_number(int(tweaks))
+        tweak = None if tweaks is None else _mixed(tweaks)
         one = tweak is None or len(tweak) == 1
         tables = self._tables(tweak) if one and self._masks[1] < len(numbers) else None
         pairs = (self._masks[0] + 1) * (self._masks[1] + 1)
@@ -119,11 +113,6 @@ def _mixed(tweaks: Any) -> np.ndarray:
     tweak: np.ndarray = np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN
     _mix(tweak, np.empty_like(tweak))
     return tweak
-
-
-@lru_cache(maxsize=256)
-def _mixed_number(tweak: int) -> np.ndarray:
-    return _mixed(tweak)
 
 
 def _mix(h: np.ndarray, shifted: np.ndarray) -> None:
