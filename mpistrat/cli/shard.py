@@ -20,10 +20,6 @@ from mpistrat.cli.table import counted
 )  # fmt: skip
 @click.option("--name", metavar="NAME", help="Base name of the new files.  [default: from the inputs]")
 @click.option("--dataset", "datasets", multiple=True, metavar="NAME", help="Only this dataset; repeatable.")
-@click.option(
-    "--by", type=click.Choice(["rows", "bytes"]), default="rows", show_default=True,
-    help="Quantity that is equal in all files.",
-)  # fmt: skip
 @click.option("--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows.")
 @click.option("--compress", type=click.Choice(["gzip", "zstd"]), help="Compress.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -33,12 +29,11 @@ def command(
     folder: Path,
     name: str | None,
     datasets: tuple[str, ...],
-    by: str,
     chunk: int | None,
     compress: str | None,
     as_json: bool,
 ) -> None:
-    """Divide the rows of HDF5 files among a number of new files.
+    """Divide the rows of HDF5 files evenly among a number of new files.
 
     \b
     mpistrat shard big.h5 -n 64 --out shards
@@ -59,7 +54,6 @@ def command(
             count,
             datasets=datasets,
             name=name,
-            by=by,
             chunk=chunk,
             compress=compress,
             progress=sys.stderr.isatty(),

@@ -27,7 +27,6 @@ def shard(
     *,
     datasets: Sequence[str] = (),
     name: str | None = None,
-    by: str = "rows",
     chunk: int | None = None,
     compress: str | None = None,
     progress: bool = False,
@@ -42,9 +41,9 @@ def shard(
     digits = max(5, len(str(count)))
     targets = [Path(folder) / f"{stem}-{i:0{digits}}-of-{count:0{digits}}.h5" for i in range(count)]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    check_targets(targets, by, chunk, compress, overwrite=False)
+    check_targets(targets, chunk, compress, overwrite=False)
     beside = _Beside(inputs, rows, single)
-    write_rows(targets, _rows_of(inputs, rows), by, Storage(chunk, compress), False, progress, beside.write)
+    write_rows(targets, _rows_of(inputs, rows), Storage(chunk, compress), False, progress, beside.write)
     return targets
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -36,7 +35,6 @@ def write_hdf5(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     rows: Any,
     *,
-    by: Literal["rows", "bytes"] = "rows",
     chunk: int | None = None,
     compress: Literal["gzip", "zstd"] | None = None,
     overwrite: bool = False,
@@ -51,16 +49,13 @@ def write_hdf5(
     Parameters
     ----------
     paths : path or sequence of paths
-        The files. Each gets consecutive rows.
+        The files. Each gets consecutive rows, as many as the others or one more.
     rows : dict, array, Dataset or iterable
         A dict from the names of HDF5 datasets to arrays. A name may contain groups (``"group/x"``), and all
         arrays have the same length along axis 0. They are read a few MiB at a time, so memory maps and h5py
         datasets are never loaded whole. A single array becomes the dataset ``"x"``. A `Dataset` of such rows, or
         an iterable of batches of them, may be given too. For several files it must be a `Dataset` of known
         length that is not batched.
-    by : {"rows", "bytes"}
-        Whether the files get equal numbers of rows or of bytes. The two differ only for types of variable
-        length.
     chunk : int, optional
         Number of rows of a chunk. By default rows are stored contiguously. If they are compressed, or their
         number is not known beforehand, they are stored in chunks of about 1 MiB.
@@ -104,16 +99,16 @@ def write_hdf5(
     """
     targets = [local_path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if strategy is not None:
-        prepare = partial(_checked, targets, rows, by, chunk, compress, overwrite)
+        prepare = partial(_checked, targets, rows, chunk, compress, overwrite)
         write_together(strategy.extended.engine.all_ranks, prepare)
         return
     try:
-        check_targets(targets, by, chunk, compress, overwrite)
+        check_targets(targets, chunk, compress, overwrite)
         storage = Storage(chunk, compress)
         if is_stream(rows, len(targets)):
             _write_stream(targets[0], rows, storage, overwrite, progress)
         else:
-            write_rows(targets, random_access(rows), by, storage, overwrite, progress)
+            write_rows(targets, random_access(rows), storage, overwrite, progress)
     except FileExistsError as error:
         if not mpi.among_several():
             raise
@@ -123,13 +118,13 @@ def write_hdf5(
         ) from None
 
 
-def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: Any, overwrite: bool) -> Contribution:
+def _checked(targets: Sequence[Path], rows: Any, chunk: Any, compress: Any, overwrite: bool) -> Contribution:
     """Return what a rank gives to a file that all ranks write. Raise if an argument is wrong."""
     if len(targets) > 1:
         raise ValueError(
             f"with strategy=, all ranks write one file, not {len(targets)}: write one, and divide it by mpistrat shard"
         )
-    check_targets(targets, by, chunk, compress, overwrite)
+    check_targets(targets, chunk, compress, overwrite)
     if is_stream(rows, 1):
         raise ValueError(
             "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
@@ -141,7 +136,6 @@ def _checked(targets: Sequence[Path], rows: Any, by: str, chunk: Any, compress: 
 def write_rows(
     targets: Sequence[Path],
     rows: WritableRows,
-    by: str,
     storage: Storage,
     overwrite: bool,
     progress: bool,
@@ -150,14 +144,12 @@ def write_rows(
     """Write a known number of rows to files. ``begin`` is called on each new file first."""
     if rows.number < len(targets):
         raise ValueError(f"there are {rows.number} rows for {len(targets)} files: write fewer files")
-    stops = _stops(rows, len(targets), by, storage.block_rows(rows.columns))
     with appearing_together(targets, overwrite) as temporaries, _bar(rows.number, progress) as bar:
-        first = 0
-        for temporary, stop in zip(temporaries, stops, strict=True):
+        for number, temporary in enumerate(temporaries):
+            first, stop = piece(rows.number, len(targets), number)
             blocks = storage.blocks(rows, rows.columns, first, stop)
             make = partial(storage.create_all, rows.columns, stop - first)
             _write_file(temporary, make, blocks, bar, first, begin)
-            first = stop
 
 
 def _write_file(
@@ -178,14 +170,12 @@ def _write_file(
             bar.update(len(next(iter(part.values()))))
 
 
-def check_targets(targets: Sequence[Path], by: str, chunk: Any, compress: Any, overwrite: bool) -> None:
+def check_targets(targets: Sequence[Path], chunk: Any, compress: Any, overwrite: bool) -> None:
     """Check the arguments of `write_hdf5` that concern files."""
     if not targets:
         raise ValueError("there is no file to write to")
     if len({os.path.abspath(path) for path in targets}) < len(targets):
         raise ValueError("two of the files to write to have the same name")
-    if by not in ("rows", "bytes"):
-        raise ValueError(f"by must be 'rows' or 'bytes', not {by!r}")
     if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, (int, np.integer)) or chunk < 1):
         raise ValueError(f"chunk must be a number of rows, at least 1, not {chunk!r}")
     if compress is not None and compress not in COMPRESSIONS:
@@ -204,44 +194,6 @@ def _bar(rows: int | None, progress: bool) -> Any:
         monitor_interval = 0  # without a thread, which may outlive a program that was interrupted
 
     return Bar(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
-
-
-def _stops(rows: WritableRows, files: int, by: str, block: int) -> list[int]:
-    """Return one past the last row of every file."""
-    by_rows = [piece(rows.number, files, number)[1] for number in range(files)]
-    if by == "rows" or not any(column.dtype.hasobject for column in rows.columns.values()):
-        return by_rows
-    total = sum(int(_sizes(rows, first, block).sum()) for first in range(0, rows.number, block))
-    stops: list[int] = []
-    before = 0
-    for first in range(0, rows.number, block):
-        ends = before + np.cumsum(_sizes(rows, first, block))
-        before = int(ends[-1])
-        while len(stops) < files - 1 and before * files >= total * (len(stops) + 1):
-            wanted = total * (len(stops) + 1) / files
-            stop = first + 1 + int(np.searchsorted(ends, wanted))
-            # Every file gets at least one row, whatever the sizes of the rows.
-            least, most = (stops[-1] if stops else 0) + 1, rows.number - (files - 1 - len(stops))
-            stops.append(min(max(stop, least), most))
-    return [*stops, rows.number]
-
-
-def _sizes(rows: WritableRows, first: int, block: int) -> np.ndarray:
-    """Return the number of bytes of every row of a block."""
-    stop = min(first + block, rows.number)
-    sizes = np.zeros(stop - first, np.int64)
-    for values in rows.read(first, stop).values():
-        if values.dtype.hasobject:
-            sizes += [sum(map(_size, np.ravel(row))) for row in values]
-        else:
-            sizes += values.dtype.itemsize * math.prod(values.shape[1:])
-    return sizes
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value.encode())
-    return int(value.nbytes) if hasattr(value, "nbytes") else len(value)
 
 
 def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, progress: bool) -> None:

@@ -145,7 +145,7 @@ class Writer:
             self._path = local_path(path)
             if mode not in ("w", "a"):
                 raise ValueError(f"mode must be 'w' or 'a', not {mode!r}")
-            check_targets([self._path], "rows", None, compress, overwrite or mode == "a")
+            check_targets([self._path], None, compress, overwrite or mode == "a")
             kind = GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5
             self._store = kind(self._path, compress)
             self._store.check(self._attributes)

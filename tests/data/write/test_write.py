@@ -62,13 +62,13 @@ def same(one, other):
             assert all(np.array_equal(p, q) for p, q in zip(a[name][:], b[name][:], strict=True)), name
 
 
-@pytest.mark.parametrize("options", [{}, {"by": "bytes", "compress": "zstd", "chunk": 4}, {"compress": "gzip"}])
+@pytest.mark.parametrize("options", [{}, {"compress": "zstd", "chunk": 4}, {"compress": "gzip"}])
 def test_many_files_from_one_and_back(varied, tmp_path, options):
     made = shard([str(varied)], tmp_path / "many", 7, **options)
     assert [path.name for path in made] == [f"in-{i:05}-of-00007.h5" for i in range(7)]
     rows = [h5py.File(path)["x"].shape[0] for path in made]
     assert sum(rows) == 50
-    assert max(rows) - min(rows) <= (1 if "by" not in options else 6)
+    assert max(rows) - min(rows) <= 1
     with h5py.File(made[0]) as file:
         plist = file["x"].id.get_create_plist()
         filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
@@ -81,18 +81,6 @@ def test_many_files_from_one_and_back(varied, tmp_path, options):
     assert back.name == "in-00000-of-00001.h5"
     same(varied, back)
     assert not glob.glob(str(tmp_path / "*" / ".*"))
-
-
-def test_bytes_are_shared_evenly(tmp_path):
-    texts = ["a" * 1000] * 10 + ["a"] * 90
-    paths = [tmp_path / f"{i}.h5" for i in range(2)]
-    write(paths, {"x": np.array(texts, object)}, by="bytes")
-    assert [h5py.File(path)["x"].shape[0] for path in paths] == [6, 94]
-    write(paths, {"x": np.array(texts, object)}, by="rows", overwrite=True)
-    assert [h5py.File(path)["x"].shape[0] for path in paths] == [50, 50]
-    one_large = [tmp_path / f"large-{i}.h5" for i in range(4)]
-    write(one_large, {"x": np.array(["a" * 9999, *"abcd"], object)}, by="bytes")
-    assert [h5py.File(path)["x"].shape[0] for path in one_large] == [1, 1, 1, 2]
 
 
 @settings_
@@ -209,7 +197,6 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
     [
         (lambda p: write([], {"x": [1]}), ValueError, "no file"),
         (lambda p: write([p, p], {"x": [1, 2]}), ValueError, "same name"),
-        (lambda p: write(p, {"x": [1]}, by="size"), ValueError, "'rows' or 'bytes'"),
         (lambda p: write(p, {"x": [1]}, chunk=0), ValueError, "at least 1, not 0"),
         (lambda p: write(p, {"x": [1]}, compress="zip"), ValueError, "gzip, zstd, not 'zip'"),
         (lambda p: write(p, {"x": [1], "y": [1, 2]}), DatasetMismatchError, "equally long"),
