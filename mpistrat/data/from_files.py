@@ -92,11 +92,9 @@ class FromFiles:
 
         Parameters
         ----------
-        files : str, os.PathLike or list of those
-            Paths and glob patterns, as for `from_hdf5`.
         variables : str, tuple or dict of str
             Names of variables whose axis 0 is the axis of the samples.
-        manifest, check_finite
+        files, manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -123,9 +121,7 @@ class FromFiles:
 
         Parameters
         ----------
-        files : str, os.PathLike or list of those
-            Paths and glob patterns, as for `from_hdf5`.
-        manifest, check_finite
+        files, manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -167,11 +163,9 @@ class FromFiles:
 
         Parameters
         ----------
-        files : str, os.PathLike or list of those
-            Paths and glob patterns, as for `from_hdf5`.
         columns : str, tuple or dict of str
             Names of columns. Strings and lists of variable length become arrays of objects.
-        manifest, check_finite
+        files, manifest, check_finite
             As for `from_hdf5`.
 
         Returns
@@ -240,8 +234,6 @@ class FromFiles:
 
         Parameters
         ----------
-        files : str, os.PathLike or list of those
-            Paths and glob patterns, as for `from_hdf5`.
         columns : str, tuple or dict of str
             Names of columns.
         dtypes : dict from str to dtype, optional
@@ -250,7 +242,7 @@ class FromFiles:
             What separates values.
         header : bool
             Whether the first line names the columns. Otherwise they are named ``"0"``, ``"1"`` and so on.
-        manifest, check_finite
+        files, manifest, check_finite
             As for `from_hdf5`.
 
         Returns
