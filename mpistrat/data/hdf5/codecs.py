@@ -161,21 +161,8 @@ def _zlib() -> Any:
 
 @cache
 def _zstd() -> Callable[[Any, int, np.ndarray | None], Any] | None:
-    if package := _import("zstandard"):
-        return _by_package(package)
-    standard = _import("compression.zstd")
-    return _by_standard(standard) if standard else None
-
-
-def _by_standard(standard: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
-    def decompress(raw: Any, nbytes: int, into: np.ndarray | None) -> Any:
-        decompressor = standard.ZstdDecompressor()
-        found = decompressor.decompress(raw, _most(nbytes) + 1)
-        if len(found) > _most(nbytes) or not decompressor.eof:
-            raise ValueError(f"a chunk of {nbytes} bytes has {len(found)} or more")
-        return found
-
-    return decompress
+    package = _import("zstandard")
+    return _by_package(package) if package else None
 
 
 def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
