@@ -127,11 +127,7 @@ class Passes:
 
     def state(self) -> dict[str, Any]:
         """Return the state of the newest pass."""
-        return self.state_at(self._next if self._newest is None else self._newest.now())
-
-    def state_at(self, position: Position) -> dict[str, Any]:
-        """Return the state of a position."""
-        return state_of(self.division, position)
+        return state_of(self.division, self._next if self._newest is None else self._newest.now())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the next pass continue at the position of a state."""
@@ -263,7 +259,7 @@ class DistributedIterator(NextAsOptional):
         >>> list(again)
         [array([2, 3]), array([4, 5])]
         """
-        return self._passes.state_at(self._place.now())
+        return state_of(self._passes.division, self._place.now())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position; the next iterator of the dataset begins the epoch after that.

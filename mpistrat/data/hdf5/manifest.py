@@ -154,31 +154,23 @@ class Manifests:
 
     def shared(self, ranks: Topology) -> Manifest:
         """Return the manifest, described by the ranks together. Collective; a fault in a file raises on all ranks."""
-        start, waited = time.perf_counter(), 0.0
-
-        def together(collective: Callable[..., Any], *arguments: Any) -> Any:
-            nonlocal waited
-            began = time.perf_counter()
-            result = collective(*arguments)
-            waited += time.perf_counter() - began
-            return result
-
+        start = time.perf_counter()
         host = socket.gethostname()
         asked = (host, hashlib.blake2b("\0".join(self.files.given).encode(errors="surrogateescape")).digest())
-        everyone = together(ranks.all_gather_object, asked)
+        everyone = ranks.all_gather_object(asked)
         kept = None
         if all(digest == everyone[0][1] for _, digest in everyone):
             found = self._look(lambda: (self.files.paths(), self._kept())) if ranks.rank == 0 else None
-            found = together(ranks.broadcast_object, found)
+            found = ranks.broadcast_object(found)
             if isinstance(found, Exception):
                 _raise(found, "", ranks)
             paths, kept = found
             self.files.found(paths)
         else:  # the nodes may have copies of the files in different folders
-            self._alike(together(ranks.all_gather_object, (host, self._look(self.files.paths))), ranks)
+            self._alike(ranks.all_gather_object((host, self._look(self.files.paths))), ranks)
             kept = self._kept()
         mine = range(ranks.rank, len(self.files.paths()), ranks.size)
-        described = together(ranks.all_gather_object, (host, self._described(mine, kept)))
+        described = ranks.all_gather_object((host, self._described(mine, kept)))
         _raise_first(described, ranks)
         if kept is not None:
             self._known.update(enumerate(kept))
@@ -187,7 +179,7 @@ class Manifests:
         records = [self._known[number] for number in range(len(self.files.paths()))]
         if self._kept_in is not None and kept is None:
             failed = self._look(lambda: self._keep(records)) if ranks.rank == 0 else None
-            failed = together(ranks.broadcast_object, failed)
+            failed = ranks.broadcast_object(failed)
             if failed is not None:
                 _raise(failed, "", ranks)
 
@@ -197,9 +189,7 @@ class Manifests:
 
         manifest = self._joined(records, warn=ranks.rank == 0, where=where)
         if ranks.rank == 0:
-            took = time.perf_counter() - start
-            share = waited / took
-            _log.info("%d files described in %.3f s, %.0f %% of it in collectives", len(records), took, 100 * share)
+            _log.info("%d files described in %.3f s", len(records), time.perf_counter() - start)
         return manifest
 
     def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, Any]:

@@ -17,6 +17,8 @@ from mpistrat.data.rows.spec import ArraySpec, row_bytes
 class ArraySource(Source):
     """The rows of a structure of arrays of equal length."""
 
+    in_memory = True
+
     def __init__(self, tree: Any):
         self._tree = nest.map_structure(elements.as_array, elements.lists_to_arrays(tree))
         self._arrays, self._rebuild = nest.flatten(self._tree)
@@ -49,10 +51,6 @@ class ArraySource(Source):
             return self._rebuild([values[run].copy() for values in self._arrays])
         return self._rebuild([values.take(rows, 0) for values in self._arrays])
 
-    @property
-    def in_memory(self) -> bool:
-        return True
-
     def at_once(self, share: float) -> int:
         return self._at_once
 
@@ -72,6 +70,8 @@ class ArraySource(Source):
 class RangeSource(Source):
     """The integers of a range."""
 
+    in_memory = True
+
     def __init__(self, numbers: range):
         self._numbers = numbers
 
@@ -83,10 +83,6 @@ class RangeSource(Source):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         return self._numbers.start + rows * self._numbers.step
-
-    @property
-    def in_memory(self) -> bool:
-        return True
 
     def at_once(self, share: float) -> int:
         return IN_MEMORY_AT_ONCE // 8

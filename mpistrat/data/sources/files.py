@@ -169,27 +169,22 @@ class FileSource(Source):
                 )
 
     def _read_rows(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
+        manifest = self._manifest
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
-        again = wanted[1:] == wanted[:-1]
-        if again.any():
-            first = np.append(True, ~again)
-            of = order[np.flatnonzero(first)[np.cumsum(first) - 1]]
-            self._read_ascending(wanted[first], order[first], out)
-            for values in out:
-                values[order[~first]] = values[of[~first]]
-        else:
-            self._read_ascending(wanted, order, out)
-
-    def _read_ascending(self, wanted: np.ndarray, order: np.ndarray, out: Sequence[np.ndarray]) -> None:
-        manifest = self._manifest
+        first = np.append(True, wanted[1:] != wanted[:-1])
+        wanted, places = wanted[first], order[first]
         low = int(manifest.offsets.searchsorted(wanted[0], side="right")) - 1
         high = int(manifest.offsets.searchsorted(wanted[-1], side="right"))
         ends = wanted.searchsorted(manifest.offsets[low : high + 1]).tolist()
         for number, (start, stop) in enumerate(pairwise(ends), low):
             if start < stop:
                 path, record, begin = manifest.file(number)
-                self._reader.read_rows(path, record, wanted[start:stop] - begin, out, order[start:stop])
+                self._reader.read_rows(path, record, wanted[start:stop] - begin, out, places[start:stop])
+        if len(wanted) < len(rows):
+            again = places[np.cumsum(first) - 1]
+            for values in out:
+                values[order] = values[again]
 
     def __getstate__(self) -> dict[str, Any]:
         # The memory belongs to this process, or to the node.
