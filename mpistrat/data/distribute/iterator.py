@@ -73,19 +73,6 @@ def _goes(value: Any) -> bool:
     return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _FURTHER)
 
 
-class Pass:
-    """Position of an iterator. The dataset keeps it after the iterator is gone."""
-
-    __slots__ = ("position", "step")
-
-    def __init__(self, position: Position):
-        self.position, self.step = position, position.step
-
-    def now(self) -> Position:
-        """Return the position after the steps that were made."""
-        return self.position._replace(step=self.step)
-
-
 class Passes:
     """The state that a distributed dataset shares with its iterators.
 
@@ -105,12 +92,11 @@ class Passes:
         # Equal on all ranks, because making a distributed dataset is collective.
         self._number: int = getattr(getattr(ranks, "lock", None), "sequence", 0)
         self._next = Position(division, 0)
-        self._newest: Pass | None = None
+        self._newest: Position | None = None
 
-    def begin(self) -> Pass:
-        """Begin the next pass, and return its place."""
-        self._newest = Pass(self._next)
-        self._next = Position(self.division, self._next.epoch + 1)
+    def begin(self) -> Position:
+        """Begin the next pass, and return its position, which its iterator moves on."""
+        self._newest, self._next = self._next, Position(self.division, self._next.epoch + 1)
         return self._newest
 
     @property
@@ -127,7 +113,7 @@ class Passes:
 
     def state(self) -> dict[str, Any]:
         """Return the state of the newest pass."""
-        return state_of(self.division, self._next if self._newest is None else self._newest.now())
+        return state_of(self.division, self._newest or self._next)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Let the next pass continue at the position of a state."""
@@ -160,7 +146,7 @@ class DistributedIterator(NextAsOptional):
         self._begin()
 
     def _begin(self) -> None:
-        self._place = self._passes.begin()
+        self._position = self._passes.begin()
         self._ahead: Iterator[list[Any]] | None = None
         self._read_ahead: deque[Any] = deque()
         self._pace: ThroughputLog | None = None
@@ -202,14 +188,14 @@ class DistributedIterator(NextAsOptional):
                     batch = self._read()
             except StopIteration:
                 self._ended = True
-                self._pace.ended(self._place.position.epoch)
+                self._pace.ended(self._position.epoch)
                 raise
         self._pace.got(batch, time.perf_counter() - began)
-        self._place.step += 1
+        self._position.step += 1
         return batch
 
     def _read(self) -> Any:
-        division, epoch, step = self._place.position.division, self._place.position.epoch, self._place.step
+        division, epoch, step = self._position.division, self._position.epoch, self._position.step
         if division.steps is not None and step >= division.steps:
             if isinstance(self._ahead, Prefetched):
                 self._passes.in_line = self._ahead.in_line
@@ -259,7 +245,7 @@ class DistributedIterator(NextAsOptional):
         >>> list(again)
         [array([2, 3]), array([4, 5])]
         """
-        return state_of(self._passes.division, self._place.now())
+        return state_of(self._passes.division, self._position)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position; the next iterator of the dataset begins the epoch after that.

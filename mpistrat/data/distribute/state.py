@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.hdf5.manifest import unpacked
@@ -27,7 +28,8 @@ _TYPES: dict[str, Any] = {
 }
 
 
-class Position(NamedTuple):
+@dataclass
+class Position:
     """A position in an epoch: so many steps of a division that begins after its first ``skipped`` rows."""
 
     division: Division
