@@ -29,18 +29,6 @@ class SparseFile(io.RawIOBase):
         self._place = offset + (0, self._place, self.size)[whence]
         return self._place
 
-    def tell(self) -> int:
-        return self._place
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         for start, page, inside, count in _parts(self._place, len(view)):
