@@ -1,15 +1,16 @@
-"""Boxes of a contiguous dataset in C order: their runs in the file, and whether those of all ranks cover it."""
+"""Boxes of an array that ranks hold together: their runs in a file, and whether those of all ranks cover it."""
 
 from __future__ import annotations
 
 import math
+import operator
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from mpistrat.arrays.arrays import as_bytes
+from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, refuse_masked
 from mpistrat.process.atomic_file import write_all
 
 
@@ -24,6 +25,65 @@ class Box(NamedTuple):
         low = tuple(map(max, self.offset, other.offset))
         high = (min(o + n, i + m) for o, n, i, m in zip(*self, *other, strict=True))
         return Box(low, tuple(max(0, stop - start) for start, stop in zip(low, high, strict=True)))
+
+
+class Block:
+    """A box of a global array: what this rank holds of it. In a file it is one dataset of the global shape.
+
+    The blocks of all ranks must cover the global array without overlap. A block may be empty. Its attributes cannot
+    be changed; the elements of ``array`` can.
+
+    Parameters
+    ----------
+    array : array
+        Of any library, with the dtype of the global array and with as many axes.
+    offset : sequence of int
+        Index in the global array of the first element of ``array``.
+    global_shape : sequence of int
+        Shape of the global array.
+
+    Raises
+    ------
+    TypeError
+        If ``array`` is not an array, or is masked, or the others are not sequences of integers.
+    ValueError
+        If the numbers of axes differ, or the box is not inside of the global array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Block(np.zeros((2, 3)), offset=(4, 0), global_shape=(6, 3))
+    <Block float64 [4:6, 0:3] of (6, 3)>
+    """
+
+    __slots__ = ("array", "dtype", "global_shape", "offset", "shape")
+
+    array: Any
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    global_shape: tuple[int, ...]
+
+    def __init__(self, array: Any, offset: Iterable[int], global_shape: Iterable[int]):
+        refuse_masked(array)
+        dtype, shape = dtype_and_shape(array)
+        first, whole = _integers("offset", offset), _integers("global_shape", global_shape)
+        if not len(first) == len(shape) == len(whole):
+            raise ValueError(
+                f"a block of {len(shape)} axes needs as many numbers in offset and in global_shape, not {first} and "
+                f"{whole}"
+            )
+        if any(o < 0 or o + n > g for o, n, g in zip(first, shape, whole, strict=True)):
+            raise ValueError(f"the block of shape {shape} at {first} is not inside of the global shape {whole}")
+        values = {"array": array, "dtype": dtype, "shape": shape, "offset": first, "global_shape": whole}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"a Block cannot be changed: make another one with another {name}")
+
+    def __repr__(self) -> str:
+        return f"<Block {self.dtype} {_shown(Box(self.offset, self.shape))} of {self.global_shape}>"
 
 
 def require_cover(name: str, boxes: Sequence[Box], global_shape: tuple[int, ...]) -> None:
@@ -90,3 +150,10 @@ def runs(offset: Sequence[int], shape: Sequence[int], global_shape: Sequence[int
 
 def _shown(box: Box) -> str:
     return f"[{', '.join(f'{o}:{o + n}' for o, n in zip(*box, strict=True))}]"
+
+
+def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(each) for each in values)
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of integers, not {values!r:.60}") from None

@@ -14,7 +14,7 @@ from mpistrat.arrays.arrays import as_numpy, refuse_masked
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.options import INFINITE_CARDINALITY
-from mpistrat.data.write.block import Block
+from mpistrat.data.write.boxes import Block
 
 _UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
 

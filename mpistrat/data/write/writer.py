@@ -18,8 +18,7 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.write.block import Block
-from mpistrat.data.write.boxes import Box, require_cover
+from mpistrat.data.write.boxes import Block, Box, require_cover
 from mpistrat.data.write.by_all_ranks import all_or_raise, writers
 from mpistrat.data.write.growing_hdf5 import GrowingHdf5
 from mpistrat.data.write.growing_zarr import GrowingZarr
