@@ -2,9 +2,8 @@
 
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.collectives.ops.base import CrossDeviceOps
+from mpistrat.collectives.ops.by_name import HierarchicalCopyAllReduce, NcclAllReduce
 from mpistrat.collectives.ops.default import CollectiveAllReduce
-from mpistrat.collectives.ops.hierarchical_copy import HierarchicalCopyAllReduce
-from mpistrat.collectives.ops.nccl import NcclAllReduce
 from mpistrat.collectives.ops.to_one_device import ReductionToOneDevice
 from mpistrat.collectives.options import CollectiveHints, CommunicationImplementation, CommunicationOptions
 

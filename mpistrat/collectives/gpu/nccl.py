@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for, gpu_count, on_device
+from mpistrat.arrays.device import cupy_for, gpu_count, on_device, seen_gpus
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
@@ -86,10 +86,10 @@ class NcclRoute(Route):
     name = "nccl"
 
     def obstacle(self, topology: Topology, device: int) -> str:
-        nccl, problem, gpu = None, "", b""
+        nccl, problem, gpu = None, "", ""
         try:
             nccl = nccl_for("it")
-            gpu = _identity(device)
+            gpu = seen_gpus("NCCL")[device]
             # Make the CUDA context now: if that fails on one rank inside NCCL, the other ranks wait forever.
             with on_device(device):
                 cupy_for("it").cuda.runtime.memGetInfo()
@@ -194,10 +194,3 @@ def _abort(topology: Topology, communicator: Any, when: str, text: str) -> None:
     """Give up the topology, and end the operations of NCCL on this GPU."""
     topology.lock.give_up(when, text)
     communicator.abort()
-
-
-def _identity(device: int) -> bytes:
-    """Return bytes that identify a GPU, or a slice of a GPU."""
-    cupy = cupy_for("NCCL")
-    uuid = cupy.cuda.runtime.getDeviceProperties(device).get("uuid", b"")
-    return repr((uuid, cupy.cuda.runtime.deviceGetPCIBusId(device))).encode()

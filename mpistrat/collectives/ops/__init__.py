@@ -1,1 +1,1 @@
-"""The cross-device ops that a strategy can use: one class per file."""
+"""The cross-device ops that a strategy can use."""

@@ -26,7 +26,7 @@ from mpistrat.collectives.reduction import Reduction
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, component
+from mpistrat.values import DistributedValues, Mirrored, component, snapshot
 
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 _ONLY_ARRAYS = {np.ndarray}
@@ -40,14 +40,23 @@ class CollectiveAllReduce(CrossDeviceOps):
     ----------
     algorithm : str, optional
         The name of the algorithm for all messages; by default a table chooses one for each message.
+    num_packs : int, optional
+        The number of messages that a list of arrays is packed into; 0 does not pack. By default the options say it.
+
+    Raises
+    ------
+    ValueError
+        If ``num_packs`` is negative.
     """
 
     _algorithm: str | None = None  # a subclass may not call __init__
     _num_packs: int | None = None
 
-    def __init__(self, algorithm: str | None = None):
+    def __init__(self, algorithm: str | None = None, num_packs: int | None = None):
+        if num_packs is not None and num_packs < 0:
+            raise ValueError(f"num_packs must not be negative, not {num_packs}")
         super().__init__()
-        self._algorithm = algorithm
+        self._algorithm, self._num_packs = algorithm, num_packs
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
         self._reductions = reduction.prepared(topology)
@@ -106,13 +115,9 @@ class CollectiveAllReduce(CrossDeviceOps):
     ) -> Reduction | None:
         if not self.joins_arrays(options):
             return None
-        topology = self._ranks
-        try:
-            algorithm = self._algorithm or options.algorithm
+        topology, algorithm = self._ranks, self._algorithm or options.algorithm
+        with structures.refusals("all_reduce", topology, options.timeout_seconds):
             return reduction_of_joined(topology, self._choice, op, key, out, algorithm, form)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            structures.refuse("all_reduce", topology, error, options.timeout_seconds)
-            raise
 
     def reduce_parts(
         self, op: Op, dtype: np.dtype, parts: Parts, options: CommunicationOptions, form: Hashable
@@ -158,31 +163,17 @@ class CollectiveAllReduce(CrossDeviceOps):
             done = self._reduce_in_place(key, op, values, options, form)
             if done is not None:
                 return done
+        key += options.bytes_per_pack, self._num_packs
         if len(values) == 1:
-            key += (options.bytes_per_pack, self._num_packs, values[0].dtype, values[0].shape)
+            key += values[0].dtype, values[0].shape
         else:  # two tuples hash faster than a tuple of pairs, which matters for hundreds of small arrays
-            key += (
-                options.bytes_per_pack,
-                self._num_packs,
-                tuple(map(_dtype, values)),
-                tuple(map(_shape, values)),
-            )
+            key += tuple(map(_dtype, values)), tuple(map(_shape, values))
         found = self._reductions.get(key)
         if found is None:
-            topology = self._topology or self._ranks
-            try:
-                found = reduction_of_arrays(
-                    topology,
-                    self._choice,
-                    op,
-                    tuple((value.dtype, value.shape) for value in values),
-                    self._bytes_per_pack(values, options),
-                    self._algorithm or options.algorithm,
-                    form,
-                )
-            except (TypeError, ValueError, NotImplementedError) as error:
-                structures.refuse("all_reduce", topology, error, options.timeout_seconds)
-                raise
+            described = tuple((value.dtype, value.shape) for value in values)
+            how = self._bytes_per_pack(values, options), self._algorithm or options.algorithm
+            with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+                found = reduction_of_arrays(self._ranks, self._choice, op, described, *how, form)
             self._reductions.keep(key, found)
         return found.run(values, options.timeout_seconds)
 
@@ -293,3 +284,14 @@ class CollectiveAllReduce(CrossDeviceOps):
         if self._num_packs == 0:
             return 1  # every array is larger than one byte, so each gets its own message
         return math.ceil(sum(value.nbytes for value in values) / self._num_packs)
+
+
+class Copies(CollectiveAllReduce):
+    """The cross-device ops of one replica, which may reduce objects of any type: the results are copies."""
+
+    def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
+        arenas = self._arenas  # buffers are reduced where they are
+        return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]
+
+    def joins_arrays(self, options: CommunicationOptions) -> bool:
+        return False

@@ -1,9 +1,34 @@
-"""Cross-device ops that reduce by NCCL, for ranks that each have their own GPU."""
+"""Cross-device ops with one algorithm or route: by the leaders of nodes, or by NCCL."""
 
 from __future__ import annotations
 
 from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
+
+
+class HierarchicalCopyAllReduce(CollectiveAllReduce):
+    """Cross-device ops that reduce to each node's leader, all-reduce between leaders, and copy back.
+
+    Parameters
+    ----------
+    num_packs : int
+        The number of messages that a list of arrays is packed into; 0 does not pack.
+
+    Raises
+    ------
+    ValueError
+        If ``num_packs`` is negative.
+
+    Examples
+    --------
+    >>> import mpistrat
+    >>> strategy = mpistrat.MirroredStrategy(cross_device_ops=mpistrat.HierarchicalCopyAllReduce())
+    >>> float(strategy.reduce("SUM", 3.0, axis=None))
+    3.0
+    """
+
+    def __init__(self, num_packs: int = 1):
+        super().__init__("hierarchical_copy", num_packs)
 
 
 class NcclAllReduce(CollectiveAllReduce):
@@ -32,13 +57,10 @@ class NcclAllReduce(CollectiveAllReduce):
     """
 
     def __init__(self, num_packs: int = 1):
-        if num_packs < 0:
-            raise ValueError(f"num_packs must not be negative, not {num_packs}")
+        super().__init__(num_packs=num_packs)
         from mpistrat.collectives.gpu.nccl import nccl_for  # most programs do not use a GPU
 
         nccl_for("NcclAllReduce")
-        super().__init__()
-        self._num_packs = num_packs
 
     def _gpu_route(self, options: CommunicationOptions) -> str | None:
         return "nccl"
