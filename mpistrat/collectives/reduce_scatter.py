@@ -70,7 +70,7 @@ def reduce_parts(
     the place of one of this rank's arrays. Raise TypeError if values of this dtype cannot be reduced by ``op``.
     """
     wire = dtypes.accumulator(dtype, op)
-    one_node = topology.memory is not None and len(topology.nodes) == 1
+    one_node = topology.shares_all
     by_rows = algorithm in _BY_ROWS
     even = topology.memory is not None and len(set(topology.ranks_per_node)) == 1
     tiers = topology.size > 1 and even and (one_node or not by_rows)
@@ -135,8 +135,7 @@ def _on_two_tiers(
     algorithm: str | None,
 ) -> np.ndarray:
     """Combine inside each node the parts that each rail needs, then combine these along the rails."""
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     of_rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
     rails = [[*itertools.chain(*(parts[rank] for rank in rail))] for rail in of_rails]
     total, done = new_array(sum(map(len, rails[memory.rank])), wire), 0

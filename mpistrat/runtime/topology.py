@@ -233,6 +233,17 @@ class Topology(ObjectCollectives):
         return other
 
     @property
+    def node_memory(self) -> NodeMemory:
+        """What the ranks of this node share, where they do: `memory`, which is not None."""
+        assert self.memory is not None
+        return self.memory
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether all ranks are on one node and share memory."""
+        return self.memory is not None and len(self.nodes) == 1
+
+    @property
     def leaders(self) -> Any:
         """The communicator of the nodes' first ranks, None on all other ranks."""
         return self.rail if self.node.rank == 0 else None

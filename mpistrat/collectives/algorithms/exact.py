@@ -202,7 +202,6 @@ class ExactAllReduce(Algorithm):
 
     name = "exact"
     dtypes = "bBhHiIlLqQfdFD"
-    meets = False
     by_name_only = True
 
     def cost(self, topology: Topology) -> Cost:
@@ -218,7 +217,7 @@ class ExactAllReduce(Algorithm):
 
         Raise ValueError on every rank for a product of floating point numbers, whose roundings depend on the order.
         """
-        topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
+        topology.lock.only_meets = topology.shares_all
         if receive.dtype.kind in "iu":
             _in_any_order(topology, combine, send, receive)
         elif combine is np.add:

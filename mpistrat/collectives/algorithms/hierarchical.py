@@ -29,8 +29,6 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
     its slot and copies the result of the one before. Local rank ``i`` combines slice ``i`` of the slots of its node,
     then that of other nodes by the ring.
     """
-    memory = topology.memory
-    assert memory is not None
     pieces = _Pieces(topology, send, receive)
     _exhaust(pieces.lay(0))
     topology.lock.meet()
@@ -56,9 +54,7 @@ class _Pieces:
     """The places of the pieces: slots of alternating generations, and two result areas in alternation."""
 
     def __init__(self, topology: Topology, send: np.ndarray, receive: np.ndarray):
-        memory = topology.memory
-        assert memory is not None
-        self._memory = memory
+        self._memory = memory = topology.node_memory
         self._first = memory.generation
         self._send, self._receive = send, receive
         itemsize = max(send.itemsize, receive.itemsize)
@@ -144,14 +140,12 @@ class HierarchicalAllReduce(Algorithm):
         inside = min(max(topology.ranks_per_node), 3) / 12e9
         if nodes == 1:
             return Cost(5e-7, inside)
-        assert topology.memory is not None
         wire = 2 * (nodes - 1) / nodes / 9e8
         ring = 120e-6 + 2 * (nodes - 1) * 15e-6
-        return Cost(agreement_cost(topology), max(inside, wire), ring, topology.memory.slot_bytes)
+        return Cost(agreement_cost(topology), max(inside, wire), ring, topology.node_memory.slot_bytes)
 
     def piece_bytes(self, topology: Topology) -> int:
-        assert topology.memory is not None
-        return min(_PIECE_BYTES, topology.memory.slot_bytes) if len(topology.nodes) == 1 else WHOLE
+        return min(_PIECE_BYTES, topology.node_memory.slot_bytes) if len(topology.nodes) == 1 else WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         if len(topology.nodes) == 1:
@@ -160,8 +154,7 @@ class HierarchicalAllReduce(Algorithm):
             all_reduce_on_rails(topology, combine, send, receive)
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
-        memory = topology.memory
-        assert memory is not None
+        memory = topology.node_memory
         most = _BY_BOTH_BYTES if memory.size == 2 else _ALL_BY_EACH_BYTES // memory.size
         if len(topology.nodes) > 1 or length * dtype.itemsize > most:
             return None
@@ -173,8 +166,7 @@ class HierarchicalAllReduce(Algorithm):
 
 
 def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     rows = memory.lay_down(send)
     topology.lock.meet()
     if len(rows) == 2:

@@ -29,12 +29,10 @@ class LeaderAllReduce(Algorithm):
         return Cost(1e-6, per_byte, doublings * 1e-5, self.piece_bytes(topology))
 
     def piece_bytes(self, topology: Topology) -> int:
-        assert topology.memory is not None
-        return min(PAYLOAD_BYTES, topology.memory.slot_bytes)
+        return min(PAYLOAD_BYTES, topology.node_memory.slot_bytes)
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        memory = topology.memory
-        assert memory is not None
+        memory = topology.node_memory
         rows = memory.lay_down(send)
 
         def fill(total: np.ndarray) -> None:
@@ -50,8 +48,7 @@ class LeaderAllReduce(Algorithm):
         receive[...] = memory.total(receive.dtype, len(receive))
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
-        memory = topology.memory
-        assert memory is not None
+        memory = topology.node_memory
         if len(topology.nodes) == 1 or length * dtype.itemsize > self.piece_bytes(topology):
             return None
         generations = [memory.slots(dtype, length, generation) for generation in (0, 1)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm, Cost
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.algorithms.tree import combine_by_slices
 from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.runtime.topology import Topology
 
@@ -26,29 +27,24 @@ class OrderedAllReduce(Algorithm):
     """
 
     name = "ordered"
-    meets = False
     by_name_only = True
 
     def cost(self, topology: Topology) -> Cost:
         return Cost(2e-6 * topology.size, 2 / 1e9)
 
     def piece_bytes(self, topology: Topology) -> int:
-        return _in_memory.piece_bytes(topology) if _shares_all(topology) else _PIECE_BYTES
+        return _in_memory.piece_bytes(topology) if topology.shares_all else _PIECE_BYTES
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         # The ranks wait in MPI from here on unless they share memory. A rank that is interrupted then cannot tell the
         # others by a meeting: the lock must know, see `CollectiveLock.only_meets`.
-        topology.lock.only_meets = _shares_all(topology)
+        topology.lock.only_meets = topology.shares_all
         if topology.lock.only_meets:
             _in_memory.reduce(topology, combine, send, receive)
         elif send.nbytes * topology.size <= _GATHERED_BYTES:
             _gather_and_combine(topology, combine, send, receive)
         else:
-            _exchange_slices(topology, combine, send, receive)
-
-
-def _shares_all(topology: Topology) -> bool:
-    return topology.memory is not None and len(topology.nodes) == 1
+            combine_by_slices(topology.world, [send], [1] * topology.size, receive, partial(combine_rows, combine))
 
 
 def _gather_and_combine(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
@@ -56,27 +52,3 @@ def _gather_and_combine(topology: Topology, combine: np.ufunc, send: np.ndarray,
     # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
     topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
     combine_rows(combine, list(everything), receive)
-
-
-def _exchange_slices(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    size, rank, world = topology.size, topology.rank, topology.world
-    step = math.ceil(len(send) / size)
-    ends = [min(i * step, len(send)) for i in range(size + 1)]
-    lengths = np.diff(ends)
-    mine = int(lengths[rank])
-    everything = np.empty((size, mine), send.dtype)
-    itemsize = send.dtype.itemsize
-    world.Alltoallv(
-        [send.view(np.uint8), (lengths * itemsize, np.array(ends[:-1]) * itemsize)],
-        [
-            everything.reshape(-1).view(np.uint8),
-            ([mine * itemsize] * size, np.arange(size) * mine * itemsize),
-        ],
-    )
-    part = np.empty(mine, receive.dtype)
-    combine_rows(combine, list(everything), part)
-    itemsize = receive.dtype.itemsize
-    world.Allgatherv(
-        part.view(np.uint8),
-        [receive.view(np.uint8), (lengths * itemsize, np.array(ends[:-1]) * itemsize)],
-    )

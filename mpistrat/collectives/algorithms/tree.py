@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,14 +57,8 @@ def reduce_by_tree(
         step = max(1, _PIECE_BYTES // dtype.itemsize)
         for start in range(0, length, step):
             part = slice(start, start + step)
-            _by_slices(
-                topology.world,
-                shares.of_rank,
-                shares.tree,
-                combine,
-                [row[part] for row in rows],
-                receive[part],
-            )
+            mine = [row[part] for row in rows]
+            _by_slices(topology.world, shares.of_rank, shares.tree, combine, mine, receive[part])
         return
     one_node = len(topology.nodes) == 1
     slices = memory.size if one_node else min(topology.ranks_per_node)
@@ -102,8 +96,7 @@ def reduce_by_tree(
 def _between_nodes(
     topology: Topology, shares: Shares, combine: np.ufunc, parts: dict[range, np.ndarray], out: np.ndarray
 ) -> None:
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     mine = [np.empty_like(out) for _ in shares.of_own_node]
     for tree, row in zip(shares.of_own_node, mine, strict=True):
         combine_tree(combine, parts, tree, row)
@@ -118,24 +111,37 @@ def _by_slices(
     rows: Sequence[np.ndarray],
     out: np.ndarray,
 ) -> None:
-    """Send each member a slice of all partial sums, which it combines, and gather the slices in ``out``.
+    def up_the_tree(got: list[np.ndarray], part: np.ndarray) -> None:
+        combine_tree(combine, dict(zip(itertools.chain(*owned), got, strict=True)), tree, part)
 
-    A member with one partial sum sends and receives ``2 (size - 1) / size`` times the bytes of the array.
+    combine_by_slices(comm, rows, [len(each) for each in owned], out, up_the_tree)
+
+
+def combine_by_slices(
+    comm: Any,
+    rows: Sequence[np.ndarray],
+    counts: Sequence[int],
+    out: np.ndarray,
+    combine: Callable[[list[np.ndarray], np.ndarray], None],
+) -> None:
+    """Send each member a slice of all ``counts[member]`` rows of each, which it combines, and gather the slices.
+
+    A member with one row sends and receives ``2 (size - 1) / size`` times the bytes of the array.
     """
-    size, rank, dtype = comm.size, comm.rank, out.dtype
+    size, rank, dtype = comm.size, comm.rank, rows[0].dtype
     ends = [len(out) * i // size for i in range(size + 1)]
     lengths = np.diff(ends)
     mine = int(lengths[rank])
-    send = np.concatenate([row[a:b] for a, b in itertools.pairwise(ends) for row in rows], dtype=dtype)
-    counts = np.array([len(each) for each in owned])
-    got = np.empty((int(counts.sum()), mine), dtype)
+    send = np.concatenate([row[a:b] for a, b in itertools.pairwise(ends) for row in rows])
+    got = np.empty((sum(counts), mine), dtype)
+    # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
     comm.Alltoallv(
         [send.view(np.uint8), lengths * (len(rows) * dtype.itemsize)],
-        [got.reshape(-1).view(np.uint8), counts * (mine * dtype.itemsize)],
+        [got.reshape(-1).view(np.uint8), np.multiply(counts, mine * dtype.itemsize)],
     )
-    part = np.empty(mine, dtype)
-    combine_tree(combine, dict(zip(itertools.chain(*owned), got, strict=True)), tree, part)
-    comm.Allgatherv(part.view(np.uint8), [out.view(np.uint8), lengths * dtype.itemsize])
+    part = np.empty(mine, out.dtype)
+    combine([*got], part)
+    comm.Allgatherv(part.view(np.uint8), [out.view(np.uint8), lengths * out.dtype.itemsize])
 
 
 class _OneEach(Slot):
@@ -161,7 +167,6 @@ class TreeAllReduce(Algorithm):
     """
 
     name = "tree"
-    meets = False
     by_name_only = True
 
     def cost(self, topology: Topology) -> Cost:
@@ -171,5 +176,5 @@ class TreeAllReduce(Algorithm):
         return WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        topology.lock.only_meets = topology.memory is not None and len(topology.nodes) == 1
+        topology.lock.only_meets = topology.shares_all
         reduce_by_tree(topology, shares_of_one_each(topology), combine, [send], receive)

@@ -66,8 +66,7 @@ def _by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
 
 
 def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     for piece in cut(data, memory.slot_bytes):
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
         if topology.rank == root:
@@ -79,8 +78,7 @@ def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) ->
 
 def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
     """Broadcast few bytes in the message by which the leaders of nodes exchange checksums."""
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     home, place = topology.place_of(root)
     own, slots = memory.slots(_BYTE, memory.slot_bytes)
     (piece,) = cut(data, nbytes)
@@ -101,8 +99,7 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
     The root fills the slot on its node; on other nodes the leader fills it with the bytes that it receives. The
     leader of the root's node sends a piece while the other ranks of the node read it.
     """
-    memory, leaders = topology.memory, topology.leaders
-    assert memory is not None
+    memory, leaders = topology.node_memory, topology.leaders
     home, place = topology.place_of(root)
     at_home = topology.rank in topology.nodes[home]
     source = place if at_home else 0

@@ -95,8 +95,7 @@ def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.
 
 def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     """Gather the rows of one node: small arrays through the slots with the agreement, larger ones by MPI."""
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     room = min(_SMALL_BYTES, memory.slot_bytes - _LENGTH_BYTES)
     own_length, lengths = memory.slots(_LENGTH, 1)
     own, slots = memory.slots(_BYTE, _LENGTH_BYTES + room)
@@ -123,8 +122,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     Every node receives the rows of the others once, which is the minimum. Where the nodes have different numbers of
     ranks, MPI gathers over all ranks. Small arrays travel with the agreement.
     """
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     data = as_bytes(rows)
     room = topology.limits.with_agreement_bytes // topology.size
     cell = min(room, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
@@ -154,8 +152,7 @@ def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndar
 
     Return bytes of the shape (ranks, cell).
     """
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     own_length, _ = memory.slots(_LENGTH, 1)
     own, slots = memory.slots(_BYTE, cell)
     first = as_bytes(rows)[: cell - _LENGTH_BYTES]
@@ -174,8 +171,7 @@ def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndar
 
 def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> None:
     """Copy the parts ``by_rank[i]`` of local rank ``i`` to all ranks of its node, through the slots."""
-    memory = topology.memory
-    assert memory is not None
+    memory = topology.node_memory
     streams = [cut(parts, memory.slot_bytes) for parts in by_rank]
     for pieces in itertools.zip_longest(*streams, fillvalue=()):
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
@@ -195,7 +191,7 @@ def all_gather_parts(
     round beside them. The ranks compare ``form``. ``timeout_seconds`` is as in `CollectiveLock.turn`.
     """
     lengths = tuple(sum(map(len, each)) for each in parts)
-    one_node = topology.memory is not None and len(topology.nodes) == 1
+    one_node = topology.shares_all
     what = operation("all_gather of parts", form, lengths)
     with topology.lock.turn(what, one_node and any(lengths), timeout_seconds):
         if one_node:
