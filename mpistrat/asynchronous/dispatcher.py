@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
@@ -68,21 +69,20 @@ class Decisions:
             self._post.send(rank, kind, (number,))
 
 
+@dataclass(eq=False, slots=True)
 class _Worker:
     """What the coordinator knows of a worker: its tasks, whether they are short, and what it has done."""
 
-    __slots__ = ("busy", "deciding", "dropping", "ended", "failed", "lost", "quick", "rank", "since", "tasks")
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        self.tasks: dict[int, Task] = {}
-        self.quick = False
-        self.dropping = False
-        self.deciding = False  # whether servers still apply what its last task wrote: the next may read that
-        self.lost = False
-        self.since = 0.0  # when it got the task that it runs
-        self.ended = self.failed = 0
-        self.busy = 0.0
+    rank: int
+    tasks: dict[int, Task] = field(default_factory=dict)
+    quick: bool = False
+    dropping: bool = False
+    deciding: bool = False  # whether servers still apply what its last task wrote: the next may read that
+    lost: bool = False
+    since: float = 0.0  # when it got the task that it runs
+    ended: int = 0
+    failed: int = 0
+    busy: float = 0.0
 
     @property
     def idle(self) -> bool:

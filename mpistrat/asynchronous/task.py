@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import Packed
 
 
+@dataclass(eq=False, slots=True)
 class Task:
     """One call of a function by any worker, in the scope of the strategy of the number ``strategy``.
 
@@ -24,49 +26,23 @@ class Task:
     its writes to variables are kept until it has ended, and then applied once. A chunk has several ``calls``.
     """
 
-    __slots__ = (
-        "arguments",
-        "began",
-        "calls",
-        "ended",
-        "error",
-        "failed_at",
-        "function",
-        "kept",
-        "number",
-        "once",
-        "owner",
-        "ranks",
-        "running",
-        "seconds",
-        "strategy",
-        "value",
-        "workers",
-    )
-
-    def __init__(
-        self,
-        function: SentFunction,
-        arguments: Packed,
-        strategy: int | None,
-        owner: object,
-        kept: object,
-        ended: Callable[[Any, BaseException | None], None],
-        began: Callable[[], bool] | None = None,
-        ranks: int | None = None,
-        seconds: float | None = None,
-        once: bool = False,
-        calls: int = 1,
-    ):
-        self.function, self.arguments, self.strategy = function, arguments, strategy
-        self.owner, self.kept, self.ended, self.began = owner, kept, ended, began
-        self.ranks, self.seconds, self.once, self.calls = ranks, seconds, once, calls
-        self.number = -1
-        self.running: list[int] = []  # ranks that have not told how it ended
-        self.workers: tuple[int, ...] = ()
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.failed_at: float | None = None
+    function: SentFunction
+    arguments: Packed
+    strategy: int | None
+    owner: object
+    kept: object
+    ended: Callable[[Any, BaseException | None], None]
+    began: Callable[[], bool] | None = None
+    ranks: int | None = None
+    seconds: float | None = None
+    once: bool = False
+    calls: int = 1
+    number: int = field(default=-1, init=False)
+    running: list[int] = field(default_factory=list, init=False)  # ranks that have not told how it ended
+    workers: tuple[int, ...] = field(default=(), init=False)
+    value: Any = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
+    failed_at: float | None = field(default=None, init=False)
 
     @property
     def light(self) -> bool:
