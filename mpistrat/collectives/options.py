@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import warnings
-from typing import Any
+from dataclasses import dataclass, field
 
 from mpistrat.collectives.algorithms.choose import ALGORITHMS, GPU_ROUTES
 from mpistrat.runtime.environment import RuntimeOptions, rc
@@ -35,6 +35,7 @@ class CommunicationImplementation(enum.Enum):
     NCCL = "NCCL"
 
 
+@dataclass(unsafe_hash=True, repr=False, slots=True)
 class CommunicationOptions:
     """Options of a collective.
 
@@ -66,21 +67,18 @@ class CommunicationOptions:
     'ordered'
     """
 
-    __slots__ = ("algorithm", "bytes_per_pack", "implementation", "timeout_seconds")
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    algorithm: str | None = field(init=False, compare=False)
 
-    def __init__(
-        self,
-        bytes_per_pack: int = 0,
-        timeout_seconds: float | None = None,
-        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
-    ):
-        if bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must not be negative, not {bytes_per_pack}")
-        if timeout_seconds is not None and not timeout_seconds > 0:  # rejects NaN too
-            raise ValueError(f"timeout_seconds must be positive or None, not {timeout_seconds}")
-        self.bytes_per_pack = int(bytes_per_pack)
-        self.timeout_seconds = timeout_seconds
-        self.implementation = _implementation(implementation)
+    def __post_init__(self) -> None:
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"bytes_per_pack must not be negative, not {self.bytes_per_pack}")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # rejects NaN too
+            raise ValueError(f"timeout_seconds must be positive or None, not {self.timeout_seconds}")
+        self.bytes_per_pack = int(self.bytes_per_pack)
+        self.implementation = _implementation(self.implementation)
         self.algorithm = _algorithm(self.implementation)
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -106,15 +104,6 @@ class CommunicationOptions:
             self.timeout_seconds if options.timeout_seconds is None else options.timeout_seconds,
             self.implementation if options.implementation is auto else options.implementation,
         )
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.bytes_per_pack, self.timeout_seconds, self.implementation
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CommunicationOptions) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
 
     def __repr__(self) -> str:
         return (
