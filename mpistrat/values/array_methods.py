@@ -47,8 +47,14 @@ for _name in READING:
     setattr(ArrayMethods, _name, _reading(_name))
 
 
-def _refuse(method: str, instead: str) -> NoReturn:
-    raise NotImplementedError(f"{method} is not provided: {instead}")
+#: What to call in place of a method that changes an array where it is.
+_INSTEAD = {
+    "fill": "call v.assign(np.full_like(v, value))",
+    "sort": "call v.assign(np.sort(v))",
+    "partition": "call v.assign(np.partition(v, kth))",
+    "put": "set v[indices] = values",
+    "resize": "the shape of a variable is fixed; np.resize(v, shape) returns an array",
+}
 
 
 class NotProvided:
@@ -56,22 +62,16 @@ class NotProvided:
 
     __slots__ = ()
 
-    def fill(self, value: Any) -> NoReturn:
-        """Raise NotImplementedError: assign an array of equal elements instead."""
-        _refuse("fill", "call v.assign(np.full_like(v, value))")
 
-    def sort(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: assign the sorted array instead."""
-        _refuse("sort", "call v.assign(np.sort(v))")
+def _refusing(name: str, instead: str) -> Callable[..., NoReturn]:
+    def method(self: NotProvided, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name} is not provided: {instead}")
 
-    def partition(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: assign the partitioned array instead."""
-        _refuse("partition", "call v.assign(np.partition(v, kth))")
+    method.__name__ = name
+    method.__qualname__ = f"NotProvided.{name}"
+    method.__doc__ = f"Raise NotImplementedError: {instead}."
+    return method
 
-    def put(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: set elements instead."""
-        _refuse("put", "set v[indices] = values")
 
-    def resize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: the shape of a variable is fixed."""
-        _refuse("resize", "the shape of a variable is fixed; np.resize(v, shape) returns an array")
+for _name, _instead in _INSTEAD.items():
+    setattr(NotProvided, _name, _refusing(_name, _instead))

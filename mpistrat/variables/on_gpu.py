@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -73,20 +74,8 @@ def kind_on(device: Device) -> type[LocalVariable]:
     return LocalVariable if device.kind == "cpu" else GpuVariable
 
 
-def _assign(mine: Any, value: Any) -> None:
-    mine[...] = value
-
-
-def _assign_add(mine: Any, value: Any) -> None:
-    mine += value
-
-
-def _assign_sub(mine: Any, value: Any) -> None:
-    mine -= value
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], None]] = {
-    "assign": _assign,
-    "assign_add": _assign_add,
-    "assign_sub": _assign_sub,
+_ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
+    "assign": lambda mine, value: operator.setitem(mine, ..., value),
+    "assign_add": operator.iadd,
+    "assign_sub": operator.isub,
 }
