@@ -26,7 +26,7 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
     if len(places) == len(requests):
         return post.ask_all(requests)
     replies: list[Any] = [None] * len(requests)
-    letters = [(to, SEVERAL, (), _bundle([requests[i][1:] for i in own])) for to, own in places.items()]
+    letters = [(to, SEVERAL, (), bundle([requests[i][1:] for i in own])) for to, own in places.items()]
     for own, outcomes in zip(places.values(), post.ask_all(letters), strict=True):
         for place, (_, _, body) in zip(own, outcomes, strict=True):
             replies[place] = unpack(body)
@@ -44,10 +44,11 @@ def outcomes_of(letter: Letter, outcome: Callable[[Letter], Packed]) -> Packed:
     outcomes = []
     for kind, head, body in unpack(letter.body):
         outcomes.append((kind, (), outcome(Letter(letter.source, kind, (*letter.head, *head), body))))
-    return _bundle(outcomes)
+    return bundle(outcomes)
 
 
-def _bundle(parts: Sequence[tuple[str, tuple[Any, ...], Packed]]) -> Packed:
+def bundle(parts: Sequence[tuple[Any, tuple[Any, ...], Packed]]) -> Packed:
+    """Return (name, facts, packed object) of several objects as one body, whose arrays are not copied."""
     buffers: list[pickle.PickleBuffer] = []
     wrapped = [
         (kind, head, Packed(body.stream, tuple(map(pickle.PickleBuffer, body.buffers)))) for kind, head, body in parts

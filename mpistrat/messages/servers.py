@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
-from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import EMPTY, Packed, pack
 from mpistrat.messages.shared_reads import Request, SharedReads
 
-
-class OnServer(Protocol):
-    """A variable on a parameter server."""
-
-    @property
-    def key(self) -> int: ...
-
-    @property
-    def server(self) -> int: ...
-
-
-Update = tuple[OnServer, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-class Keeper(Protocol):
-    """Keeps the writes of a function that counts once, until it has ended."""
-
-    def ask_all(self, requests: Sequence[Request]) -> list[Any]: ...
-
-    def update(self, updates: Sequence[Update], functions: Sequence[SentFunction]) -> None: ...
+# A variable on a parameter server, a function that updates it, and the function's further arguments.
+Update = tuple[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Servers:
@@ -42,7 +23,7 @@ class Servers:
         self._ranks = contact.roles.parameter_servers
         self._freed = contact.freed  # of all strategies: a dropped one sends no more requests of its own
         self._shared = SharedReads(contact)
-        self._keeper: Keeper | None = None
+        self._keeper: Any = None  # of the writes of a function that counts once
 
     @property
     def number(self) -> int:
@@ -55,7 +36,7 @@ class Servers:
         return reply
 
     @contextmanager
-    def kept_by(self, keeper: Keeper) -> Iterator[None]:
+    def kept_by(self, keeper: Any) -> Iterator[None]:
         """Let ``keeper`` answer in the block. It asks by `ask_now` and `ask_packed`."""
         self._keeper = keeper
         try:
@@ -120,17 +101,11 @@ class NoServers:
 
     number = 0
 
-    def ask(self, server: int, kind: str, head: tuple[Any, ...], value: Any = None) -> NoReturn:
+    def ask(self, *request: Any) -> NoReturn:
         """Raise RuntimeError: parameter servers do not ask each other."""
         raise RuntimeError(
             "a function that runs on a parameter server cannot read or write variables that it captures: pass them as "
             "arguments of extended.update"
         )
 
-    def ask_all(self, requests: Sequence[Request]) -> NoReturn:
-        """Raise RuntimeError, as `ask`."""
-        self.ask(0, "", ())
-
-    def update(self, updates: Sequence[Update]) -> NoReturn:
-        """Raise RuntimeError, as `ask`."""
-        self.ask(0, "", ())
+    ask_all = update = ask

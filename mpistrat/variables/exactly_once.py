@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.messages.bundles import bundle
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
@@ -35,20 +35,12 @@ class Write(NamedTuple):
 
 def pack_writes(writes: list[Write]) -> Packed:
     """Return writes as one body of a letter, whose arrays are not copied."""
-    facts = [(each.key, each.method, each.digest, bytes(each.value.stream)) for each in writes]
-    counts = [len(each.value.buffers) for each in writes]
-    buffers = tuple(buffer for each in writes for buffer in each.value.buffers)
-    return Packed(pickle.dumps((facts, counts), 5), buffers)
+    return bundle([(key, (method, digest), value) for key, method, digest, value in writes])
 
 
 def unpack_writes(body: Packed) -> list[Write]:
     """Return the writes of `pack_writes`."""
-    facts, counts = pickle.loads(body.stream)
-    buffers = iter(body.buffers)
-    return [
-        Write(key, method, digest, Packed(stream, tuple(next(buffers) for _ in range(count))))
-        for (key, method, digest, stream), count in zip(facts, counts, strict=True)
-    ]
+    return [Write(key, method, digest, value) for key, (method, digest), value in unpack(body)]
 
 
 class PreparedWrites:
