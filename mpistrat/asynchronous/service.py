@@ -15,7 +15,7 @@ from typing import Any
 
 from mpistrat import context, nest
 from mpistrat.asynchronous import on_worker
-from mpistrat.memory.published import Memory, PrivateMemory, PublishedMemory
+from mpistrat.memory.published import Memory, PublishedMemory
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
@@ -141,7 +141,7 @@ def _memory_for(contact: Contact) -> Memory:
     if contact.neighbors - servers:
         with suppress(OSError):
             return PublishedMemory()
-    return PrivateMemory()
+    return Memory()
 
 
 def _say_goodbye(contact: Contact, letter: Letter) -> None:

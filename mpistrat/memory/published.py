@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -52,31 +52,21 @@ class View(NamedTuple):
         return bool(self.mark[0])
 
 
-class Memory(Protocol):
-    """Memory for arrays that are written between `begin` and `end`."""
+class Memory:
+    """Memory for arrays that are written between `begin` and `end`. No other process reads it."""
 
-    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]: ...
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class PrivateMemory:
-    """Memory that no other process reads."""
-
-    def copy(self, value: np.ndarray) -> tuple[np.ndarray, None]:
-        """Return a copy of an array."""
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
+        """Return a copy of an array, and its place; None if other processes cannot read it."""
         return np.array(value), None
 
     def begin(self) -> None:
-        """Do nothing."""
+        """Begin to write, if that has not begun."""
 
     def end(self) -> None:
-        """Do nothing."""
+        """End to write, if that has begun."""
 
 
-class PublishedMemory:
+class PublishedMemory(Memory):
     """Memory of this process that others of the node read.
 
     It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is deleted;
@@ -112,19 +102,15 @@ class PublishedMemory:
         self._end = mmap.PAGESIZE
 
     def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
-        """Return a copy of an array, and its place; None if other processes cannot read it.
-
-        Raise MemoryError if there is not enough memory.
-        """
         # Raises MemoryError: the system would kill a process whose file is too large.
         np.empty(value.nbytes, np.uint8)
         start, nbytes = self._end, pages(_BEFORE + value.nbytes)
         try:
             if start + nbytes > _SPACE:
-                return np.array(value), None
+                return super().copy(value)
             os.posix_fallocate(self._file, start, nbytes)
         except OSError:
-            return np.array(value), None
+            return super().copy(value)
         self._end += nbytes
         memory = np.frombuffer(self._mapped, np.uint8, nbytes, start)
         weakref.finalize(memory, _give_back, self._mapped, start, nbytes, os.getpid()).atexit = False
@@ -134,11 +120,9 @@ class PublishedMemory:
         return array, Place(self._path, self._token, start, value.shape, value.dtype)
 
     def begin(self) -> None:
-        """Begin to write, if that has not begun."""
         self._number[0] |= 1
 
     def end(self) -> None:
-        """End to write, if that has begun."""
         number = self._number[0]
         self._number[0] = number + (number & 1)
 

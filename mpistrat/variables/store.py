@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.memory.published import Memory, Place, PrivateMemory
+from mpistrat.memory.published import Memory, Place
 from mpistrat.messages.bundles import SEVERAL, outcomes_of
 from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
@@ -47,7 +47,7 @@ class VariableStore:
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
-        self._memory = PrivateMemory() if memory is None else memory
+        self._memory = memory or Memory()
         self._places: dict[int, Place | None] = {}
         self._held: dict[int, tuple[ServerVariable, HeldVariable]] = {}
         self._users: dict[int, int] = {}  # number of ranks that have not freed a variable
