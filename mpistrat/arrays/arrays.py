@@ -35,10 +35,7 @@ _NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold n
 
 
 def to_host(value: Any) -> np.ndarray:
-    """Return a value as a NumPy array, without a copy where the library allows.
-
-    Raise TypeError if the value is not an array of numbers.
-    """
+    """Return a value as a NumPy array, a view where possible. Raise TypeError if it is not an array of numbers."""
     if type(value) is np.ndarray:
         return value
     refuse_masked(value)
@@ -128,11 +125,7 @@ def from_cupy(result: Any, like: Any) -> Any:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of a contiguous array as a flat array on the same memory.
-
-    >>> as_bytes(np.zeros((2, 3))).shape
-    (48,)
-    """
+    """Return the bytes of a contiguous array as a flat array on the same memory."""
     return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
 
 
@@ -142,10 +135,7 @@ def numpy_or_cupy(value: Any) -> Any:
 
 
 def ufunc_for(ufunc: Any, values: Iterable[Any]) -> Any:
-    """Return CuPy's version of a NumPy ufunc if one of the values lives on a GPU, else the ufunc itself.
-
-    CuPy arrays also accept NumPy's ufuncs, but not those with a signature, such as ``matmul``.
-    """
+    """Return CuPy's version of a ufunc if a value is on a GPU. NumPy's with a signature (``matmul``) refuse those."""
     return getattr(_cupy(), ufunc.__name__) if any(map(on_gpu, values)) else ufunc
 
 
@@ -175,10 +165,7 @@ def copied(value: Any) -> Any:
 
 
 def can_be_filled(value: Any) -> bool:
-    """Return whether `fill` can change the elements of an array. It cannot those of JAX, and of read-only arrays.
-
-    It can those of variables of other libraries, such as Keras, which have ``assign``.
-    """
+    """Return whether `fill` can change the elements of an array, or of a variable that has ``assign``."""
     if isinstance(value, np.ndarray):
         return value.flags.writeable and not _is_masked(type(value))
     if hasattr(value, "assign") and hasattr(value, "__array__"):
@@ -200,10 +187,7 @@ def fill(target: Any, value: np.ndarray) -> None:
 
 
 def refuse_masked(value: Any) -> None:
-    """Raise TypeError for a masked array: NumPy's conversions drop the mask, and the masked values would count.
-
-    The elements of sequences are checked at any depth.
-    """
+    """Raise TypeError for a masked array, also in sequences: conversions drop masks, and masked values would count."""
     kind: Any = type(value)
     if kind is np.ndarray:
         return
@@ -244,10 +228,7 @@ def device_of(array: Any) -> Device:
 
 
 def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
-    """Return the one GPU that all given CuPy arrays live on.
-
-    Raise ValueError if the arrays live on several GPUs, or not on ``own``, the GPU of this rank.
-    """
+    """Return the one GPU of all given CuPy arrays. Raise ValueError if there are several, or it is not ``own``."""
     found = sorted({device_of(value) for value in values})
     if own is not None and own.kind == "cuda" and found != [own]:
         other = next(each for each in found if each != own)

@@ -30,9 +30,8 @@ class Device(NamedTuple):
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:
-        """Return the device with a name such as ``"cpu:0"``, ``"cuda:1"``, ``"/gpu:1"`` or ``"GPU:1"``.
-
-        Raise TypeError if ``name`` is neither a string nor a device, and ValueError if ``name`` does not name a device.
+        """Return the device of a name such as ``"cpu:0"`` or ``"/gpu:1"``. Raise TypeError, or ValueError for another
+        text.
         """
         if isinstance(name, Device):
             return name
@@ -45,10 +44,7 @@ class Device(NamedTuple):
         return cls(_KINDS[match["kind"].lower()], 0 if index in (None, "*") else int(index))
 
     def require(self) -> Device:
-        """Return this device, or raise if it does not exist.
-
-        Raise RuntimeError if the device does not exist or cannot compile kernels. The message says what is missing.
-        """
+        """Return this device. Raise RuntimeError if it does not exist or cannot compile kernels."""
         if self.kind == "cuda":
             count = gpu_count(f"device {self}")
             if self.index >= count:
@@ -72,10 +68,9 @@ class Device(NamedTuple):
 
 @contextmanager
 def on_device(index: int) -> Iterator[None]:
-    """Make a GPU current for this block. Then return to the former GPU, but only if this thread has used that.
+    """Make a GPU current for this block, then the former GPU, if this thread has used that: each context takes 0.5 GB.
 
-    A GPU that is made current gets a context, of about 0.5 GB. `cupy.cuda.Device` always returns to the former GPU. In
-    a new thread that is GPU 0, so every rank would have a context there.
+    `cupy.cuda.Device` always returns to the former GPU: in a new thread GPU 0, where every rank would have a context.
     """
     cuda = cupy_for("a GPU").cuda
     before = cuda.runtime.getDevice()
@@ -92,23 +87,14 @@ def on_device(index: int) -> Iterator[None]:
 
 
 def any_gpu(name: str | Device) -> bool:
-    """Return whether a name asks for one GPU per rank: a kind without a number, such as ``"cuda"``.
-
-    Raise TypeError or ValueError as `Device.parse` does.
-
-    >>> any_gpu("cuda"), any_gpu("cuda:0"), any_gpu("cpu")
-    (True, False, False)
-    """
+    """Return whether a name asks for one GPU per rank: a kind without a number, such as ``"cuda"``."""
     if Device.parse(name).kind == "cpu" or isinstance(name, Device):
         return False
     return not name.strip()[-1].isdigit()
 
 
 def seen_gpus(what: str) -> tuple[str, ...]:
-    """Return an identifier of each GPU, or GPU slice, that this process sees. It is unique on the node.
-
-    Raise RuntimeError as `gpu_count` does.
-    """
+    """Return an identifier, unique on the node, of each GPU or slice that this process sees. Raise as `gpu_count`."""
     count, runtime = gpu_count(what), cupy_for(what).cuda.runtime
     return tuple(
         f"{bytes(runtime.getDeviceProperties(device).get('uuid', b'')).hex()} {runtime.deviceGetPCIBusId(device)}"
@@ -117,10 +103,7 @@ def seen_gpus(what: str) -> tuple[str, ...]:
 
 
 def cupy_for(what: str) -> Any:
-    """Return the module ``cupy``.
-
-    Raise RuntimeError if CuPy is not installed or cannot be imported. The message begins with ``what``.
-    """
+    """Return the module ``cupy``. Raise RuntimeError, whose text begins with ``what``, if it cannot be imported."""
     try:
         import cupy
     except ImportError as error:
@@ -135,10 +118,7 @@ def cupy_for(what: str) -> Any:
 
 
 def gpu_count(what: str) -> int:
-    """Return the number of GPUs that this process sees: at least one. CuPy can compile kernels for them.
-
-    Raise RuntimeError if no GPU can be used. The message begins with ``what`` and says what is missing and what to do.
-    """
+    """Return the number of GPUs that this process sees and can use, or raise RuntimeError that says what to do."""
     runtime = cupy_for(what).cuda.runtime
     try:
         count: int = runtime.getDeviceCount()

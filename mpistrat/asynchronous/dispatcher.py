@@ -49,10 +49,7 @@ class Decisions:
         self._tell(ranks, "abort", number)
 
     def committed(self, letter: Letter) -> tuple[Task, Any, BaseException | None] | None:
-        """Take the news that a server has applied the writes of a task.
-
-        Return the task, its value and its error, or None until all servers of the task have applied its writes.
-        """
+        """Take the news that a server has committed a task. Return task, value and error when all have, else None."""
         (number,) = letter.head
         task, value, missing = self._open[number]
         missing.discard(letter.source)
@@ -93,12 +90,9 @@ class _Worker:
 class Dispatcher:
     """The tasks of a coordinator: queued, and handed to workers that have nothing to do.
 
-    It makes progress in `progress`, which all other calls use. A worker has one task at a time, or two if its last
-    one was short: it then begins the second before the coordinator has seen the result of the first. If the first
-    takes long after all, the second is taken back for a worker that idles.
-
-    The tasks of a lost worker are queued again, before all others. Without a parameter server nothing goes on:
-    `progress` raises.
+    All calls make progress. A worker whose last task was short gets a second one ahead. It goes to an idle worker if
+    the first takes long after all. Tasks of a lost worker are queued again, before all others; a lost parameter server
+    raises.
     """
 
     def __init__(self, contact: Contact):
@@ -160,9 +154,8 @@ class Dispatcher:
             self._post.send(rank, kind, head, body)
 
     def progress(self) -> bool:
-        """Take the results that have arrived, and hand out tasks. Return whether a result arrived.
-
-        Raise LostRankError if a parameter server is lost.
+        """Take results and hand out tasks. Return whether a result came. Raise LostRankError for a lost parameter
+        server.
         """
         arrived = self._advance()
         self._tell_owners()

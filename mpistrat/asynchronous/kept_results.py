@@ -29,11 +29,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class KeptResults:
-    """The results of the calls of a function, in a file, which is read if it exists.
+    """The results of the calls of a function, in a file, which is read if it exists: ``found``, by the numbers of
+    calls.
 
-    ``calls`` has the arguments of each call, and ``found`` the results that the file had, by the numbers of their
-    calls. Raise ValueError if the file has results of another function, of other arguments, or is of another kind.
-    Raise TypeError if an argument cannot be compared with that of the file.
+    Raise ValueError if the file is of another function or other arguments, and TypeError if an argument cannot be
+    compared.
     """
 
     def __init__(self, path: str | os.PathLike[str], function: Any, calls: Sequence[tuple[Any, ...]]):
@@ -79,10 +79,7 @@ class KeptResults:
             self.close()
 
     def close(self) -> None:
-        """Write what has not been written.
-
-        Raise OSError if the file cannot be written, and TypeError if a result cannot be kept.
-        """
+        """Write the rest. Raise OSError if the file cannot be written, and TypeError if a result cannot be kept."""
         self._closing.set()
         self._news.set()
         self._thread.join()
@@ -147,10 +144,7 @@ class KeptResults:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a result as what JSON can hold.
-
-    Raise TypeError if it is not of numbers, texts, NumPy's arrays of numbers, and lists, tuples and dicts of these.
-    """
+    """Return a result as what JSON can hold. Raise TypeError for other objects than the text of the error names."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -195,10 +189,10 @@ def _decoded(value: Any) -> Any:
 
 
 def fingerprint(value: Any, home: str | None = None) -> str:
-    """Return a digest of a function or of arguments that is the same in every process, unlike that of a pickle.
+    """Return a digest of a function or arguments that is the same in every process, unlike that of a pickle.
 
-    Functions count by their code and by what they capture; those of other modules than ``home`` by their names. Raise
-    TypeError if a value has parts that cannot be compared, such as a lock.
+    Functions of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be
+    compared.
     """
     digest = xxhash.xxh3_128()
     _feed(digest, value, home, {})

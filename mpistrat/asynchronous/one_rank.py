@@ -12,10 +12,7 @@ from mpistrat.messages.pickling import unpack
 
 
 class OneRank:
-    """Tasks that run in the thread that calls `progress`, one after the other.
-
-    They get copies of functions and arguments, as on another rank, and ``comm`` if they want a communicator.
-    """
+    """Tasks that run in the thread that calls `progress`, one after the other, on copies of functions and arguments."""
 
     def __init__(self, comm: Any):
         self._comm = comm

@@ -116,10 +116,7 @@ class PerWorkerValue:
 
 
 class KeptOnWorkers(PerWorkerValue):
-    """A value whose parts stay on the workers, under the number ``key``.
-
-    ``freed`` takes the number when the value is not used any more. ``kept`` must live as long as the value.
-    """
+    """A value whose parts stay on the workers, under a number that ``freed`` gets at its end. It holds ``kept``."""
 
     def __init__(self, key: int, freed: deque[int], kept: object):
         self._key, self._freed, self._kept = key, freed, kept

@@ -42,10 +42,9 @@ _REST = 0.02  # seconds until the first look: an idle worker should use less tha
 
 
 def time_limit(seconds: float | None, post: Post) -> AbstractContextManager[None]:
-    """Raise TimeoutError in the block after some seconds, between two steps of Python.
+    """Raise TimeoutError in the block after some seconds, between two steps of Python, and not within a letter.
 
-    A letter that the block sends or receives is not interrupted: it would be lost. Python ignores an error that is
-    raised in a destructor or a callback of a weak reference: then the error is raised again.
+    Python ignores an error in a destructor or a callback of a weak reference: then it is raised again.
     """
     return _UNLIMITED if seconds is None else _limited(seconds, post)
 
@@ -92,10 +91,7 @@ def serve(contact: Contact) -> None:
 
 @contextmanager
 def _noticed_at_exit() -> Iterator[None]:
-    """Let the other ranks notice that this one is lost if its process ends by ``os._exit`` in the block.
-
-    PRRTE 3 tells them of processes that are killed, and not of those that end with another status than 0.
-    """
+    """End a process that leaves the block by ``os._exit`` by a signal: PRRTE 3 tells other ranks of that alone."""
     if not mpi.survives_losses():
         yield
         return

@@ -100,10 +100,7 @@ class Clock:
 
 
 class CallsBar:
-    """A bar from the first call until `close` on a terminal, a line a minute in a log. The next call begins another.
-
-    ``shown`` is whether it is shown at all. ``mpistrat.rc.progress`` may turn it off.
-    """
+    """A bar on a terminal, or a line a minute in a log, until `close`. ``rc.progress`` may turn it off."""
 
     def __init__(self, shown: bool):
         self.shown = shown

@@ -15,15 +15,11 @@ from mpistrat.messages.pickling import Packed
 class Task:
     """One call of a function by any worker, in the scope of the strategy of the number ``strategy``.
 
-    ``arguments`` are the positional and keyword arguments, and ``owner`` is the coordinator or executor. ``kept`` must
-    live until the task has ended.
-
-    ``ended`` is called with the result and the error; one of them has the value None. ``began`` is called when the task
-    is handed to a worker. It returns False if the task was cancelled: ``ended`` is then called with None and None.
-
-    So many ``ranks`` call the function together, with their communicator as its first argument. The result is that of
-    rank 0 of the communicator. After ``seconds`` the worker raises TimeoutError in the function. ``once`` says whether
-    its writes to variables are kept until it has ended, and then applied once. A chunk has several ``calls``.
+    ``owner`` is the coordinator or executor, and ``kept`` lives until the task has ended. ``began()`` is called when a
+    worker gets it, and returns False if it was cancelled. ``ended`` gets the result and the error, of which one is
+    None, or both then. So many ``ranks`` call the function with their communicator; the result is that of its rank 0.
+    After ``seconds`` the worker raises TimeoutError. ``once`` says whether its writes are kept until its end and
+    applied once. A chunk has several ``calls``.
     """
 
     function: SentFunction

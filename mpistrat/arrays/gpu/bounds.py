@@ -27,10 +27,7 @@ class Bounds(NamedTuple):
 
 
 def bounds(device: int) -> Bounds:
-    """Return the bounds of a GPU that this process sees.
-
-    The link counts with its full speed. An idle link is slower and speeds up when a copy begins.
-    """
+    """Return the bounds of a GPU that this process sees. An idle link is slow: its full speed counts."""
     runtime = cupy_for("bounds of a GPU").cuda.runtime
     try:
         # Two transfers for each clock tick.
@@ -57,14 +54,6 @@ def _link(bus_id: str) -> tuple[float | None, str]:
 
 
 def link_bandwidth(transfers: float, lanes: int) -> float:
-    """Return the bytes per second, in one direction, of a PCI Express link.
-
-    ``transfers`` is the speed of a lane in GT/s.
-
-    >>> f"{link_bandwidth(32, 16):.3g}"
-    '6.3e+10'
-    >>> f"{link_bandwidth(5, 8):.3g}"
-    '4e+09'
-    """
+    """Return the bytes per second, in one direction, of a PCI Express link with lanes of ``transfers`` GT/s."""
     left = next(left for least, left in _FOR_BYTES if transfers >= least)
     return transfers * 1e9 / 8 * lanes * left

@@ -27,10 +27,7 @@ _lost: list[Any] = []  # arrays whose end of use is unknown, which are never fre
 
 
 class Sent(NamedTuple):
-    """Arrays whose copies to a GPU may still be running, the event after the last copy, and their feed.
-
-    The arrays lie in the memory of the feed. Only `received` may use them.
-    """
+    """Arrays in a feed's memory, whose copies may be running, and the event after the last. For `received` only."""
 
     arrays: list[Any]
     ready: Any
@@ -40,8 +37,7 @@ class Sent(NamedTuple):
 class Feed:
     """The stream and the pinned memory by which one thread at a time sends arrays to a GPU.
 
-    All target memory is allocated on ``stream``, that of the copies. ``left`` has the released arrays, oldest first.
-    Each comes with an event, which marks the release in the stream of the thread that released it.
+    ``left`` has the released arrays, oldest first, each with the event that marks its release in the thread's stream.
     """
 
     def __init__(self, device: int):
@@ -97,11 +93,7 @@ class Feed:
         return pinned.CHUNK_BYTES
 
     def reclaim(self, most: float = math.inf) -> None:
-        """Free released arrays that the GPU no longer uses.
-
-        If more than ``most`` arrays remain, free the oldest of them too: the feed's stream then waits until they are
-        unused.
-        """
+        """Free released arrays that the GPU no longer uses. Above ``most``, the stream waits for the oldest."""
         while self.left:
             try:
                 event, memory = self.left.popleft()
@@ -130,10 +122,7 @@ def feed(device: int) -> Iterator[Feed]:
 
 
 def received(sent: Sent) -> list[Any]:
-    """Return the arrays for use in the caller's current stream. The stream waits for the copies, not the caller.
-
-    As with CuPy's own memory, work on an array in another stream must be ordered before the array is released.
-    """
+    """Return the arrays for the caller's current stream, which waits for the copies. See CuPy for other streams."""
     cupy = cupy_for("an array on a GPU")
     with on_device(sent.feed.device):
         stream = cupy.cuda.get_current_stream()

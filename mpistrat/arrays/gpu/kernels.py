@@ -131,9 +131,8 @@ extern "C" __global__ void mpistrat_squares(const long long* pointers, const lon
 class EachElement:
     """A kernel over the elements of several lists of arrays.
 
-    ``body`` has statements of C. In it, the names of the lists in ``reads`` and ``writes`` stand for the current
-    element, and ``scalars`` for numbers, in the precision of the computation. ``R`` is the type of the computation:
-    double for float64, float for other floats.
+    In ``body``, statements of C, the names of ``reads`` and ``writes`` stand for the current element, those of
+    ``scalars`` for numbers, and ``R`` for the type of the computation: double for float64, else float.
     """
 
     def __init__(self, name: str, reads: Sequence[str], writes: Sequence[str], scalars: Sequence[str], body: str):
@@ -151,10 +150,8 @@ class EachElement:
         before: str = "",
         after: str = "",
     ) -> EachElement:
-        """Return a kernel that does more in the same launch.
-
-        ``name`` is added to the name of this kernel. ``state`` names further lists, read and written, and ``scalars``
-        further numbers, each after those of this kernel. ``before`` and ``after`` are statements around its body.
+        """Return a kernel that does more in the same launch: with further lists, read and written, numbers and
+        statements.
         """
         return EachElement(
             f"{self._name}_{name}",
@@ -167,8 +164,8 @@ class EachElement:
     def __call__(self, lists: Sequence[Sequence[Any]], scalars: Sequence[float] = ()) -> None:
         """Run the kernel on the current stream.
 
-        ``lists`` has the arrays of each name: the names of ``reads`` first, then those that are only written. Arrays
-        must be contiguous and of one dtype. Arrays at the same position of each list must have equal lengths.
+        ``lists`` has the arrays of ``reads``, then of those only written: contiguous, of one dtype, and of one length
+        at the same position of each list.
         """
         if lists[0]:
             pointers = tuple([each.data.ptr for arrays in lists for each in arrays])
@@ -183,10 +180,7 @@ class EachElement:
         device: int,
         scalars: Sequence[float] = (),
     ) -> None:
-        """Run the kernel as `__call__` does, on arrays at these addresses of the current GPU, which is ``device``.
-
-        ``pointers`` has the addresses of each list in turn, and ``sizes`` the number of elements of each array.
-        """
+        """Run the kernel as `__call__` does, on the arrays of each list at these addresses of the current GPU."""
         if not any(sizes):
             return
         cupy = cupy_for("a kernel")
@@ -235,10 +229,10 @@ def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
 def _tables_of(
     cupy: Any, device: int, pointers: tuple[int, ...], sizes: tuple[int, ...], elements: int
 ) -> tuple[int, list[Any]]:
-    """Return the number of blocks and the first arguments of a kernel: tables on the GPU, from a cache where possible.
+    """Return the number of blocks and a kernel's first arguments: tables on the GPU, cached, since steps use equal
+    ones.
 
-    Steps of a training loop mostly use the same addresses, so their tables are equal. Each stream has its own tables:
-    another stream would not wait until a table is copied, nor until it is read.
+    Each stream has its own: another one would wait neither for their copy nor for their readers.
     """
     where = device, cupy.cuda.get_current_stream().ptr
     addresses = _tables.get((where, pointers))
@@ -252,10 +246,7 @@ def _tables_of(
 
 
 def _layout(sizes: Sequence[int], elements: int) -> tuple[np.ndarray, int]:
-    """Return the layout and the number of blocks, of ``elements`` each.
-
-    The layout has the length of each array, then for each block its array and its first element.
-    """
+    """Return the length of each array, then each block's array and first element; and the number of blocks."""
     blocks = [-(-size // elements) for size in sizes]
     members = np.repeat(np.arange(len(sizes)), blocks)
     before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
@@ -282,10 +273,7 @@ def copy_bytes(pointers: Sequence[int], sizes: Sequence[int], dtype: np.dtype, d
 
 
 def squared_norms(arrays: Sequence[Any]) -> list[float]:
-    """Return the sum of squares of each of some contiguous CuPy arrays, of one dtype of `FLOATS`, in float64.
-
-    One launch and one copy to the host serve all arrays. The order of the additions depends on the sizes alone.
-    """
+    """Return the sum of squares of each contiguous CuPy array, of one dtype of `FLOATS`, by one launch and one copy."""
     norms, sizes = np.zeros(len(arrays)), tuple([each.size for each in arrays])
     if any(sizes):
         cupy, dtype, device = cupy_for("a kernel"), arrays[0].dtype, arrays[0].device.id

@@ -77,10 +77,7 @@ class Staging:
 
 @contextmanager
 def staging(device: int) -> Iterator[Staging]:
-    """Yield the staging buffers of a GPU, and make the GPU current for the block.
-
-    Copies come after the work that is in the caller's stream when the block begins, and before later work.
-    """
+    """Yield the staging buffers of a GPU, and make it current. Copies keep their place in the caller's stream."""
     waiting = _idle.setdefault(device, [])
     try:
         stage = waiting.pop()
