@@ -153,10 +153,10 @@ def all_reduce_async(
     rebuild: Callable[[list[np.ndarray]], Any],
     form: Hashable = None,
 ) -> PendingAllReduce:
-    """Begin an all-reduce of copies of some arrays. Collective: waits until all ranks begin it.
+    """Begin an all-reduce of copies of some arrays, a call of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9) for each
+    message.
 
-    Each message is one call of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9). ``form`` is the form of the structure
-    whose leaves the arrays are. The ranks compare it.
+    Collective: waits until all ranks begin it, which compare ``form``.
     """
     for pending in list(topology.slot(InFlight)):
         pending.test()  # releases finished all-reduces even if the program never calls wait()

@@ -61,10 +61,9 @@ def reduction_of_arrays(
     algorithm: str | None,
     form: Hashable,
 ) -> Reduction:
-    """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes.
+    """Prepare the all-reduce of NumPy arrays of these dtypes and shapes. The ranks compare ``form``.
 
-    ``choice`` is that of the topology. ``form`` is the form of the structure whose leaves the arrays are. The ranks
-    compare it. Raise TypeError if one of the arrays cannot be reduced by ``op``.
+    Raise TypeError if ``op`` cannot reduce one of the arrays.
     """
     messages = packed_for_host(topology, choice, op, key, bytes_per_pack, algorithm)
     routes = [HostRoute.of(choice, each, algorithm) for each in messages]
@@ -103,11 +102,10 @@ def reduction_of_joined(
     algorithm: str | None,
     form: Hashable,
 ) -> Reduction | None:
-    """Prepare the all-reduce of a list of NumPy arrays of these dtypes and shapes into one flat array.
+    """Prepare the all-reduce of a list of NumPy arrays into one flat array, ``out``, which is the result of each run.
 
-    The ranks compare the flat array and ``form``, so that `reduction_of_arrays` of that array is the same operation. In
-    ``out`` the arrays are joined and combined, one after the other: it is the result of each run. If it is itself the
-    only array of a run, it is combined where it is. Return None if the result has another dtype than the arrays.
+    For the ranks it is the operation of `reduction_of_arrays` of ``out``. If ``out`` is the only array of a run, it is
+    combined where it is. Return None if the result has another dtype than the arrays.
     """
     joined = message_of(op, key, range(len(key)), topology.size)
     if joined.source is not joined.result:
@@ -128,10 +126,7 @@ def reduction_of_joined(
 def packed_for_host(
     topology: Topology, choice: Choice, op: Op, key: Key, bytes_per_pack: int, algorithm: str | None
 ) -> tuple[Message, ...]:
-    """Return the messages of arrays of these dtypes and shapes.
-
-    Raise TypeError if one of the arrays cannot be reduced by ``op``.
-    """
+    """Return the messages of arrays of these dtypes and shapes. Raise TypeError if ``op`` cannot reduce one of them."""
     of_dtypes = {
         dtype: _limits(topology, choice, dtypes.accumulator(dtype, op), bytes_per_pack, algorithm)
         for dtype in {dtype: None for dtype, _ in key}

@@ -59,10 +59,9 @@ class MessageSizes(NamedTuple):
 
 
 def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> tuple[Message, ...]:
-    """Divide a list of arrays into messages, from the last array on, since its gradient is ready first.
+    """Divide a list of arrays over ``size`` replicas into messages, from the last on, whose gradient is ready first.
 
-    Arrays without elements are left out. ``size`` is the number of replicas. ``limits`` has the sizes of messages by
-    the dtype of the arrays.
+    Arrays without elements are left out. ``limits`` has the sizes of messages by the dtype of the arrays.
     """
     waiting: dict[np.dtype, list[int]] = {}
     packed: dict[np.dtype, int] = {}  # bytes in the dtype in which they are combined
@@ -92,9 +91,8 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
 
 
 def message_of(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
-    """Return the message of some arrays of one dtype, over ``size`` replicas.
-
-    Raise TypeError if arrays of this dtype cannot be reduced by ``op``.
+    """Return the message of some arrays of one dtype, over ``size`` replicas. Raise TypeError if ``op`` cannot reduce
+    it.
     """
     dtype = key[members[0]][0]
     wire, result = dtypes.accumulator(dtype, op), dtypes.result(dtype, op)

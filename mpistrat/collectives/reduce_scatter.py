@@ -32,15 +32,11 @@ _RING_BYTES = 8 << 10
 
 
 def reduce_scatter(topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None) -> np.ndarray:
-    """Return this replica's part, along the first axis, of the reduction over all replicas.
+    """Return this replica's part, along the first axis, of the reduction of values of one shape and dtype.
 
-    The parts are as even as possible: of ``n`` rows over ``size`` replicas, the first ``n % size`` replicas get one row
-    more than the others. Where all nodes have equally many ranks, every node sends ``(nodes - 1) / nodes`` of the
-    bytes, which is the minimum. The value has the same shape and dtype on all ranks. ``timeout_seconds`` is as in
-    `CollectiveLock.turn`.
-
-    Raise ValueError if the value is a scalar, and on every rank if shapes or dtypes differ between ranks. Raise
-    TypeError if values of this dtype cannot be reduced by ``op``.
+    Parts are those of `rows_of_ranks`. Where all nodes have equally many ranks, a node sends ``(nodes - 1) / nodes`` of
+    the bytes, the minimum. Raise ValueError for a scalar, and on every rank if shapes or dtypes differ, and TypeError
+    if ``op`` cannot reduce the values.
     """
     rows = rows_of_ranks(value, topology.size)
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -64,10 +60,9 @@ def reduce_parts(
 ) -> np.ndarray:
     """Return the reduction of this rank's part as one flat array. The ranks compare ``what``.
 
-    ``parts`` are this rank's values: for each rank, the flat arrays of ``dtype`` of which it gets the reduction. Their
-    lengths are the same on all ranks. With the algorithms "ordered", "exact" and "tree" the bits are those of the
-    all-reduce. If the arrays of all ranks lie in memory that these share, ``rows_of`` returns what each rank has in
-    the place of one of this rank's arrays. Raise TypeError if values of this dtype cannot be reduced by ``op``.
+    ``parts`` are, for each rank, the flat arrays of which it gets the reduction, of the same lengths on all ranks. With
+    "ordered", "exact" and "tree" the bits are those of the all-reduce. If all arrays lie in shared memory, ``rows_of``
+    returns what each rank has in the place of one of this rank's.
     """
     wire = dtypes.accumulator(dtype, op)
     one_node = topology.shares_all
@@ -117,10 +112,7 @@ def _combine(
 
 
 def rows_of_ranks(value: Any, size: int) -> list[int]:
-    """Return the number of rows of an array that each of ``size`` ranks gets.
-
-    Raise ValueError if the array is a scalar.
-    """
+    """Return the number of rows that each rank gets: the first ones may get one more. Raise ValueError for a scalar."""
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to scatter along: use all_reduce")
     return [len(value) // size + (rank < len(value) % size) for rank in range(size)]
@@ -200,10 +192,7 @@ def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray])
 
 
 def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.ndarray]) -> None:
-    """Combine each part in place on its way round a ring that ends at its owner.
-
-    This is the first half of Patarasuk and Yuan (2009): every rank sends each part but its own once.
-    """
+    """Combine each part in place on its way round a ring to its owner (Patarasuk and Yuan 2009, first half)."""
     size, rank = comm.size, comm.rank
     longest = max(map(len, parts))
     step = max(1, limits.message_bytes // parts[0].itemsize)

@@ -55,10 +55,7 @@ class ShortSteps(NamedTuple):
 
 
 def steps_alone() -> ShortSteps:
-    """Return the steps of a list of arrays on one rank: the results are copies.
-
-    This enters 2 functions of Python; the general steps enter 15.
-    """
+    """Return the steps on one rank: the results are copies. They enter 2 functions of Python, the general ones 15."""
 
     def copies(values: Sequence[np.ndarray], word: int) -> list[Any]:
         return [each.copy() if each.size <= SMALL else _copied(each) for each in values]
@@ -76,13 +73,10 @@ def _copied(value: np.ndarray) -> np.ndarray:
 def short_steps(
     topology: Topology, message: Message, algorithm: Algorithm, out: np.ndarray | None = None
 ) -> ShortSteps | None:
-    """Return the steps of a list of arrays that is one message, and whose ranks meet once; None without `meeting`.
+    """Return the steps of arrays that are one message, and whose ranks meet once; None without `meeting`.
 
-    With ``out``, a flat array, it is the result.
-
-    The short steps make the same barriers and the same sums as the general steps, which take several microseconds
-    more. In this time the ranks of a node could pass five barriers. The difference is larger where several processes
-    share a core.
+    With ``out``, a flat array, it is the result. Barriers and sums are those of the general steps, which take several
+    microseconds more: the time of five barriers of a node, and more where processes share a core.
     """
     memory, ignoring_float_errors = topology.memory, topology.lock.ignoring_float_errors
     if memory is None:  # the ranks do not share it, or the communicator was freed
@@ -124,9 +118,8 @@ def short_steps(
 class Reduction:
     """A prepared all-reduce. The ranks compare the description ``operation``.
 
-    ``short`` is used instead of ``steps`` where the call does not have a limit of its own. A trace has the parts of
-    ``steps``. ``only_for`` has the values, where the reduction is prepared for these objects and not for others of
-    their shapes.
+    ``short`` replaces ``steps`` in calls without a limit or a trace. ``only_for`` has the objects that it was prepared
+    for, if it is for these alone.
     """
 
     __slots__ = ("_only_for", "_operation", "_short", "_steps", "_topology")
@@ -153,10 +146,7 @@ class Reduction:
         return len(values) == len(self._only_for) and all(map(is_, map(_target, self._only_for), values))
 
     def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
-        """Return the reductions of the values over all ranks.
-
-        Raise MismatchError, TimeoutError or RuntimeError as `CollectiveLock.turn` does.
-        """
+        """Return the reductions of the values over all ranks. Raise as `CollectiveLock.turn`."""
         short = self._short
         if short is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)

@@ -79,10 +79,8 @@ class _Rows:
 class ReplicaSums:
     """A prepared all-reduce of arrays of these dtypes and shapes, over replicas of which a rank plays several.
 
-    ``shares`` are the partial sums of each rank. The algorithms "tree" and "exact" have the same bits on any number of
-    ranks. Others add partial sums as rank by rank. The ranks compare ``bytes_per_pack`` and ``form``. Raise TypeError
-    if one of the arrays cannot be reduced by ``op``, and ValueError if the algorithm is "ordered": it adds in the order
-    of ranks.
+    The algorithms "tree" and "exact" have the same bits on any number of ranks. Raise TypeError if ``op`` cannot reduce
+    an array, and ValueError for "ordered", which adds in the order of ranks.
     """
 
     def __init__(

@@ -41,9 +41,8 @@ def segmented_ring_all_reduce(
 ) -> None:
     """Combine all ranks' flat ``data`` in place, by a reduce-scatter and an all-gather on a ring, in segments.
 
-    Every rank sends ``2 (size - 1) / size`` times the bytes of ``data``, which is the minimum (Patarasuk and Yuan
-    2009). All ranks get the same bits: each part is combined once, in the order of the ring. A segment is sent to the
-    next rank as soon as it is combined, while the following segments arrive (section 4).
+    Every rank sends the minimum, ``2 (size - 1) / size`` times the bytes (Patarasuk and Yuan 2009), and gets the same
+    bits. A segment is sent on as soon as it is combined, while the next ones arrive (section 4).
     """
     ring = _Ring(comm, combine, data, segment_bytes, in_memory or InMemory())
     try:
@@ -54,10 +53,9 @@ def segmented_ring_all_reduce(
 
 
 class _Ring:
-    """The segments of one call, numbered by the order in which they arrive.
+    """The segments of one call, numbered in the order of arrival: ``step * segments + i``.
 
-    Number ``step * segments + i`` is segment ``i`` of the part that arrives in this step. In the first ``size - 1``
-    steps a segment is combined with this rank's own and sent on. In the other ``size - 1`` steps it is final.
+    In the first ``size - 1`` steps a segment is combined with this rank's own and sent on, in as many more it is final.
     """
 
     def __init__(self, comm: Any, combine: np.ufunc, data: np.ndarray, segment_bytes: int, in_memory: InMemory):

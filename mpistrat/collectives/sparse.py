@@ -25,9 +25,8 @@ def all_reduce_slices(
 ) -> IndexedSlices:
     """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
 
-    Rows of equal index stay separate; the caller adds them up. ``timeout_seconds`` is as in `CollectiveLock.turn`.
-    ``gathered(array, 0, timeout_seconds)`` gathers the rows of ``replicas`` replicas, by default one for each rank.
-    Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
+    Rows of equal index stay separate. ``gathered(array, 0, timeout_seconds)`` gathers those of ``replicas`` replicas,
+    by default one for each rank. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
     """
     if isinstance(op, FurtherOp):
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")

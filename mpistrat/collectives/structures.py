@@ -19,10 +19,9 @@ HOST, GPU, ROWS, MIRRORED = "an array", "an array on a GPU", "sparse rows", "a m
 
 
 def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: float | None = None) -> None:
-    """Compare the next collective of all ranks. Collective; returns at once on a single rank.
+    """Compare the next collective, its name and parts, over all ranks. Returns at once on a single rank.
 
-    The parts are the form of the structure, the kinds of its leaves, and other values that must be equal on all ranks.
-    Raise MismatchError on every rank if the name or the parts differ between ranks.
+    Raise MismatchError on every rank if they differ.
     """
     if topology.size > 1:
         topology.lock.compare(operation(name, *parts), timeout_seconds)
@@ -31,9 +30,7 @@ def agree(topology: Topology, name: str, *parts: Hashable, timeout_seconds: floa
 class refusals:
     """A context that tells the other ranks of an error in this rank's arguments of the collective ``name``.
 
-    The code inside it must not communicate. The error itself is raised if all ranks raise one of its class.
-    ``timeout_seconds`` is as in `Topology.compare`. Raise MismatchError on every rank if only some of the ranks have
-    such an error.
+    The code inside must not communicate. The error is raised if all ranks raise one of its class, else MismatchError.
     """
 
     __slots__ = ("_name", "_timeout_seconds", "_topology")
@@ -52,10 +49,7 @@ class refusals:
 
 
 def refuse(name: str, topology: Topology, error: Exception, timeout_seconds: float | None = None) -> None:
-    """Tell the other ranks of an error in this rank's arguments of a collective, as `refusals`.
-
-    Raise MismatchError on every rank if only some of the ranks have such an error.
-    """
+    """Tell the other ranks of an error in this rank's arguments of a collective, as `refusals`."""
     parts = "refused:", type(error).__name__, Remark(str(error))
     agree(topology, name, *parts, timeout_seconds=timeout_seconds)
 

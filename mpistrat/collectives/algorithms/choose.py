@@ -78,10 +78,7 @@ class Candidate(NamedTuple):
 
 
 class Choice(Slot):
-    """The algorithms that work on the ranks of a topology, and the choice of one for each message.
-
-    The candidates are prepared once, so that a reduction of new arrays does not ask each algorithm again.
-    """
+    """The algorithms that work on the ranks of a topology, prepared once, and the choice of one for each message."""
 
     candidates: Mapping[str, Candidate] = MappingProxyType({})  # by the name of the algorithm
     # the measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
@@ -109,10 +106,10 @@ class Choice(Slot):
             self.measured = topology.broadcast_object(found) or {}
 
     def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
-        """Return the algorithm of this name, or the one with the lowest cost for a message.
+        """Return the algorithm of this name, or the one with the lowest cost.
 
-        Raise ValueError if the name is unknown, and RuntimeError if the algorithm of this name, or every algorithm,
-        does not support this dtype on these ranks.
+        Raise ValueError for an unknown name, and RuntimeError if the algorithm, or every one, does not combine this
+        dtype here.
         """
         able = self._able(dtype, name)
         return min(able, key=lambda each: self._seconds(each, nbytes))

@@ -29,10 +29,7 @@ class Cost(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """The steps of a small all-reduce in which the ranks meet once, prepared for one dtype and length.
-
-    A rank writes its values to a slot, meets the others, and takes the combination.
-    """
+    """The steps of a small all-reduce, for one dtype and length: write to a slot, meet once, take the combination."""
 
     # this rank's place for its values, by the generation of the node's memory before the meeting
     slots: Sequence[np.ndarray]
@@ -68,22 +65,16 @@ class Algorithm(ABC):
 
     @abstractmethod
     def piece_bytes(self, topology: Topology) -> int:
-        """Return the bytes of the largest message that `reduce` takes.
-
-        ``topology.limits.chunk_bytes`` is usual.
-        """
+        """Return the bytes of the largest message that `reduce` takes, usually ``topology.limits.chunk_bytes``."""
 
     @abstractmethod
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the combination of all ranks' ``send`` into ``receive``. The caller holds the collective lock.
+        """Write the combination of all ranks' ``send`` into ``receive``, in its dtype. The caller holds the collective
+        lock.
 
-        Both are flat, contiguous, of one length, and may be the same array. The values are combined in the dtype of
-        ``receive``, by ``numpy.add``, ``maximum``, ``minimum`` or ``multiply``.
+        Both are flat, contiguous, of one length, and may be the same array.
         """
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
-        """Return prepared steps for a small message, which do what `reduce` does with less work in Python.
-
-        None if the algorithm does not have them for this length. Send and receive have one dtype.
-        """
+        """Return prepared steps for a small message, with less work in Python than `reduce`; None if there are none."""
         return None

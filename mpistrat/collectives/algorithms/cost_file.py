@@ -22,12 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def seconds(points: Sequence[tuple[int, float]], nbytes: int) -> float:
-    """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last.
-
-    >>> measured = [(1000, 1e-5), (2000, 2e-5)]
-    >>> [round(1e6 * seconds(measured, nbytes)) for nbytes in (10, 1500, 4000)]
-    [10, 15, 40]
-    """
+    """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last."""
     i = bisect.bisect_left(points, (nbytes, 0.0))
     if i == 0:
         return points[0][1]
@@ -65,10 +60,7 @@ def read(topology: Topology) -> Points | None:
 
 
 def parse(text: str, key: Sequence[object]) -> Points:
-    """Return the points in the text of a file.
-
-    Raise ValueError if the text has another format, or is for another MPI library or layout.
-    """
+    """Return the points in the text of a file. Raise ValueError if it has another format, MPI library or layout."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("it is of another version of mpistrat: run mpistrat bench tune again")

@@ -53,12 +53,11 @@ _FORMATS = {
 
 
 def exact_sum(blocks: Sequence[np.ndarray], out: np.ndarray, summands: int, exchange: Exchange | None = None) -> None:
-    """Write the exact sum over all rows of all blocks (of all ranks), rounded once, into ``out``.
+    """Write the exact sum over all rows of all blocks of all ranks, rounded once, into ``out``.
 
-    With an infinity or a NaN among the values, the sum is as in IEEE 754, with one bit pattern of NaN. A sum of zero is
-    +0. A block has the shape (rows, count). Blocks and ``out`` are float32 or float64. ``summands`` is the number of
-    rows on all ranks together, or an upper bound. ``exchange(ufunc, array)`` combines a flat array over the ranks, in
-    place; by default only this rank counts.
+    It is as in IEEE 754, with one NaN, and +0 for zero. Blocks have the shape (rows, count) and, as ``out``, the dtype
+    float32 or float64. ``summands`` is at least the number of rows of all ranks. ``exchange(ufunc, array)`` combines a
+    flat array over the ranks, in place; by default only this rank counts.
     """
     if not len(out):
         return
@@ -163,7 +162,7 @@ def _times_power(exponent: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return ``sum(digits[k] * 2 ** (unit - k * width))``, rounded to the nearest, ties to even.
 
-    The 62 leading bits go into one integer. Its last bit is set if a lower bit is set, which decides a tie.
+    Of the 62 leading bits the last is set if a lower bit is set, which decides a tie.
     """
     if len(digits) == 1:
         return _times_power(unit)(digits[0].astype(dtype).astype(np.float64)).astype(dtype)
@@ -193,11 +192,10 @@ def _carry(digits: np.ndarray, width: int) -> None:
 
 
 class ExactAllReduce(Algorithm):
-    """The all-reduce with exact floating point sums, by `exact_sum`.
+    """The all-reduce with exact floating point sums, by `exact_sum`. Other results do not depend on the order.
 
-    Sums of integers, maxima and minima have one result in any order. Each rank writes its values to its slot, and adds
-    a slice of all slots. Between nodes a rail carries the exponents of a slice, 2 bytes per element, 4 for float64.
-    It also carries the float64 sum or the integers of the slice, 8 bytes per element, mostly 16 for float64.
+    Each rank adds a slice of all slots. Between nodes a rail carries the exponents of a slice, 2 bytes per element, 4
+    for float64, and its float64 sum or integers, 8 bytes per element, mostly 16 for float64.
     """
 
     name = "exact"
@@ -213,10 +211,7 @@ class ExactAllReduce(Algorithm):
         return min(_PIECE_BYTES, topology.memory.slot_bytes)
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the combination of all ranks' ``send`` into ``receive``, as `Algorithm.reduce` does.
-
-        Raise ValueError on every rank for a product of floating point numbers, whose roundings depend on the order.
-        """
+        """Combine as `Algorithm.reduce`. Raise ValueError on every rank for a product of floating point numbers."""
         topology.lock.only_meets = topology.shares_all
         if receive.dtype.kind in "iu":
             _in_any_order(topology, combine, send, receive)
@@ -272,9 +267,8 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
 
 
 def exact_sum_over_ranks(topology: Topology, rows: np.ndarray, receive: np.ndarray, summands: int) -> None:
-    """Write the exact sum of all ranks' rows, ``summands`` in all, to ``receive``. The caller holds the lock.
-
-    The rows have one dtype with ``receive``. The bits are those of `ExactAllReduce` with a rank for each row.
+    """Write the exact sum of all ranks' rows, ``summands`` in all, to ``receive``, of their dtype. The caller holds the
+    lock.
     """
     exchange = None if topology.size == 1 else _exchange(topology.world, topology.limits)
     rows, out = _reals(rows), _reals(receive)

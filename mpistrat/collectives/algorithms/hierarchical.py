@@ -23,11 +23,11 @@ _BY_BOTH_BYTES = 256 << 10
 
 
 def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    """Combine all ranks' ``send`` of any length into ``receive``, as `Algorithm.reduce` does.
+    """Combine all ranks' ``send`` of any length into ``receive``, as `Algorithm.reduce` does, in pieces of a slot's
+    size.
 
-    The array is cut into pieces of the size of a slot. While a piece is on the wire, each rank writes the next piece to
-    its slot and copies the result of the one before. Local rank ``i`` combines slice ``i`` of the slots of its node,
-    then that of other nodes by the ring.
+    Local rank ``i`` combines slice ``i`` of its node's slots, then those of other nodes by the ring. Meanwhile it
+    writes the next piece to its slot and copies the result of the one before.
     """
     pieces = _Pieces(topology, send, receive)
     _exhaust(pieces.lay(0))
@@ -119,9 +119,8 @@ def _exhaust(work: Iterator[None]) -> None:
 class HierarchicalAllReduce(Algorithm):
     """The all-reduce in which each rank of a node adds a slice of all slots.
 
-    Between nodes, slice ``i`` is combined by a ring on the rail of local rank ``i``. Then each rank copies the whole
-    result. Every node sends and receives ``2 (nodes - 1) / nodes`` times the bytes of the message, for any number of
-    ranks.
+    Between nodes, slice ``i`` goes round a ring on the rail of local rank ``i``. A node sends and receives the minimum,
+    ``2 (nodes - 1) / nodes`` times the bytes of the message.
     """
 
     name = "hierarchical"
@@ -132,10 +131,7 @@ class HierarchicalAllReduce(Algorithm):
         return topology.memory is not None
 
     def cost(self, topology: Topology) -> Cost:
-        """Return the time in memory or on the wire, the longer one, plus the latency of each piece's ring.
-
-        Buffers in place are one piece.
-        """
+        """Return the time in memory or on the wire, the longer one, plus the latency of each piece's ring."""
         nodes = len(topology.nodes)
         inside = min(max(topology.ranks_per_node), 3) / 12e9
         if nodes == 1:

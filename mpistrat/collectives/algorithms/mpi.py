@@ -30,19 +30,12 @@ def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
 
 
 class MpiAllReduce(Algorithm):
-    """The all-reduce by ``MPI_Allreduce`` (MPI 4.1 section 6.9.6).
-
-    A piece stays in the cache between the passes of the library. It also keeps counts far below 2^31, the limit of
-    older libraries.
-    """
+    """The all-reduce by ``MPI_Allreduce`` (MPI 4.1 section 6.9.6), in pieces that stay in the cache."""
 
     name = "mpi"
 
     def cost(self, topology: Topology) -> Cost:
-        """Return the latency of a recursive doubling plus the time for the bytes that each rank or node sends.
-
-        The defaults of the libraries send near the minimum of bytes between two nodes, and far more between more.
-        """
+        """Return the latency of recursive doubling plus the time for the bytes, near the minimum on two nodes only."""
         size, nodes = topology.size, len(topology.nodes)
         rounds = math.ceil(math.log2(size))
         if nodes == 1:
@@ -68,8 +61,7 @@ class MpiAllReduce(Algorithm):
 class MpiNonblockingAllReduce(MpiAllReduce):
     """The all-reduce by ``MPI_Iallreduce`` (MPI 4.1 section 6.12.7), in pieces of the size of the cache.
 
-    The libraries implement it by point-to-point messages in a ring over all ranks. With their blocking all-reduce, by
-    default, one rank of a node sends more than the minimum.
+    Libraries send in a ring over all ranks. In their blocking one, a rank of a node sends more than the minimum.
     """
 
     name = "mpi_nonblocking"

@@ -21,9 +21,7 @@ _in_memory = HierarchicalAllReduce()
 class OrderedAllReduce(Algorithm):
     """The all-reduce that computes ``((rank 0 + rank 1) + rank 2) + ...`` for every element.
 
-    On one node it is `HierarchicalAllReduce`, which has this order already. Else every rank gets an equal slice of all
-    ranks' values and combines it, and the slices are gathered. A rank sends and receives ``2 (size - 1) / size`` times
-    the bytes of the message.
+    On one node `HierarchicalAllReduce` has this order already. Else every rank combines a slice of all ranks' values.
     """
 
     name = "ordered"

@@ -18,11 +18,7 @@ _ALL_BY_EACH_BYTES = 128 << 10  # of all ranks together; below it each rank goes
 
 
 class Shares:
-    """The partial sums of the fixed tree that each rank and node of a topology has.
-
-    ``blocks`` are the replicas of each rank. ``tree`` has all replicas, and ``of_rank`` the largest subtrees of each
-    rank.
-    """
+    """The partial sums of the fixed tree of each rank and node. ``blocks`` are the replicas of each rank."""
 
     def __init__(self, topology: Topology, blocks: Sequence[range]):
         nodes = topology.nodes
@@ -43,11 +39,10 @@ class Shares:
 def reduce_by_tree(
     topology: Topology, shares: Shares, combine: np.ufunc, rows: Sequence[np.ndarray], receive: np.ndarray
 ) -> None:
-    """Write the combination of all replicas to ``receive``. The caller holds the collective lock.
+    """Write the combination of all replicas to ``receive``, in its dtype. The caller holds the collective lock.
 
-    ``rows`` are this rank's partial sums, in the order of ``shares.of_rank``. They are flat, of the length of
-    ``receive``, which may be one of them, and are combined in its dtype. Where ranks share memory, the first
-    communication is `CollectiveLock.meet`.
+    ``rows`` are this rank's partial sums, flat, in the order of ``shares.of_rank``; one may be ``receive``. Where ranks
+    share memory, the first communication is `CollectiveLock.meet`.
     """
     memory, dtype, length = topology.memory, receive.dtype, len(receive)
     if topology.size == 1:
@@ -161,9 +156,8 @@ def shares_of_one_each(topology: Topology) -> Shares:
 class TreeAllReduce(Algorithm):
     """The all-reduce that adds by the fixed tree over the ranks, in the order of nodes.
 
-    Ranks that share memory write their values to their slots, and each goes up the tree for a slice. Between nodes a
-    rail exchanges slices of the nodes' partial sums: one for each node where the ranks of a node are a subtree, else up
-    to ``2 log2(ranks of a node)``.
+    Between nodes a rail exchanges slices of the nodes' partial sums: one for each node whose ranks are a subtree, else
+    up to ``2 log2(ranks of a node)``.
     """
 
     name = "tree"

@@ -51,9 +51,8 @@ def reduction_in_place(
 ) -> Reduction:
     """Prepare the all-reduce of some buffers of one arena. It is valid for these objects only.
 
-    Buffers that cannot be combined in shared memory are reduced after the others, through copies. ``choice`` is that of
-    the topology. ``form`` is the form of the structure whose leaves the buffers are. The ranks compare it. Raise
-    ValueError if two of the buffers overlap.
+    Buffers that cannot be combined in shared memory go through copies, after the others. The ranks compare ``form``.
+    Raise ValueError if two buffers overlap.
     """
     parts = [_part(topology, choice, op, home, each, algorithm) for each in arena.stretches(home, values)]
     stay = _InSharedMemory(topology, home, [part for part in parts if _stays(home, part)])
@@ -104,10 +103,7 @@ def _stays(home: Arena, part: ReducedStretch) -> bool:
 
 
 class _InSharedMemory:
-    """The parts of which each rank of a node combines a slice, in the buffers of all of them.
-
-    Between nodes, slice ``i`` travels on the rail of local rank ``i``.
-    """
+    """The parts of which each rank combines a slice, in the buffers of its node, then on the rail of its local rank."""
 
     def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedStretch]):
         self._topology, self._home, self.parts = topology, home, parts

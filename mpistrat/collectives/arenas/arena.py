@@ -55,10 +55,9 @@ def buffers(
     device: Device = Device("cpu"),  # noqa: B008 - a tuple
     form: Hashable = None,
 ) -> list[Any]:
-    """Return arrays of zeros of these dtypes and shapes, in one arena. Collective.
+    """Return arrays of zeros of these dtypes and shapes, in one arena. Collective; the ranks compare ``form``.
 
-    Arrays on a GPU lie side by side, so that they are one message without packing. ``form`` is the form of the
-    structure whose leaves they are. The ranks compare it. Raise TypeError if one of the dtypes holds Python objects.
+    On a GPU they lie side by side: one message without packing. Raise TypeError if a dtype holds Python objects.
     """
     with structures.refusals("experimental_buffers_like", topology):
         for dtype, _ in leaves:
@@ -86,10 +85,9 @@ def buffers(
 
 
 def buffer_on_file(topology: Topology, descriptor: int | None, dtype: np.dtype, count: int) -> np.ndarray | None:
-    """Return the content of a file in memory, one of each rank, as a flat array in an arena. Collective.
+    """Return the content of each rank's file in memory as a flat array in an arena. Collective.
 
-    ``descriptor`` is the open file of this rank; None if it does not have one. Return None on all ranks if the ranks
-    of a node cannot map each other's files.
+    ``descriptor`` is this rank's open file, or None. Return None on all ranks if those of a node cannot map all files.
     """
     nbytes = count * dtype.itemsize
     with topology.lock.turn(operation("buffer on a file", dtype.str, count)):
@@ -152,10 +150,7 @@ def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
 
 
 def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
-    """Return the stretches of the arrays of an arena, with neighbours of one dtype joined.
-
-    Raise ValueError if two of the arrays overlap.
-    """
+    """Return the stretches of an arena's arrays, neighbours of one dtype joined. Raise ValueError if two overlap."""
     pieces = sorted(
         (place, value.size, value.dtype)
         for place, value in zip(places(arena, values), values, strict=True)
@@ -198,11 +193,10 @@ def _aligned(nbytes: int) -> int:
 
 
 def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
-    """Return zeroed arrays of the same shapes and dtypes, in memory that the ranks of a node share. Collective.
+    """Return zeroed arrays like those of a structure, in memory that the ranks of a node share. Collective.
 
-    ``tree`` is an array, a variable, or a nested structure of these. ``own`` is the device of this rank. Raise
-    ValueError on every rank if structures, shapes or dtypes differ between ranks, or some arrays live on a GPU, and
-    TypeError if an array holds Python objects.
+    Raise ValueError on every rank if structures, shapes or dtypes differ between ranks or only some arrays live on a
+    GPU, and TypeError if an array holds Python objects.
     """
     leaves, rebuild, form = nest.take_apart(tree)
     with structures.refusals("experimental_buffers_like", topology):

@@ -22,10 +22,7 @@ def has_mean(dtype: np.dtype) -> bool:
 
 @lru_cache(maxsize=256)
 def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
-    """Return the dtype in which values of ``dtype`` are added.
-
-    Raise TypeError if values of this dtype cannot be reduced by ``op``.
-    """
+    """Return the dtype in which values of ``dtype`` are added. Raise TypeError if ``op`` cannot reduce them."""
     if dtype.name in _HALF:
         return np.dtype(np.float32)
     if dtype.kind == "c" and op in (FurtherOp.MAX, FurtherOp.MIN):

@@ -11,11 +11,7 @@ from mpistrat.values import ReduceOp
 
 
 class FurtherOp(enum.Enum):
-    """Reductions in addition to those of `ReduceOp`. MAX and MIN are NaN where a value is NaN.
-
-    >>> parse_op("max")
-    <FurtherOp.MAX: 'MAX'>
-    """
+    """Reductions in addition to those of `ReduceOp`. MAX and MIN are NaN where a value is NaN."""
 
     MAX = "MAX"
     MIN = "MIN"
@@ -37,9 +33,8 @@ _FURTHER = {op.name: op for op in FurtherOp}
 
 
 def parse_op(op: Any) -> Op:
-    """Return the reduction with this name, as `ReduceOp.parse` does.
-
-    Raise ValueError if the name is unknown, and TypeError if ``op`` is neither a name nor a reduction.
+    """Return the reduction with this name. Raise ValueError for another name and TypeError otherwise, as
+    `ReduceOp.parse`.
     """
     if type(op) is FurtherOp:
         return op

@@ -70,10 +70,9 @@ def _reduce_piece(
 
 
 class PinnedRoute(Route):
-    """The route through the host, which overlaps the copy to it, the combination, and the copy back.
+    """The route through the host, which overlaps the copies to and from it with the combination.
 
-    It works for several ranks on one GPU, any MPI library and any dtype. The result has the same bits as that of the
-    same arrays on the host, reduced by the same algorithm.
+    It works for any ranks, MPI library and dtype, with the same bits as the host's algorithm.
     """
 
     name = "pinned"
@@ -136,13 +135,11 @@ def reduction_on_gpu(
     name: str | None = None,
     form: Hashable = None,
 ) -> Reduction:
-    """Prepare the all-reduce of CuPy arrays. Buffers are reduced in place: it is then valid for these objects only.
+    """Prepare the all-reduce of CuPy arrays on one GPU. Buffers are reduced in place, for these objects only.
 
-    Shapes and dtypes are equal on all ranks. ``device`` is the GPU that has all values, and ``bytes_per_pack`` is as in
-    `CommunicationOptions`. ``name`` is that of a route, or of an algorithm of the host, which uses the pinned route.
-    ``form`` is the form of the structure whose leaves the values are. The ranks compare it. Raise TypeError if one of
-    the arrays cannot be reduced by ``op``, and RuntimeError on every rank if the ranks cannot use the route of this
-    name.
+    ``name`` is that of a route, or of an algorithm of the host, which uses the pinned route. The ranks compare
+    ``form``. Raise TypeError if ``op`` cannot reduce an array, and RuntimeError on every rank if they cannot use the
+    route of this name.
     """
     cupy = cupy_for("an array on a GPU")
     key = tuple((value.dtype, tuple(value.shape)) for value in values)

@@ -45,10 +45,7 @@ _IN_PROGRESS = 7
 
 
 def nccl_for(what: str) -> Any:
-    """Return the module ``cupy.cuda.nccl``.
-
-    Raise RuntimeError if CuPy, NCCL or a GPU is missing: the text begins with ``what``.
-    """
+    """Return the module ``cupy.cuda.nccl``, or raise RuntimeError whose text begins with ``what``."""
     cupy = cupy_for(what)
     gpu_count(what)
     if "cupy.cuda.nccl" not in sys.modules:  # catch_warnings is not for several threads, so only once
@@ -77,10 +74,9 @@ class Communicators(dict[int, Any], Slot):
 
 
 class NcclRoute(Route):
-    """The route by ``ncclAllReduce`` on the caller's stream, without waiting for the result.
+    """The route by ``ncclAllReduce`` on the caller's stream, without waiting. Half precision is widened to float32.
 
-    Half precision is widened to float32 first, as on all other routes. Maxima and minima of floating point numbers
-    use another route, since those of NCCL may ignore NaN.
+    Maxima and minima of floating point numbers use another route, since those of NCCL may ignore NaN.
     """
 
     name = "nccl"

@@ -47,19 +47,13 @@ class Places(NamedTuple):
 
 
 def packed_for_gpu(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Message, ...]:
-    """Return the messages of arrays of these dtypes and shapes.
-
-    Raise TypeError if one of the arrays cannot be reduced by ``op``.
-    """
+    """Return the messages of arrays of these dtypes and shapes. Raise TypeError if ``op`` cannot reduce one of them."""
     limits = MessageSizes(_ALONE_BYTES, math.inf, bytes_per_pack or PACK_BYTES)
     return pack(op, key, size, {dtype: limits for dtype, _ in key})
 
 
 def lay_down(places: Places, arrays: Sequence[Any]) -> Laid:
-    """Return the arrays of a message as one, copied in one launch, and memory for the result.
-
-    A single array is not copied.
-    """
+    """Return the arrays of a message as one, copied in one launch if they are several, and memory for the result."""
     cupy, message = cupy_for("an array on a GPU"), places.message
     mine = [cupy.ascontiguousarray(arrays[i]) for i in message.members]
     if len(mine) == 1:

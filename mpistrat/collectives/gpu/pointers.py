@@ -28,10 +28,7 @@ _idle: dict[int, list[Scratch]] = {}
 
 
 class Scratch:
-    """The staging buffers on a GPU that are given to the MPI library, of ``PIECE_BYTES`` each.
-
-    ``left`` is the end of the last use, in any stream.
-    """
+    """The staging buffers on a GPU that MPI gets, of ``PIECE_BYTES`` each. ``left`` is the end of their last use."""
 
     def __init__(self, cupy: Any):
         self.send = _allocate(cupy, PIECE_BYTES)
@@ -94,10 +91,7 @@ class Refusals(dict[int, dict[str, str]], Slot):
 
 
 def possible(topology: Topology, device: int, *operations: str) -> bool:
-    """Return whether the MPI library takes device pointers for these operations. The first call is collective.
-
-    A single rank does not need device pointers.
-    """
+    """Return whether MPI takes device pointers for these operations. The first call of several ranks is collective."""
     if topology.size == 1:
         return True
     if device not in topology.slot(Refusals):
@@ -107,10 +101,7 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
 
 
 def obstacles(topology: Topology, device: int) -> dict[str, str]:
-    """Return why each operation does not get device pointers; empty if it does.
-
-    The first call is collective, and the caller holds the collective lock.
-    """
+    """Return why each operation does not get device pointers; empty if it does. Collective at first, under the lock."""
     found = topology.slot(Refusals).get(device)
     if found is None:
         found = topology.slot(Refusals)[device] = _look(topology, device)

@@ -28,10 +28,7 @@ class Route(ABC):
     name: str
 
     def obstacle(self, topology: Topology, device: int) -> str:
-        """Return why the ranks cannot use this route, the same text on all ranks; empty if they can.
-
-        Collective. The caller holds the collective lock.
-        """
+        """Return why the ranks cannot use this route, or an empty text, the same on all. Collective, under the lock."""
         return ""
 
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
@@ -44,7 +41,6 @@ class Route(ABC):
 
     @abstractmethod
     def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
-        """Write the reductions over all ranks. The caller holds the collective lock.
-
-        Work that is already in the current stream comes before the reductions, and later work comes after them.
+        """Write the reductions over all ranks, in the order of the current stream. The caller holds the collective
+        lock.
         """

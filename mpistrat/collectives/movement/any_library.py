@@ -17,10 +17,7 @@ from mpistrat.runtime.topology import Topology
 
 
 def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
-    """Return what the ranks compare before a gather: kind, axis, and dtype with the lengths of the other axes.
-
-    Raise ValueError or TypeError if the value cannot be gathered.
-    """
+    """Return what ranks compare before a gather: kind, axis, dtype with other axes. Raise if it is wrong."""
     array = arrays.numpy_or_cupy(value)
     axis = gather.checked_axis(array, axis)
     rest = (*array.shape[:axis], *array.shape[axis + 1 :])
@@ -28,10 +25,7 @@ def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ..
 
 
 def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
-    """Return what the ranks compare before a reduce-scatter: kind, and dtype with shape.
-
-    Raise ValueError or TypeError if the value cannot be combined or scattered.
-    """
+    """Return what ranks compare before a reduce-scatter: kind, dtype with shape. Raise if it is wrong."""
     array = arrays.numpy_or_cupy(value)
     reduce_scatter.rows_of_ranks(array, 1)
     dtypes.accumulator(array.dtype, op)

@@ -19,8 +19,7 @@ _BYTE = np.dtype(np.uint8)
 def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashable, root: int = 0) -> list[np.ndarray]:
     """Return copies of the arrays of rank ``root``. On other ranks ``values`` give the dtypes and shapes.
 
-    ``details`` are further values that must be equal on all ranks. Small arrays share a message. Raise TypeError if one
-    of the arrays holds Python objects.
+    The ranks compare ``details`` too. Raise TypeError if an array holds Python objects.
     """
     with structures.refusals("broadcast", topology):
         for each in values:
@@ -94,10 +93,9 @@ def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int,
 
 
 def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
-    """Broadcast bytes between the leaders of nodes, and inside each node through one slot.
+    """Broadcast bytes between leaders, and inside each node through one slot, which the root or the leader fills.
 
-    The root fills the slot on its node; on other nodes the leader fills it with the bytes that it receives. The
-    leader of the root's node sends a piece while the other ranks of the node read it.
+    The leader of the root's node sends a piece while the other ranks of the node read it.
     """
     memory, leaders = topology.node_memory, topology.leaders
     home, place = topology.place_of(root)

@@ -13,10 +13,7 @@ _TAG = 3  # in the communicator in which one collective runs at a time
 
 
 def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]) -> None:
-    """Send ``sends[rank]`` to each rank, and receive ``receives[rank]`` from it, as bytes; None is not sent.
-
-    The caller holds the collective lock and knows that the lengths fit.
-    """
+    """Send ``sends[rank]`` to each rank and receive ``receives[rank]``, bytes of lengths that fit; None is not sent."""
     comm, step, rank = topology.world, topology.limits.message_bytes, topology.rank
     requests = []
     for other, data in enumerate(receives):
@@ -32,9 +29,5 @@ def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: S
 
 
 def messages(data: np.ndarray, step: int) -> list[np.ndarray]:
-    """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty.
-
-    >>> [len(each) for each in messages(np.zeros(5, np.uint8), 2)]
-    [2, 2, 1]
-    """
+    """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty."""
     return [data[start : start + step] for start in range(0, max(len(data), 1), step)]

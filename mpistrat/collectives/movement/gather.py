@@ -44,11 +44,10 @@ class Gathered(NamedTuple):
 
 
 def all_gather(topology: Topology, value: np.ndarray, axis: int, timeout_seconds: float | None = None) -> np.ndarray:
-    """Concatenate the replicas' arrays along an axis in replica order.
+    """Concatenate the replicas' arrays, whose lengths may differ along this axis, in replica order.
 
-    The lengths along ``axis`` may differ between ranks. ``timeout_seconds`` is as in `CollectiveLock.turn`. Raise
-    ValueError if the value is a scalar, does not have this axis, or the other axes or the dtype differ between ranks,
-    and TypeError if the value holds Python objects.
+    Raise ValueError if the value is a scalar, does not have the axis, or dtype or other axes differ between ranks, and
+    TypeError if it holds Python objects.
     """
     with structures.refusals("all_gather", topology, timeout_seconds):
         axis = checked_axis(value, axis)
@@ -67,10 +66,7 @@ def all_gather(topology: Topology, value: np.ndarray, axis: int, timeout_seconds
 
 
 def checked_axis(value: Any, axis: int) -> int:
-    """Return the axis as a number that is not negative.
-
-    Raise ValueError or TypeError as `all_gather`, for errors that do not depend on other ranks.
-    """
+    """Return the axis as a number that is not negative. Raise as `all_gather` for what one rank can see."""
     if value.ndim == 0:
         raise ValueError("a scalar has no axis to gather along: give it one, for example value[None]")
     if not isinstance(axis, (int, np.integer)):
@@ -117,10 +113,9 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
 
 
 def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
-    """Gather rows along each rail, then share what arrived inside the node.
+    """Gather rows along each rail, then inside the node, so that a node receives the others' rows once, the minimum.
 
-    Every node receives the rows of the others once, which is the minimum. Where the nodes have different numbers of
-    ranks, MPI gathers over all ranks. Small arrays travel with the agreement.
+    Small arrays travel with the agreement. Nodes of different numbers of ranks gather by MPI over all.
     """
     memory = topology.node_memory
     data = as_bytes(rows)
@@ -148,10 +143,7 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
 
 
 def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndarray:
-    """Exchange, with the agreement, the number of rows of every rank and the first bytes of the rows.
-
-    Return bytes of the shape (ranks, cell).
-    """
+    """Exchange each rank's number of rows and first bytes with the agreement, as bytes of the shape (ranks, cell)."""
     memory = topology.node_memory
     own_length, _ = memory.slots(_LENGTH, 1)
     own, slots = memory.slots(_BYTE, cell)
@@ -185,10 +177,10 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
 def all_gather_parts(
     topology: Topology, parts: Sequence[Sequence[np.ndarray]], form: Hashable, timeout_seconds: float | None
 ) -> None:
-    """Copy the bytes that each rank has in the arrays ``parts[rank]`` into these arrays of all ranks.
+    """Copy the bytes that each rank has in the flat arrays ``parts[rank]`` of uint8 into these arrays of all ranks.
 
-    They are flat arrays of uint8, whose lengths are the same on all ranks. No rank needs more than the message of a
-    round beside them. The ranks compare ``form``. ``timeout_seconds`` is as in `CollectiveLock.turn`.
+    Their lengths are the same on all ranks, which compare ``form``. No rank needs more than a round's message beside
+    them.
     """
     lengths = tuple(sum(map(len, each)) for each in parts)
     one_node = topology.shares_all
@@ -242,11 +234,7 @@ def _gather_bytes(comm: Any, limits: Limits, whole: Gathered, ranks: Sequence[in
 
 
 def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.ndarray | None:
-    """Concatenate the ranks' arrays along an axis, in the order of ranks. Return None on other ranks than ``root``.
-
-    The lengths along ``axis`` may differ between ranks. Raise ValueError if the value is a scalar, does not have this
-    axis, or the other axes or the dtype differ between ranks, and TypeError if the value holds Python objects.
-    """
+    """Do as `all_gather`, in the order of ranks, for rank ``root`` alone. Return None on other ranks."""
     with structures.refusals("gather", topology):
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))

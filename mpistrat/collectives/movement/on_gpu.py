@@ -26,10 +26,7 @@ _EVEN, _UNEVEN = "Allgather", "Allgatherv"
 
 
 def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather CuPy arrays as `gather.all_gather` does.
-
-    Return None on every rank if the MPI library does not take device pointers for it.
-    """
+    """Gather CuPy arrays as `gather.all_gather`. Return None on every rank if MPI takes no device pointers for it."""
     axis = checked_axis(value, axis)
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with on_device(device):
@@ -70,10 +67,7 @@ def _gather(topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: 
 
 
 def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
-    """Return a copy of the CuPy array of rank ``root``. On other ranks ``value`` gives the dtype and shape.
-
-    Return None on every rank if the MPI library does not take device pointers for it.
-    """
+    """Return a copy of the CuPy array of rank ``root``, like this rank's in dtype and shape; None as `all_gather`."""
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with on_device(device):
         if not gpu_pointers.possible(topology, device, "Bcast"):
@@ -102,10 +96,7 @@ def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root
 
 
 def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
-    """Reduce and scatter CuPy arrays as `reduce_scatter.reduce_scatter` does, in the order of ranks.
-
-    Return None on every rank if the MPI library does not take device pointers for it.
-    """
+    """Do as `reduce_scatter.reduce_scatter` for CuPy arrays, in the order of ranks. Return None as `all_gather`."""
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
     whole = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype

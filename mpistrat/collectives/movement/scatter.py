@@ -27,11 +27,10 @@ class Scattered(NamedTuple):
 
 
 def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any = None) -> Scattered:
-    """Cut the arrays of rank ``root`` along an axis, and return to each rank its part of each.
+    """Cut the arrays of rank ``root`` along an axis, as evenly as possible, and return to each rank its part of each.
 
-    Parts are as even as possible: the first ranks may get a row more. ``values`` and the (pickled) ``note`` of other
-    ranks are not used. Raise ValueError if an array is a scalar or does not have this axis, and then `MismatchError` on
-    other ranks than ``root``. Raise TypeError if an array holds Python objects.
+    Other ranks' ``values`` and ``note``, which is pickled, are not used. Raise ValueError for a scalar or a missing
+    axis, then `MismatchError` on other ranks, and TypeError if an array holds Python objects.
     """
     is_root = topology.rank == root
     with structures.refusals("scatter", topology):
@@ -80,11 +79,11 @@ def _scattered(
 def all_to_all(
     topology: Topology, value: np.ndarray, splits: Sequence[int] | None = None
 ) -> tuple[np.ndarray, list[int]]:
-    """Send consecutive rows to rank 0, 1, and so on. Return the rows that came, and how many of each rank.
+    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return what came, and how many of
+    each.
 
-    ``splits`` says how many rows go to each rank; by default equally many. The dtype and the lengths of all axes but
-    the first must be equal on all ranks. Raise ValueError if the splits do not make the rows, and on every rank if
-    shapes or dtypes do not fit together. Raise TypeError if the value holds Python objects.
+    Raise ValueError if the splits do not make the rows, and on every rank if dtypes or row shapes differ. Raise
+    TypeError if the value holds Python objects.
     """
     with structures.refusals("all_to_all", topology):
         lengths = _checked(topology, value, splits)

@@ -237,11 +237,7 @@ class CrossDeviceOps:
 
 
 def check_destinations(destinations: Any) -> None:
-    """Raise an error unless ``destinations`` is a variable, a value or the name of a device.
-
-    Raise ValueError if ``destinations`` is empty or is not the name of a device, and TypeError if ``destinations`` is
-    of another type.
-    """
+    """Raise ValueError for a name that is not that of a device, and TypeError for what is not a variable or value."""
     if isinstance(destinations, str):
         if not destinations:
             raise ValueError("destinations must not be empty: name a device or give a variable")

@@ -26,10 +26,9 @@ _MOST = 64  # reductions that are kept, with their buffers
 
 
 class ReplicasAllReduce(CrossDeviceOps):
-    """Cross-device ops for replicas of which a rank plays several.
+    """Cross-device ops for replicas of which a rank plays several: ``blocks`` are those of each rank.
 
-    A value is a `PerReplica` with a component for each replica of this rank, or a plain value, which counts for each of
-    them. ``blocks`` are the replicas of each rank.
+    A value is a `PerReplica` of this rank's replicas, or a plain value, which counts for each of them.
     """
 
     def __init__(self, blocks: Sequence[range]):
@@ -92,10 +91,7 @@ class ReplicasAllReduce(CrossDeviceOps):
 
 
 class GrowingTotal:
-    """An all-reduce to which the replicas of this rank give their values one after another.
-
-    The ranks compare ``form``, that of the structure of the values.
-    """
+    """An all-reduce to which the replicas of this rank give values one by one. The ranks compare ``form``."""
 
     def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):
         self._ops, self._op, self._options, self._form = ops, op, options, form
@@ -108,8 +104,8 @@ class GrowingTotal:
     def give(self, leaves: Sequence[Any]) -> None:
         """Copy or add the plain values of the next replica. Does not communicate.
 
-        Raise TypeError if one of the values cannot be reduced, and ValueError if the values differ from those of the
-        first replica in number, kind, dtype or shape.
+        Raise TypeError if a value cannot be reduced, and ValueError if kinds, dtypes or shapes differ from the first
+        replica's.
         """
         kinds = [leaf.dense_shape if isinstance(leaf, IndexedSlices) else "dense" for leaf in leaves]
         hosts = [arrays.to_host(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind == "dense"]
