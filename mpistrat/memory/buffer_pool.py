@@ -19,23 +19,18 @@ Memory: TypeAlias = "tuple[mmap.mmap, int]"  # pages, and the offset of the firs
 
 
 class Buffers:
-    """A buffer pool: it makes arrays from the memory of deleted arrays.
+    """A buffer pool: it makes arrays from the memory of deleted arrays, in any thread.
 
-    New memory costs a page fault for every 4 KiB, which takes longer than reading the page. The caller owns an array of
-    the pool for as long as the array or a view of it exists. Then the memory returns to the pool. Any thread may
-    request an array, and any thread may delete it.
-
-    The pool frees memory that was not needed for a while. Of each size, this is the memory that stayed unused while
-    4,096 arrays were requested, or while 256 MiB of new memory were allocated.
+    New memory costs a page fault for every 4 KiB, which takes longer than reading the page. The caller owns an array
+    for as long as it or a view exists. Of each size, the pool frees what stayed unused while 4,096 arrays were
+    requested, or 256 MiB of new memory were allocated.
 
     >>> buffers = Buffers()
     >>> a = buffers.empty((1 << 18,), "f4")
     >>> where = a.ctypes.data
-    >>> b = buffers.empty((1 << 18,), "f4")
     >>> del a
-    >>> c = buffers.empty((512, 512), "f4")
-    >>> b.ctypes.data != where, c.ctypes.data == where
-    (True, True)
+    >>> buffers.empty((512, 512), "f4").ctypes.data == where
+    True
     """
 
     def __init__(self) -> None:
@@ -81,10 +76,7 @@ class Buffers:
 
 
 class _Free(deque[Memory]):
-    """Unused blocks of memory of one size, the longest unused first.
-
-    ``least`` is the smallest number of unused blocks since the pool last freed memory.
-    """
+    """Unused blocks of memory of one size, the longest unused first; ``least`` since the pool last freed memory."""
 
     __slots__ = ("least",)
 
@@ -94,11 +86,12 @@ class _Free(deque[Memory]):
 
 
 def new_memory(size: int) -> Memory:
-    """Return new memory of ``size`` bytes and the offset of its first byte.
+    """Return new memory of ``size`` bytes, and the offset of its first byte, which begins a page, a huge one if
+    possible.
 
-    It uses huge pages where the system has them: filling them is a tenth faster. The memory begins at a page boundary.
-    malloc's memory begins 16 bytes after a boundary, and copying a page of a file there takes 1.5 times as long. Each
-    load waits for the store before it, because the last 12 bits of their addresses are equal.
+    Filling huge pages is a tenth faster. malloc's memory begins 16 bytes after a boundary: copying a page of a file
+    there takes 1.5 times as long, since each load waits for the store before it, whose address ends in the same 12
+    bits.
     """
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0

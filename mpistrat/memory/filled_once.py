@@ -18,16 +18,12 @@ from mpistrat.memory.shared import pages, share_in_pieces
 class FilledOnce:
     """Bytes in pieces. The first rank that needs a piece fills it. The other ranks find it filled.
 
-    Ranks exclude each other by a lock of the system for each piece, on a file without a name. The system frees the lock
-    of a rank that fails. So a rank waits only while another rank is filling the piece, and needs no message. Threads of
-    a process exclude each other by one lock for all objects.
+    Ranks exclude each other by a lock of the system for each piece, which it frees if a rank fails, and threads by one
+    lock. Pages are reserved when their piece is filled: a lack of memory is an error of `fill`, not a SIGBUS.
 
-    Pages are reserved when their piece is filled. A lack of memory is then an error of `fill`, not a SIGBUS.
-
-    The ranks of the communicator ``node`` share the memory: then making the object is collective. Without it, the
-    memory is private. ``memory`` is an array of uint8. ``part`` is where this rank should begin, as a part of the
-    pieces, so that ranks that begin together fill different ones. Raise NoSharedMemoryError on every rank of the node
-    if the ranks cannot share memory, and OSError if memory for this process alone cannot be allocated.
+    The ranks of ``node`` share the memory, and make the object together; without it, the memory is private. ``part`` is
+    where this rank should begin, as a part of the pieces. Raise NoSharedMemoryError on every rank of the node, or
+    OSError alone, if memory is short.
 
     >>> numbers = FilledOnce(8, 2)
     >>> for _ in range(2):
@@ -50,10 +46,9 @@ class FilledOnce:
         self._filled = self.memory[self._locks :]
 
     def fill(self, piece: int, spans: Iterable[tuple[int, int]], load: Callable[[], Any]) -> None:
-        """Call ``load`` to fill a piece, unless a rank of the node has done so.
+        """Call ``load`` to fill a piece, the bytes of ``spans`` (start, number), unless a rank of the node has done so.
 
-        ``spans`` tell where the piece lies: first byte and number of bytes of each of its parts. Raise OSError if the
-        node has not enough memory.
+        Raise OSError if the node has not enough memory.
         """
         with self._locked(piece):
             if not self._filled[piece]:

@@ -51,17 +51,15 @@ class _Entry(NamedTuple):
 class MadeOnce:
     """Bytes that the ranks of a node make once and keep for each other, the last ones that fit.
 
-    A rank that needs a part looks into a table in the same memory. It copies a part that is ready, makes one that is
-    missing, and waits for one that another rank makes. The oldest parts make room for new ones, also while they are
-    copied: a rank looks again after its copy.
+    By a table in the same memory, a rank copies a part that is ready, makes a missing one, and waits for one in the
+    making. The oldest parts make room, also while they are copied: a rank looks again after its copy.
 
-    No rank depends on another one. After a second and four times what making takes, a rank makes a part itself, and
-    that of the other rank, which may be stopped, is dropped. The system frees the lock of the table if its rank ends. A
-    rank that does not get the lock within a second works alone from then on, and for a part that finds no memory.
+    No rank depends on another. After a second and four times what making takes, a rank makes a part itself. One that
+    does not get the lock of the table within a second works alone from then on.
 
-    The ring has ``nbytes`` for each rank of the node, up to four: ranks may be at different places of an epoch.
-    ``most`` bytes are always enough. Making the object is collective over the communicator ``node``. Raise
-    NoSharedMemoryError on every rank of the node if the ranks cannot share memory.
+    The ring has ``nbytes`` for each rank, up to four, since ranks may be at different places of an epoch, and ``most``
+    at most. Making it is collective over ``node``. Raise NoSharedMemoryError on all its ranks if they cannot share
+    memory.
     """
 
     def __init__(self, nbytes: int, most: int, node: Any):
@@ -83,10 +81,7 @@ class MadeOnce:
         self._nbytes = min(self._nbytes, self._ranks * nbytes)
 
     def each(self, parts: Sequence[Chunk], for_each: Each) -> list[Chunk]:
-        """Make and use parts, and return those that do not fit.
-
-        ``for_each`` calls a function on each item of a sequence, in threads perhaps.
-        """
+        """Make and use parts, by a function that calls another on each item. Return those that do not fit."""
         left: list[Chunk] = []
         later: list[Chunk] = []
         begin = int(self._begin * len(parts))  # ranks that begin together make different parts

@@ -85,8 +85,7 @@ class NodeMemory:
     def lay_down(self, values: np.ndarray) -> list[np.ndarray]:
         """Write to this rank's slot. Return the slots of all ranks, to be read after the next barrier.
 
-        Large values use the places of a slot in rotation. Reading data that is still dirty in another core's cache can
-        be several times slower than reading data that has left it.
+        Large values rotate through a slot: data that is dirty in another core's cache is several times slower to read.
         """
         place = stride = 0
         if values.nbytes > self._same_place_bytes:
@@ -108,8 +107,8 @@ class NodeMemory:
     def meet_saying(self, word: int) -> bool:
         """Wait as `meet` does, exchange one number, and return whether all ranks gave the same number.
 
-        Python runs signal handlers where a function begins and after a call into C. An error of a handler thus comes
-        before the first line here or after the barrier, never between.
+        Signal handlers run where a function begins and after a call into C: before the first line here, or after the
+        barrier.
         """
         said = self._said[self.generation]
         said[self.rank] = word

@@ -67,11 +67,10 @@ class Memory:
 
 
 class PublishedMemory(Memory):
-    """Memory of this process that others of the node read.
+    """Memory of this process that others of the node read: a sparse file without a name.
 
-    It is a sparse file without a name. Each array gets new pages. The system gets them back when the array is deleted;
-    their place is not used again, so a reader cannot take another array for it. Raise OSError if this system cannot
-    share memory in this way.
+    Each array gets new pages, which the system gets back at its end. Their place is not used again: a reader cannot
+    take another array for it. Raise OSError if this system cannot share memory in this way.
 
     >>> memory = PublishedMemory()
     >>> array, place = memory.copy(np.arange(3))
@@ -84,8 +83,6 @@ class PublishedMemory(Memory):
     >>> memory.end()
     >>> reader.attempt(each.copy() for each in [view.array])
     [array([1, 2, 3])]
-    >>> view.lives
-    True
     """
 
     def __init__(self) -> None:
@@ -128,10 +125,7 @@ class PublishedMemory(Memory):
 
 
 class Reader:
-    """The arrays that another process of this node publishes. ``place`` is that of any of them.
-
-    Raise OSError if this process cannot read that memory.
-    """
+    """The arrays that another process publishes, of which ``place`` is any. Raise OSError if they cannot be read."""
 
     def __init__(self, place: Place):
         file = private_file.open_other(place.path, place.token, _TOKEN)

@@ -31,10 +31,9 @@ class NoSharedMemoryError(OSError):
 
 
 def share(node: Any, own: int, common: int = 0) -> Shared:
-    """Return zeroed memory that all ranks of ``node`` share: bytes for each rank and for all together, in whole pages.
+    """Return zeroed memory that all ranks of ``node`` share: whole pages for each rank and for all. Collective.
 
-    Collective over ``node``, whose ranks can share memory. Raise NoSharedMemoryError on every rank of the node if
-    memory is exhausted, or if a rank cannot open the file of another rank.
+    Raise NoSharedMemoryError on every rank if memory is short, or a rank cannot open the file of another.
     """
     own, common = pages(own), pages(common)
     stretches = node.size * own
@@ -63,11 +62,9 @@ def share(node: Any, own: int, common: int = 0) -> Shared:
 def share_in_pieces(owner: object, node: Any, nbytes: int, common: int) -> tuple[np.ndarray, int]:
     """Return zeroed memory that all ranks of ``node`` share, and its descriptor, which lives as long as ``owner``.
 
-    The first ``nbytes``, in whole pages, are not reserved: ``os.posix_fallocate`` of a piece is an error if memory is
-    short, its use a SIGBUS. The ``common`` bytes after them are reserved. Collective over ``node``.
-
-    At most half of the free shared memory is taken: MPI and the collectives need some later, and may end with a SIGBUS.
-    Raise NoSharedMemoryError as `share` does.
+    The first ``nbytes``, in whole pages, are not reserved: without ``os.posix_fallocate`` their use may be a SIGBUS. At
+    most half of the free shared memory is taken, since MPI and collectives need some later. Collective; raise as
+    `share`.
     """
     first, common = pages(nbytes), pages(common)
 

@@ -20,12 +20,10 @@ _MAP_FIXED = 0x10  # of Linux; the module mmap does not have it
 
 
 def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarray:
-    """Map a file of each rank, and return the bytes of all. Collective over ``node``, whose ranks can share memory.
+    """Map a file of each rank, and return the bytes of all, each in whole pages. Collective over ``node``.
 
-    ``descriptor`` is an open file of this rank, in memory, whose pages must be reserved; None if this rank does not
-    have one. Each file has ``nbytes``, equal on all ranks, which are rounded up to whole pages in the result. Raise
-    NoSharedMemoryError on every rank of the node if a rank does not have a file, or cannot open the file of another
-    rank.
+    ``descriptor`` is an open file in memory of ``nbytes``, whose pages are reserved, or None. Raise NoSharedMemoryError
+    on every rank if a rank has no file, or cannot open that of another.
     """
     told = None
     if descriptor is not None:

@@ -16,9 +16,9 @@ Request = tuple[int, str, tuple[Any, ...], Packed]  # rank, kind, head, body
 
 
 def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
-    """Return the replies to requests, with one letter to each rank. The first error is raised after all have come.
+    """Return the replies to requests, with one letter to each rank, which does what one asks for before the next.
 
-    A rank does what one letter asks for before it looks at the next letter.
+    The first error is raised after all have come.
     """
     places: dict[int, list[int]] = {}
     for place, (to, *_) in enumerate(requests):
@@ -37,10 +37,7 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
 
 
 def outcomes_of(letter: Letter, outcome: Callable[[Letter], Packed]) -> Packed:
-    """Return the reply to a letter of several requests.
-
-    ``outcome`` returns the packed value, or `Failure`, of one of them.
-    """
+    """Return the reply to a letter of several requests. ``outcome`` returns the packed value, or `Failure`, of each."""
     outcomes = []
     for kind, head, body in unpack(letter.body):
         outcomes.append((kind, (), outcome(Letter(letter.source, kind, (*letter.head, *head), body))))

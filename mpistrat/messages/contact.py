@@ -73,12 +73,11 @@ def here() -> Contact | None:
 
 
 def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> Contact:
-    """Return the contact of the coordinator to all other ranks, which are in `be_reached`.
+    """Return the contact of the coordinator to all other ranks, which are in `be_reached`. Later calls return the same.
 
-    The first call waits for them. Later calls return the same contact. ``clients`` are the jobs whose ranks are
-    `Contact.clients`. Raise TimeoutError if a rank is not there within ``mpistrat.rc.contact_seconds``. The message
-    names it. Raise RuntimeError on every rank if the ranks contradict each other about roles. Raise ValueError if the
-    roles, or the clients, are not those of the first call.
+    ``clients`` are the jobs of `Contact.clients`. Raise TimeoutError that names the ranks that do not come within
+    ``mpistrat.rc.contact_seconds``, RuntimeError on every rank if they contradict each other about roles, and
+    ValueError if roles or clients are not those of the first call.
     """
     jobs = tuple(clients)
     if _contact is not None:
@@ -146,9 +145,7 @@ _present: set[int] = set()  # ranks that have answered
 def be_reached(resolver: ClusterResolver) -> Contact | None:
     """Wait until the coordinator calls, and return the contact to it; None if the coordinator ends without a call.
 
-    Later calls return the same contact. Raise TimeoutError if it does not call within ``mpistrat.rc.contact_seconds``,
-    RuntimeError on every rank if the ranks contradict each other about roles, and ValueError if the roles are not those
-    of the first call.
+    Later calls return the same contact. Raise as `reach_all`.
     """
     if _contact is not None:
         return _same(_contact, resolver)
@@ -187,10 +184,7 @@ def _not_there(resolver: ClusterResolver, missing: list[int]) -> str:
 
 
 def meet_on(comm: Any) -> Contact:
-    """Return the contact of a communicator whose rank 0 is the coordinator and whose others are workers. Collective.
-
-    A single rank is both.
-    """
+    """Return the contact of a communicator: rank 0 coordinates, others work, a single rank does both. Collective."""
     roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size)) or (0,)}, "a communicator")
     with creation(comm, "the start of an executor"):
         post = Post(comm.Dup(), partial(role_in_words, roles))

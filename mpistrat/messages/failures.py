@@ -38,11 +38,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """Return an error as it is sent.
-
-    Errors that are not an `Exception`, such as SystemExit, become RuntimeError. KeyboardInterrupt stays one, as in the
-    executors of `concurrent.futures`.
-    """
+    """Return an error as it is sent. SystemExit and the like become RuntimeError; KeyboardInterrupt stays."""
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     pickled = None
     if isinstance(error, (Exception, KeyboardInterrupt)):

@@ -35,11 +35,10 @@ class FunctionSender:
         self._known: dict[int, OrderedDict[bytes, None]] = {}
 
     def packed(self, function: Any) -> SentFunction:
-        """Return a function as bytes.
+        """Return a function as bytes. A plain one is packed at its first use, with the values that it captures then.
 
-        A plain function is packed at its first use: what it captures keeps the values of that time. Methods and other
-        callables are packed at each use. Raise TypeError if it cannot be sent. The message names what it captures that
-        cannot.
+        Methods and other callables are packed at each use. Raise TypeError that names what it captures and cannot be
+        sent.
         """
         plain = isinstance(function, FunctionType)
         if plain and (known := self._packed.get(function)) is not None:
@@ -99,7 +98,7 @@ def _name_of(function: Any) -> str:
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:
     """Return the arguments of a call as bytes, and the objects that they refer to. Large arrays are copied.
 
-    Raise TypeError if an argument cannot be sent. The message names it.
+    Raise TypeError that names an argument that cannot be sent.
     """
     try:
         return pack((args, kwargs), copy=True)

@@ -41,10 +41,7 @@ class LostRankError(RuntimeError):
 
 
 class Losses:
-    """The lost ranks of a communicator.
-
-    ``name(rank)`` returns a rank and its role in words. ``survived`` says whether the other ranks go on after a loss.
-    """
+    """The lost ranks of a communicator. ``survived`` says whether the other ranks go on after a loss."""
 
     def __init__(self, comm: Any, name: Callable[[int], str]):
         self._comm, self._name = comm, name
@@ -55,10 +52,7 @@ class Losses:
             mpi.leave_without_finalize()
 
     def note(self, error: Any) -> None:
-        """Note the lost ranks that an MPI error is about. End this rank if another one ends the job.
-
-        Raise the error if it is about something else.
-        """
+        """Note the lost ranks that an MPI error is about, or raise it. End this rank if another one ends the job."""
         MPI, kind = mpi.start(), error.Get_error_class()
         if self.survived and kind == MPI.ERR_REVOKED:
             failure.end_job("")

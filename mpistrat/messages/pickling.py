@@ -45,10 +45,9 @@ def _references() -> Iterator[list[Any]]:
 
 
 def refer(value: Any) -> bool:
-    """Note that a message refers to ``value``. Return whether a message is being packed.
+    """Note that a message refers to ``value``, which exists once. Return whether a message is being packed.
 
-    ``__reduce__`` of an object that exists once, such as a variable, calls this. Elsewhere, such as for a file, the
-    object has to refuse.
+    Its ``__reduce__`` calls this. Elsewhere, such as for a file, the object has to refuse.
     """
     if _now.references is None:
         return False
@@ -57,11 +56,10 @@ def refer(value: Any) -> bool:
 
 
 def pack(value: Any, *, copy: bool = False) -> tuple[Packed, list[Any]]:
-    """Return an object as bytes, and the objects that it refers to.
+    """Return an object as bytes, and the objects that it refers to: functions and classes of the program go by value.
 
-    Functions and classes of the program travel by value. Objects that exist once travel as references. With ``copy``
-    large arrays are copied now. Otherwise they must not change before they are sent. Raise TypeError if a part of the
-    object cannot be sent.
+    With ``copy`` large arrays are copied now. Otherwise they must not change before they are sent. Raise TypeError if a
+    part of the object cannot be sent.
     """
     buffers: list[Any] = []
 

@@ -79,14 +79,9 @@ class _Whole:
 class Post:
     """The letters of one rank, in a communicator that nothing else uses.
 
-    Letters from one rank with one tag arrive in the order in which they were sent. All methods may be called from
-    several threads if MPI allows that. ``lock`` is held during each call.
-
-    Letters to and from a lost rank are dropped from the moment on in which its loss is noted. Receiving notes
-    ``losses``.
-
-    ``name(rank)`` returns a rank and its role in words, for messages. ``closed`` says whether the other ranks have been
-    told that no more letters come.
+    Letters from one rank with one tag arrive in order. Several threads may call if MPI allows it: ``lock`` is held
+    during each call. Letters to and from a lost rank are dropped from the moment on in which receiving notes its loss.
+    ``closed`` says whether the other ranks have been told that no more letters come.
     """
 
     def __init__(self, comm: Any, name: Callable[[int], str] = "rank {}".format):
@@ -108,7 +103,7 @@ class Post:
     def send(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST) -> None:
         """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
 
-        Raise RuntimeError after `closed` has become True, or if an earlier letter was interrupted.
+        Raise RuntimeError if ``closed``, or if an earlier letter was interrupted.
         """
         self.require_open()
         stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
@@ -142,10 +137,7 @@ class Post:
             )
 
     def require(self, rank: int) -> None:
-        """Raise the error of a call that needs a rank, if it is lost or the others have been told of the end.
-
-        For calls that send it nothing.
-        """
+        """Raise the error of a call that needs a rank, but sends it nothing, if it is lost or the end was told."""
         self.require_open()
         if self.losses.survived:
             with self._whole:
@@ -208,10 +200,7 @@ class Post:
             raise
 
     def ask(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY) -> Any:
-        """Send a request, wait for its reply, and return the value in it.
-
-        Raise the error of the other rank, and LostRankError if the other rank is lost.
-        """
+        """Return the value of the reply to a request. Raise the other rank's error, or LostRankError if it is lost."""
         (value,) = self.ask_all([(to, kind, head, body)])
         return value
 
@@ -233,7 +222,7 @@ class Post:
         return values
 
     def _replies(self, numbers: dict[int, int]) -> dict[int, Letter]:
-        """Return the replies to requests, received in the order of arrival. ``numbers`` has the rank of each.
+        """Return the replies to requests, of which ``numbers`` has the ranks, received in the order of arrival.
 
         A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
         """
@@ -278,10 +267,7 @@ class Post:
         self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
 
     def communicator(self, ranks: tuple[int, ...], number: int) -> Any:
-        """Return a communicator of some ranks. Collective over these: all give the same number.
-
-        Other ranks may send them letters meanwhile.
-        """
+        """Return a communicator of some ranks. Collective over these, which give the same number."""
         group = self._comm.Get_group()
         some = group.Incl(ranks)
         try:
@@ -310,7 +296,7 @@ class Post:
                 moves = self._pause(backoff, moves)
 
     def _pause(self, backoff: Backoff, moves: int) -> int:
-        """Pause before the next poll, shortly if messages have left since ``moves``. Return the present number.
+        """Pause before the next poll, shortly if messages have left since ``moves``, and return their number.
 
         Each message of a large letter waits for a call of MPI. A rank that sleeps between two holds the next.
         """

@@ -45,10 +45,7 @@ class Servers:
             self._keeper = None
 
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
-        """Return the replies to requests, with one message to each parameter server and one back.
-
-        The parameter servers work at the same time. Each does what its message asks for as a whole.
-        """
+        """Return the replies to requests, with one message to each parameter server and back. All work meanwhile."""
         return self.ask_now(requests) if self._keeper is None else self._keeper.ask_all(requests)
 
     def ask_now(self, requests: Sequence[Request]) -> list[Any]:

@@ -22,10 +22,7 @@ _copies = Buffers()
 
 
 class SharedReads:
-    """What this rank reads of the parameter servers of its node, in memory that they publish.
-
-    A read is tried once. While its parameter server writes, it is asked by a message instead.
-    """
+    """What this rank reads of the parameter servers of its node. A read is tried once, else a message asks."""
 
     def __init__(self, contact: Contact):
         self._post = contact.post
@@ -35,10 +32,9 @@ class SharedReads:
         self._views = Cache[int, View | None](_MOST)  # None: not published, or not for this rank
 
     def replies(self, requests: Sequence[Request]) -> list[np.ndarray | None]:
-        """Return the replies to reads that need no message, and None for other requests.
+        """Return the replies to reads that need no message, of one moment for each parameter server; None for others.
 
-        Of each parameter server the values belong to one moment. Raise LostRankError if a parameter server of this node
-        is lost.
+        Raise LostRankError if a parameter server of this node is lost.
         """
         replies: list[np.ndarray | None] = [None] * len(requests)
         if not self._ranks or any(kind not in _READS for _, kind, _, _ in requests):

@@ -15,16 +15,12 @@ class ReplicaGroup:
     A *rank* is a process. A *replica* is a copy of the model, and what a step counts. Code that divides a batch, a mean
     or a sum asks this object; code that communicates asks `Topology`.
 
-    ``blocks`` are the replicas of each rank, in the order of ranks. Ranks with equal blocks play one replica together.
-    By default each rank plays the replica of its own number: then ``by_rank`` is True. ``generation`` is how often
-    replicas have been dealt to ranks before: 0 for a job that has not lost a rank. ``is_virtual`` says whether the
-    number of replicas was chosen apart from that of ranks: results must not depend on the latter. Where a replica is
-    several ranks, ``topology`` has those of one place in it, and ``is_first`` says whether it is the first place.
-
-    ``size`` is the number of replicas: the divisor of a mean, and ``num_replicas_in_sync``. ``local`` are the ``count``
-    replicas from ``first`` on that this rank plays. ``is_chief`` says whether this rank writes files and reports: it is
-    the first of those that play replica 0. Raise ValueError if the blocks are not one for each rank, or do not make up
-    the replicas 0, 1, 2, ... without a gap.
+    ``blocks`` are the replicas of each rank, by default that of its own number: then ``by_rank`` is True. Ranks with
+    equal blocks play one replica together, and ``topology`` has those of one place in it, the first if ``is_first``.
+    ``is_virtual`` says whether the number of replicas, ``size``, was chosen apart from that of ranks: results must not
+    depend on the latter. ``local`` are the ``count`` replicas from ``first`` on of this rank. ``is_chief`` says whether
+    this rank writes files and reports. Raise ValueError if the blocks do not make up replicas 0, 1, 2, ... without a
+    gap.
 
     >>> from mpistrat.runtime.topology import Alone
     >>> group = ReplicaGroup(Alone(), [range(4)])
@@ -74,14 +70,9 @@ class ReplicaGroup:
 
     @classmethod
     def dealt(cls, topology: Topology, size: int, *, is_virtual: bool = True) -> ReplicaGroup:
-        """Deal ``size`` replicas to the ranks, in blocks whose lengths differ by one at most.
+        """Deal ``size`` replicas to the ranks, in blocks whose lengths differ by one at most, consecutive on a node.
 
-        The ranks of a node get consecutive blocks, however ranks are placed on nodes. Raise ValueError if there are
-        fewer replicas than ranks.
-
-        >>> from mpistrat.runtime.topology import Alone
-        >>> ReplicaGroup.dealt(Alone(), 6)
-        <ReplicaGroup: 0-5 of 6 replicas>
+        Raise ValueError if there are fewer replicas than ranks.
         """
         ranks = topology.size
         if size < ranks:

@@ -115,9 +115,8 @@ class ReplicaMeeting:
     def run(self, play: Callable[[int], Any]) -> list[Any]:
         """Return ``play(i)`` for each replica of this rank, ``i`` from 0 on.
 
-        An exception of a replica gets a note with its number, ends the replicas that wait at a call, and is raised.
-        Raise RuntimeError on every rank if the replicas make different calls, or another number of them. Raise it also
-        if another thread runs one.
+        An exception gets a note with the replica's number, ends those that wait, and is raised. Raise RuntimeError on
+        every rank if replicas make different calls, and if another thread runs one.
         """
         if self._is_running:
             raise RuntimeError(
@@ -163,9 +162,9 @@ class ReplicaMeeting:
         return results
 
     def meet(self, i: int, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
-        """Give a value to a cross-replica call of all replicas, and return the result of replica ``i`` of this rank.
+        """Give a value to a call of all replicas, which the first one begins, and return the result of replica ``i``.
 
-        The first replica begins the call. An exception of the call is raised in each replica.
+        An exception of the call is raised in each replica.
         """
         if self._broken is not None:
             raise ReplicaEnded
@@ -252,9 +251,8 @@ class ReplicaMeeting:
             raise ReplicaEnded
 
     def _pass_on(self, i: int) -> None:
-        """Hand over from replica ``i`` to the next one that has not ended, else, or after a failure, to the caller.
-
-        Directly, not through the caller's thread: that would be twice as many hand-overs.
+        """Hand over from replica ``i`` to the next that has not ended, else, or after a failure, to the caller's
+        thread.
         """
         # Written out here: a function costs 3 us, cold. To bind the next thread to this core, and free it when it has
         # woken, saves the wait for an idle core. It costs 4 us, and on a busy machine the wait for this core: not done.
