@@ -41,8 +41,6 @@ def cores_of_machine() -> int:
 def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
     """Return the largest number of threads that a variable asks for, and its name; None without such variables.
 
-    Without these variables each numeric library starts one thread per core.
-
     >>> threads({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "4"})
     (4, 'MKL_NUM_THREADS')
     """
@@ -80,10 +78,7 @@ def fight_for_cores(masks: Sequence[frozenset[int]], threads: Sequence[int]) -> 
 
 
 def blas() -> str:
-    """Return the BLAS libraries of this process, with their kernels and threads: matrix products depend on them.
-
-    Empty for a library that does not tell, such as Accelerate.
-    """
+    """Return the BLAS libraries of this process, with kernels and threads: matrix products depend on them."""
     import threadpoolctl
 
     found = (each for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas")
@@ -111,10 +106,7 @@ def warn_if_blas_differs(topology: Topology) -> None:
 
 
 def warn_if_few_cores(topology: Topology) -> None:
-    """Warn on rank 0, once per job, if all ranks of its node share one core, or their threads fight for the cores.
-
-    Called on all ranks after the topology is made. The ranks of the first node send their cores to rank 0.
-    """
+    """Warn on rank 0, once, if the ranks of its node share one core, or their threads fight for cores. Collective."""
     global _checked
     if _checked or topology.size == 1:
         return

@@ -36,11 +36,10 @@ class OptionError(ValueError):
 
 
 class Option(Generic[_T]):
-    """One option, a descriptor of `RuntimeOptions`. The default counts where nothing else sets it.
+    """One option, a descriptor of `RuntimeOptions`: ``attribute`` of ``mpistrat.rc``, ``variable`` of the environment.
 
-    ``read`` converts what the program or the environment sets. It raises ValueError or TypeError if that is impossible.
-    ``values`` describes the values that it takes, for messages and the documentation. ``same`` says whether all ranks
-    must have the same value. ``attribute`` is its name in ``mpistrat.rc``, and ``variable`` that in the environment.
+    ``read`` converts a value, or raises ValueError or TypeError. ``values`` describes them for messages and the
+    documentation. ``same`` says whether all ranks must have the same value.
     """
 
     attribute: str
@@ -308,7 +307,7 @@ def options() -> tuple[Option[Any], ...]:
 def agree(comm: Any) -> None:
     """Read all options, and compare them over the ranks of a communicator. Collective.
 
-    Raise ValueError on every rank if one of them cannot read an option, or if an option that must be equal differs.
+    Raise ValueError on every rank if one cannot read an option, or an option that must be equal differs.
     """
     mine: dict[str, Any] = {}
     problem = ""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes at which collectives change their algorithm, equal on all ranks of a topology.
-
-    The defaults were measured. With small limits, small arrays take the code for large arrays.
+    """The sizes at which collectives change their algorithm, equal on all ranks of a topology. The defaults were
+    measured.
     """
 
     # the slot of a rank in the memory of its node, with one node. 0: the ranks of a node do not share memory.

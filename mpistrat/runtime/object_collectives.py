@@ -22,10 +22,7 @@ _whole = whole(lambda ranks: ranks)
 
 
 class ObjectCollectives:
-    """The collectives of a communicator that move pickled objects, compare flags, or only wait.
-
-    A thread holds ``lock`` in a collective. The other attributes are as of `Topology`, which is one.
-    """
+    """The collectives of a `Topology` that move pickled objects, compare flags, or only wait."""
 
     lock: CollectiveLock
     rank: int
@@ -55,10 +52,7 @@ class ObjectCollectives:
         return [mpi.start().pickle.loads(each) for each in told]
 
     def pickled(self, name: str, value: Any) -> bytes:
-        """Return a value pickled for the next collective, ``name``. If that fails, all ranks raise.
-
-        Raise MismatchError on every rank if only some of the ranks have a value that cannot be pickled.
-        """
+        """Return a value pickled for the next collective, ``name``. If that fails on a rank, all ranks raise."""
         try:
             return bytes(mpi.start().pickle.dumps(value))
         except Exception as error:
@@ -84,9 +78,8 @@ class ObjectCollectives:
     def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
         """Call ``fn()`` on rank 0 alone, once all ranks are here, and return its (pickled) result on every rank.
 
-        The ranks compare ``what``, which messages name. A limit of time is for the ranks to come, not for what rank 0
-        then does. Raise on rank 0 what ``fn`` raises, and elsewhere an error of that class if it is a builtin one, else
-        a RuntimeError.
+        The ranks compare ``what``. A limit of time is for them to come, not for ``fn``. What it raises is raised on
+        rank 0, and elsewhere as a builtin class of it, or RuntimeError.
         """
         self.lock.compare(what)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)

@@ -11,10 +11,9 @@ from tqdm import tqdm
 
 
 class ProgressLog(tqdm):
-    """A progress bar that prints lines to standard error, after a header.
+    """A progress bar that prints a line to standard error every so many seconds, and one at the end, after a header.
 
-    A line follows ``every`` seconds or more after the line before, and one more at the end. Bars inside other bars
-    write whole lines, too. A loop that is shorter than ``every`` writes nothing.
+    A loop that is shorter writes nothing. Bars inside other bars write whole lines, too.
     """
 
     _written = 0  # steps in the last line

@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def creation(comm: Any, what: str) -> Creation:
-    """Return a context in which the ranks of ``comm`` make something together, ``what``, without a topology.
+    """Return a context in which the ranks of ``comm`` make ``what`` together, without a topology, and the record.
 
-    A rank that does not come is reported. The value of the context is the record of this process.
+    A rank that does not come is reported.
     """
     world = mpi.start().COMM_WORLD
     ranks = comm.group.Translate_ranks(None, world.group)

@@ -6,10 +6,7 @@ from typing import Any
 
 
 class Slot:
-    """The base class of objects that other packages keep in a topology. Get one by ``topology.slot(OwnClass)``.
-
-    The topology makes one object of each class and does not use its content.
-    """
+    """The base class of objects that other packages keep in a topology: one of each, by ``topology.slot(OwnClass)``."""
 
     def finish(self) -> None:
         """Wait for this rank's pending work at the end of the program. Must not send messages."""

@@ -156,13 +156,11 @@ class Topology(ObjectCollectives):
     def of(cls, comm: Any, *, split: Split | None = None, limits: Limits | None = None) -> Topology:
         """Return the topology of a communicator. Collective over it when called for the first time.
 
-        ``split`` says how the ranks are grouped into nodes: the ranks of each node, or ``split(comm)``, a number that
-        is equal on the ranks of one node. By default the ranks that share memory are a node. ``limits`` are equal on
-        all ranks. Raise TypeError if ``comm`` is not an intra-communicator of mpi4py. Raise ValueError if it is the
-        null communicator, of which this rank is not a member, if the groups do not have each rank once, or if ``split``
-        or ``limits`` is given for a communicator that has a topology already. Raise ValueError on every rank if an
-        option of ``mpistrat.rc`` cannot be read on one of them, or differs. Raise RuntimeError in `alone` if the
-        communicator has several ranks.
+        ``split`` says how ranks are grouped into nodes, those that share memory by default: the ranks of each node, or
+        ``split(comm)``, a number for each node. Raise TypeError if ``comm`` is not an intra-communicator of mpi4py.
+        Raise ValueError for the null communicator, for groups without each rank once, if ``split`` or ``limits`` comes
+        after the first call, and on every rank if an option of ``mpistrat.rc`` cannot be read or differs. Raise
+        RuntimeError in `alone` if there are several ranks.
         """
         MPI = mpi.start()
         if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:

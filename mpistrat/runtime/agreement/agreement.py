@@ -31,11 +31,7 @@ class Payload(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One message pattern between the leaders of nodes.
-
-    ``mine`` is the array for this node's payload. ``make`` sends the payload with a word, and leaves the result in the
-    memory of the node.
-    """
+    """One message pattern between leaders. ``make`` sends the payload ``mine`` with a word, and leaves the result."""
 
     mine: np.ndarray
     make: Callable[[int], None]
@@ -80,12 +76,9 @@ class NodeAgreement(Agreement):
 class TwoTierAgreement(Agreement):
     """An agreement by shared memory inside each node, then by messages between leaders.
 
-    Leaders use recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2). Its messages may carry an
-    array of up to `PAYLOAD_BYTES`; the all-reduce "leader" sends its sums so. A leader that receives another word or
-    size sends only the disagreement from then on. Every leader thus finishes all steps.
-
-    The exchange lies here and not among the algorithms of ``collectives``, because every collective of several nodes
-    begins with it, also those of the topology itself.
+    Leaders use recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2). Its messages may carry an array
+    of up to `PAYLOAD_BYTES`, as the all-reduce "leader" does. A leader that receives another word or size sends only
+    the disagreement from then on, so that every leader finishes all steps.
     """
 
     def __init__(self, memory: NodeMemory, leaders: Any):
@@ -103,10 +96,7 @@ class TwoTierAgreement(Agreement):
         return self._lead(None, self._bare, word)
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """Return a function that compares words as `agree` does and combines payloads.
-
-        If all words are equal, ``memory.result`` then holds the combination of all nodes' payloads.
-        """
+        """Return a function that does as `agree`, and combines payloads into ``memory.result`` if words are equal."""
         if self._leaders is None:
             return self._follow
         key = payload.dtype, payload.length, payload.combine
@@ -176,7 +166,7 @@ class TwoTierAgreement(Agreement):
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:
     """Return for each step the target, the source, and whether the received message is the final result.
 
-    The ranks beyond a power of two send theirs to a partner before and receive the result after.
+    Ranks beyond a power of two send theirs to a partner first, and receive the result last.
     """
     power = 1 << (size.bit_length() - 1)
     beyond = size - power

@@ -16,10 +16,7 @@ _GRACE = 1.0  # seconds that rank 0 may take to answer
 
 
 class LateError(Exception):
-    """Some ranks did not arrive within the time limit.
-
-    ``ranks`` are those that rank 0 reports as missing, or rank 0 itself if the others wait for it.
-    """
+    """Ranks that did not arrive within the time limit, or rank 0 if the others wait for it."""
 
     def __init__(self, ranks: tuple[int, ...]):
         super().__init__(ranks)
@@ -27,10 +24,9 @@ class LateError(Exception):
 
 
 def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
-    """Wait until all ranks have called this with the same number. Sends and polls without blocking.
+    """Wait until all ranks have called this with the same number, by messages to rank 0 that never block.
 
-    Every rank reports to rank 0. Rank 0 answers that all ranks arrived, or lists the missing ranks. Raise LateError on
-    every rank that arrived, when one of them has waited for ``seconds``.
+    Raise LateError on every rank that arrived, when one of them has waited for ``seconds``.
     """
     (_as_first if world.rank == 0 else _as_other)(world, sequence, time.monotonic() + seconds)
 

@@ -124,11 +124,9 @@ class CollectiveLock:
     def turn(self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None) -> CollectiveLock:
         """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
-        The ranks compare checksums of the description first, which makes those that disagree raise instead of hang or
-        compute nonsense. With ``meets`` the caller calls `meet` itself, before all other communication: once it has
-        laid down in the memory of the node what the others then read. ``timeout_seconds`` is as in `begin`. Raise
-        MismatchError on every rank if the ranks are not all in the same operation, or one has ended its program, and
-        TimeoutError or RuntimeError as `begin` does.
+        The ranks compare its checksum first: those that disagree raise instead of hang. With ``meets`` the caller calls
+        `meet` itself, before all other communication. Raise MismatchError on every rank if they are not all in the same
+        operation, or one has ended its program, and TimeoutError or RuntimeError as `begin` does.
         """
         word = self.begin(operation, timeout_seconds)
         if self.size > 1:
@@ -151,10 +149,7 @@ class CollectiveLock:
         return self
 
     def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
-        """Wait until all ranks call this with the same operation.
-
-        Raise MismatchError, TimeoutError or RuntimeError as `turn` does.
-        """
+        """Wait until all ranks call this with the same operation. Raise as `turn` does."""
         with self.turn(operation, self._memory is not None, timeout_seconds):
             if self._memory is not None:
                 self.meet()
@@ -162,11 +157,10 @@ class CollectiveLock:
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
         """Take the lock, and return the word of the first meeting. Release it by `end` or `failed`.
 
-        ``timeout_seconds`` is how long to wait until all ranks are here, which must be given a limit too; infinite for
-        no limit. By default it is that of these turns. A limit costs a message of every rank to rank 0 and back. Raise
-        TimeoutError if some ranks do not come in time. No collective of this communicator works from then on. Raise
-        MismatchError on every rank if this one has left a collective before and can tell the others. Raise RuntimeError
-        if another thread is in a collective of this communicator, this one reads ahead, or the lock is broken.
+        ``timeout_seconds`` is how long to wait for all ranks, which must have a limit too; infinite for none, by
+        default that of the lock. A limit costs a message to rank 0 and back. Raise TimeoutError if ranks do not come in
+        time, and MismatchError on every rank if this one left a collective before and can tell. Raise RuntimeError if
+        another thread is in a collective of this communicator, this one must not be, or the lock is broken.
         """
         thread = get_ident()  # before the lock is looked at: Python may run other threads after a call into C
         if threads.without:
@@ -235,10 +229,7 @@ class CollectiveLock:
         self.state = FREE
 
     def failed(self, error: BaseException) -> None:
-        """Release the lock after an error: it is broken, unless the other ranks raise that error too.
-
-        On one node, the other ranks notice that in their next meeting, unless they wait inside MPI.
-        """
+        """Release the lock after an error: it is broken, unless the other ranks raise that error too."""
         if self.flight is not None:
             self.flight.leave()
         name = type(error).__name__
@@ -255,10 +246,10 @@ class CollectiveLock:
         self.state = BROKEN if self._given_up else FREE
 
     def left_call(self, name: str, error: BaseException, sequence: int) -> None:
-        """Note that a call of the program was left by an error, which began when ``sequence`` collectives were made.
+        """Note that an error left a call of the program that began after ``sequence`` collectives: it does not count.
 
-        On this rank the call then does not count. If all ranks leave it, they stay in step, else the next meeting tells
-        all of them. Not for a `MismatchError`, which all ranks raise, in whatever call each of them is.
+        If all ranks leave it, they stay in step, else the next meeting tells them. Not for a `MismatchError`, which all
+        raise.
         """
         flight_record.note(f"{name}{call_site()} was left by {type(error).__name__}")
         if self.sequence == sequence:
@@ -324,10 +315,9 @@ class CollectiveLock:
         return self._given_up if self.size > 1 else ""
 
     def meet(self, payload: Payload | None = None) -> None:
-        """Wait for all ranks of the node. The first call in a collective waits for all ranks, which agree then.
+        """Wait for all ranks of the node, which share memory; in the first call of a collective all ranks agree.
 
-        Only where they share memory. A payload is combined over all ranks, into the result of the memory. Raise
-        MismatchError as `turn` does.
+        A payload is combined over all ranks, into the result of the memory. Raise MismatchError as `turn` does.
         """
         if payload is not None:
             agreed = self.combining(payload)(self._word if self._pending else self._next_word())

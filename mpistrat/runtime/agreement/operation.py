@@ -55,10 +55,9 @@ class Checksum(str):
 class Operation:
     """The description of a collective: its name, and everything that must be equal on all ranks.
 
-    ``parts`` are names, numbers, (dtype, shape) pairs, and remarks. Remarks may differ between ranks. ``nbytes`` are
-    those of the arrays in the parts. ``word`` is a CRC-32 of name and parts, shifted left by 30 bits: the low bits take
-    the sequence number. The flight record sets ``record``, the number of its text there, and ``site``, where it was
-    called last. Before that they are 0 and empty.
+    ``parts`` are names, numbers, (dtype, shape) pairs, and remarks, which may differ. ``nbytes`` are those of the
+    arrays. ``word`` is a CRC-32, shifted left by 30 bits for the sequence number. The flight record sets ``record``,
+    the number of its text there, and ``site``, where it was called last.
     """
 
     __slots__ = ("name", "nbytes", "parts", "record", "site", "word")

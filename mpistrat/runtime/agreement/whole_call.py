@@ -15,9 +15,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def whole(ranks_of: Callable[[Any], Any], name: str | None = None) -> Callable[[_Function], _Function]:
     """Decorate a method that communicates. ``ranks_of`` returns the topology of its object; messages call it ``name``.
 
-    `CollectiveLock` notices an error in the middle of a collective. A signal handler may also raise between two
-    collectives of a call, or after the last one. If the program repeats the call, this rank is one call behind the
-    other ranks. Its sequence number must then differ from theirs, so that all ranks raise.
+    A signal handler may raise between two collectives of a call, or after the last. If the program repeats the call,
+    the sequence number of this rank must differ from the others', so that all ranks raise.
     """
 
     def decorate(method: _Function) -> _Function:

@@ -36,11 +36,10 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class Board:
-    """The notices of the nodes of one job.
+    """The notices of the nodes of one job, whose ranks alone know the text ``key``.
 
-    ``key`` is a text that only the ranks of this job know or can find. They look first in ``parents``. The home
-    directory follows, that for temporary files, and the working directory. All nodes see a notice after ``delay``
-    seconds, at the latest.
+    They lie in ``parents``, the home directory, that for temporary files, and the working directory. All nodes see one
+    after ``delay`` seconds, at the latest.
     """
 
     def __init__(self, key: str, parents: Sequence[Path] = ()):
@@ -84,10 +83,7 @@ class Board:
         return next((each for each in found if each is not None), None)
 
     def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
-        """Remove notices, and each directory with no notice but those that are ``useless`` to other ranks.
-
-        A file system that does not answer may still write a notice later. It is removed then.
-        """
+        """Remove notices, and each directory of none but ``useless`` ones, also what a file system writes late."""
 
         def remove(folder: Path) -> None:
             if own_folder.is_made(folder):
@@ -144,9 +140,9 @@ def _call(do: Callable[[Path], T], folder: Path, ended: threading.Event) -> T:
 
 
 def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
-    """Return directories in which notices may lie, by the number of the file system.
+    """Return directories for notices, by the number of the file system.
 
-    The user's working directory is used if no other will do, and if no other user can write to it.
+    The working directory is the last choice, and only if no other user can write to it.
     """
     found: dict[int, Path] = {}
     for place in (

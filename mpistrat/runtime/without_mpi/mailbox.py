@@ -11,11 +11,9 @@ _INBOX, _LETTER = "inbox", "letter-"
 
 
 class Inbox:
-    """The letters of the other ranks to rank 0. It stays empty if the ranks share no directory.
+    """The letters of the other ranks to rank 0: in ``letters`` the last of each rank. Empty without a shared directory.
 
-    A launch that was killed may have left letters under the same key, which is as in `launch_key.key_of`. Each inbox
-    therefore has a name of its own, which letters repeat. ``letters`` has the last letter of each rank, that of rank 0
-    included.
+    A launch that was killed may have left letters under the same key, so each inbox has a name, which letters repeat.
     """
 
     def __init__(self, key: str | None):
@@ -70,10 +68,9 @@ class Inbox:
 
 
 class Outbox:
-    """The letters of one rank to rank 0. The key is as in `launch_key.key_of`.
+    """The letters of one rank to rank 0, sent again to each new inbox, since an earlier launch may have left one.
 
-    The outbox may exist before the inbox, or find the inbox of an earlier launch. The letter is sent again to each new
-    inbox, and an announcement counts only if it names this sender.
+    An announcement counts only if it names this sender.
     """
 
     def __init__(self, key: str | None, rank: int):

@@ -17,10 +17,7 @@ _BITS = 0o1777  # without those that a directory may get from its parent
 
 
 def make(folder: Path) -> bool:
-    """Make a directory, unless it was made before. Return whether it is there and was made here.
-
-    Raise OSError if it cannot be made.
-    """
+    """Make a directory, unless it exists. Return whether it was made here. Raise OSError if it cannot be made."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, _MODE)
     return is_made(folder)
@@ -35,10 +32,7 @@ def is_made(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a directory that was made here, and the files in it, but no directories. Do nothing where it was not.
-
-    Raise OSError if it is not empty then, or is not there.
-    """
+    """Remove a directory that was made here, and its files. Raise OSError if it holds directories or is missing."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not _is_own(os.fstat(descriptor)):
