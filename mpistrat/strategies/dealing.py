@@ -19,8 +19,7 @@ _NAME = "virtual_replicas"
 def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:
     """Return one replica for each rank, or ``virtual_replicas`` dealt to them. Collective if that is given.
 
-    Raise TypeError if the number is not an int, and ValueError if it is below 1 or below the number of ranks. Raise
-    ValueError on every rank if it differs between ranks.
+    Raise TypeError if it is not an int, ValueError if it is too small, and on every rank if it differs between ranks.
     """
     if virtual_replicas is None:
         return ReplicaGroup(topology)

@@ -27,8 +27,8 @@ Axis = int | tuple[int, ...]
 def reduce_over_axis(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     """Reduce a value over all replicas and over axes. The mean is taken over all examples.
 
-    A list without distributed values is one array, as in a `Dataset`. Raise TypeError for a nested structure other than
-    a list, or axes in a list, and ValueError if a list cannot become one array.
+    A list without distributed values is one array. Raise TypeError for another nested structure or axes in a list, and
+    ValueError if a list cannot become one array.
     """
     if isinstance(axis, list):
         raise TypeError(f"axis must be an int or a tuple of ints, not the list {axis}")
@@ -127,10 +127,7 @@ def local_sum(value: Any, axis: Axis, op: Op) -> Any:
 
 
 def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
-    """Return the maximum or minimum over an axis, and the number of examples that it is of.
-
-    Without examples the extreme is the value that no other changes. Raise as `local_sum`.
-    """
+    """Return the maximum or minimum over an axis, a neutral value without examples, and their number."""
     array, _ = _array(value, axis, op)
     count = examples(array, axis)
     if count:

@@ -65,9 +65,8 @@ def require_replica_context(replica_context: AnyReplicaContext) -> None:
 
 
 def checked_replica(name: str, replica: object, size: int) -> int:
-    """Return the argument ``name``, the number of one of ``size`` replicas.
-
-    Raise TypeError if it is not an int, and ValueError if the strategy does not have this replica.
+    """Return the number of one of ``size`` replicas. Raise TypeError if it is not an int, and ValueError for another
+    number.
     """
     if isinstance(replica, bool) or not isinstance(replica, (int, np.integer)):
         raise TypeError(f"{name} must be the number of a replica, not {replica!r}")

@@ -49,11 +49,10 @@ def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
-    """Return the structure of the replicas' values with a `PerReplica` for each leaf.
+    """Return the structure of the values of this rank's replicas, with a `PerReplica` for each leaf.
 
-    ``values`` has the value of each replica of this rank. ``always`` says whether the form must not depend on the
-    number of replicas in a rank. Else a leaf that is the same object on all of them is not wrapped, so that a single
-    replica has no `PerReplica`. Raise ValueError if the structures differ.
+    Unless ``always``, a leaf that is the same object on all of them is not wrapped, such as those of a single replica.
+    Raise ValueError if the structures differ.
     """
     first = values[0]
     if not any(map(nest.is_nested, values)):

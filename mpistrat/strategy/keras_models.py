@@ -44,8 +44,7 @@ def train_by(trainer: Trainer) -> None:
 def watch() -> None:
     """Let models of Keras that are made, compiled or trained in a scope be trained by `train_by`, or raise at `fit`.
 
-    If the program has not imported Keras, its models are watched when it does: TensorFlow imports Keras at the first
-    use of ``tf.keras``, which may be inside the scope.
+    If Keras is not imported, they are watched once it is: TensorFlow imports it at the first use of ``tf.keras``.
     """
     keras = sys.modules.get("keras")
     if keras is not None:

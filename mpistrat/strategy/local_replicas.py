@@ -194,10 +194,7 @@ def own_copies(values: list[Any], i: int) -> list[Any]:
 
 
 def run_each(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
-    """Run a function for each replica of this rank, and return its results by the rule of `regrouped`.
-
-    ``extended`` is a `StrategyExtended`.
-    """
+    """Run a function for each replica of this rank, and return its results by the rule of `regrouped`."""
     contexts = extended.replica_contexts
 
     def play(i: int) -> Any:

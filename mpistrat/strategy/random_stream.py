@@ -9,9 +9,8 @@ import numpy as np
 
 
 def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generator:
-    """Return the generator of a replica: PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``.
-
-    Raise TypeError if the seed is not an int or a sequence of ints, and ValueError if a number is negative.
+    """Return the generator of a replica: PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See
+    `Strategy.rng`.
     """
     numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
     if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):

@@ -459,10 +459,7 @@ def _batches_of_group(dataset: Any, groups: BetweenGroups) -> Any:
 
 
 class _ChiefFirst:
-    """A context whose block the chief runs first, then all others. It yields whether this is the chief.
-
-    Raise RuntimeError on the other ranks if the chief left its block with an error.
-    """
+    """A context whose block the chief runs first. See `Strategy.chief_first`."""
 
     def __init__(self, engine: Engine):
         self._topology, self._replicas = engine.all_ranks, engine.replicas

@@ -109,7 +109,7 @@ class Mirrored(ArrayLike, DistributedValues):
 def component(value: Any) -> Any:
     """Return this replica's component of a distributed value, or any other value unchanged.
 
-    Raise ValueError if the value has components of several replicas, and the call is not made in one of these.
+    Raise ValueError for components of several replicas, outside of these.
     """
     if not isinstance(value, DistributedValues):
         return value
@@ -126,7 +126,7 @@ def component(value: Any) -> Any:
 
 
 def reducible(op: Any, value: Any) -> Any:
-    """Return the contribution of this process to the reduction of a value: its component or components, or the value.
+    """Return what this process gives to a reduction: a value's component or components, or the value.
 
     Raise ValueError for SUM or PROD of a mirrored value.
     """

@@ -10,17 +10,7 @@ from mpistrat.values.indexed_slices import IndexedSlices
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy of this process's component of a value, or of the value itself.
-
-    A reduction with one contribution returns this copy, so that later writes to its input do not change its result.
-
-    >>> import numpy as np
-    >>> x = np.zeros(2)
-    >>> total = snapshot(x)
-    >>> x += 1
-    >>> total
-    array([0., 0.])
-    """
+    """Return a copy of this process's component of a value, or of the value itself: later writes do not change it."""
     value = component(value)
     if isinstance(value, IndexedSlices):
         return IndexedSlices(arrays.copied(value.values), arrays.copied(value.indices), value.dense_shape)

@@ -23,9 +23,8 @@ from mpistrat.variables.on_gpu import kind_on
 class CentralVariable(MirroredVariable):
     """A variable that the ranks of a node have once. All read the same memory, and rank 0 writes it.
 
-    What the replicas assign is combined first, as the aggregation says, and then written once. Every write is
-    collective, also in cross-replica context: no rank reads the variable while rank 0 writes, because all ranks wait
-    in the call. ON_READ is the same as ON_WRITE.
+    What replicas assign is combined first. Every write is collective, also in cross-replica context: no rank reads
+    while rank 0 writes. ON_READ is the same as ON_WRITE.
     """
 
     each_replica_writes = False

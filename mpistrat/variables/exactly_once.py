@@ -21,10 +21,8 @@ from mpistrat.variables.store import VariableStore
 
 
 class Write(NamedTuple):
-    """A write to a variable, as it is sent.
-
-    ``key`` is the variable. ``method`` is one of `HeldVariable`, or None for a function that updates the variable,
-    whose name has the ``digest``. ``value`` is what is written, or the arguments of the function.
+    """A write to the variable ``key``, as it is sent: a method of `HeldVariable` with its value, or None, and the
+    digest of a function that updates the variable, with its arguments.
     """
 
     key: int
@@ -46,8 +44,7 @@ def unpack_writes(body: Packed) -> list[Write]:
 class PreparedWrites:
     """The writes of functions that have ended on a worker, and of which the coordinator has not decided.
 
-    The worker sends them with the number of the call, and waits for the answer before it tells the coordinator the
-    result. So a call that the coordinator has heard of is prepared on all servers. The coordinator then says
+    The worker tells the coordinator the result of a call when all servers have its writes. The coordinator then says
     ``commit``, or ``abort`` if the worker was lost first. A number is applied once: it is forgotten with its writes.
     """
 
@@ -120,8 +117,7 @@ class _Kept(NamedTuple):
 class KeptWrites:
     """The writes of the function that runs.
 
-    A read of a variable that the function has written gets a copy of the variable, made when it is first read, to which
-    the writes have been applied. Other reads go to the parameter servers.
+    A variable that it has written is read from a copy, made at the first read, to which the writes have been applied.
     """
 
     def __init__(self, servers: Servers):
@@ -202,10 +198,7 @@ class KeptWrites:
             del stack[depth:]
 
     def prepare(self, number: int) -> tuple[int, ...]:
-        """Send the writes to their parameter servers under a number, and return these.
-
-        Raise NotPreparedError if a parameter server refuses a write.
-        """
+        """Send the writes under a number, and return their servers. Raise NotPreparedError if one refuses a write."""
         with self._lock:
             by_server: dict[int, list[Write]] = {}
             for kept in self._writes:
@@ -222,10 +215,7 @@ class KeptWrites:
 
 
 class NotPreparedError(RuntimeError):
-    """A parameter server has refused a write. The cause is its error.
-
-    ``servers`` have got writes, and wait for a decision.
-    """
+    """A parameter server has refused a write, by the error that is the cause. ``servers`` wait for a decision."""
 
     def __init__(self, servers: tuple[int, ...]):
         super().__init__(servers)

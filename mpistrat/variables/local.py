@@ -58,8 +58,7 @@ class LocalVariable(Variable):
     def fitting(self, value: Any) -> np.ndarray:
         """Return ``value`` as an array that can be written to this variable.
 
-        Raise ValueError if the shape differs or an integer is out of the dtype's range, and TypeError if the dtype
-        cannot be cast.
+        Raise ValueError for another shape or an integer out of range, and TypeError if the dtype cannot be cast.
         """
         mine = self.array
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:

@@ -54,10 +54,9 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     @property
     def __array_struct__(self) -> Any:
-        """The memory of the variable, read-only.
+        """The memory of the variable, read-only: NumPy asks for it before ``__array__``, and it is made once.
 
-        NumPy asks for it before ``__array__``. Without it, `Mirrored.__getattr__` takes more time than the conversion
-        (2.5 us instead of 0.9). It is made once: an array keeps its memory for life.
+        Without it, `Mirrored.__getattr__` takes more time than the conversion (2.5 us instead of 0.9).
         """
         own = self._component.array
         described, struct = self._described

@@ -22,10 +22,7 @@ class GpuVariable(LocalVariable):
         self.array = arrays.placed(value, self._engine.variable_device)
 
     def __cupy_get_ndarray__(self) -> Any:
-        """Return the variable's array, so that CuPy's functions accept the variable.
-
-        CUDA's array interface would also work, but CuPy then waits for the stream at each use. It has no bfloat16.
-        """
+        """Return the array for CuPy's functions. With CUDA's interface they wait for the stream; no bfloat16."""
         return self.array
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -202,8 +202,8 @@ class ServerVariable(Variable):
     def update(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of ``function(variable, *args, **kwargs)``, which runs on the parameter server.
 
-        It runs once for each shard of a divided variable, and the results are a tuple. Arguments of the variable's
-        shape, and rows of it, are cut then. The others go to all shards.
+        Of a divided variable it is a tuple: it runs for each shard, with its part of arguments of the variable's shape,
+        and of rows.
         """
         return self.result_of_update(iter(self._strategy.extended.servers.update(self.updates(function, args, kwargs))))
 

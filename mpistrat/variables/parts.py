@@ -135,7 +135,7 @@ def assign_follows(frame: FrameType) -> bool:
     """Return whether the code of ``frame`` takes the attribute ``assign`` of what the call in progress returns.
 
     A slice with that attribute would be a subclass of ``numpy.ndarray``: sums of 10 numbers take 1.8 times as long, and
-    no fast path takes it. The byte code tells instead which slices are written, and all others are plain arrays.
+    no fast path takes it.
     """
     code = frame.f_code
     place = id(code), frame.f_lasti

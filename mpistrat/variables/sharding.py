@@ -13,10 +13,7 @@ import numpy as np
 
 
 class RowsOfShard(NamedTuple):
-    """The part of some indices that lies on one shard.
-
-    ``places`` are those of these indices among all that were asked for, and ``rows`` the rows of the shard.
-    """
+    """The part of some indices that lies on one shard: their places among all, and the rows of the shard."""
 
     shard: int
     places: np.ndarray
@@ -26,8 +23,7 @@ class RowsOfShard(NamedTuple):
 class Selection(NamedTuple):
     """The rows of each shard that an index of the whole array needs.
 
-    ``parts`` has shards and slices of their rows, in the order of the result. ``rest`` is the index of the concatenated
-    parts that gives the result.
+    ``parts`` has shards and slices of rows, in the order of the result: index ``rest`` of their concatenation.
     """
 
     parts: tuple[tuple[int, slice], ...]
@@ -38,10 +34,6 @@ class Selection(NamedTuple):
 class Sharding:
     """The division of rows among shards, as even as possible: the first shards have one row more than the others.
 
-    At most one shard is made for each row.
-
-    Examples
-    --------
     >>> sharding = Sharding(rows=8, shards=3)
     >>> sharding.lengths, sharding.offsets
     ((3, 3, 2), (0, 3, 6))
@@ -76,25 +68,13 @@ class Sharding:
         return self.offsets[shard], self.offsets[shard] + self.lengths[shard]
 
     def shard_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the shard of each row.
-
-        Examples
-        --------
-        >>> Sharding(8, 3).shard_of(np.array([7, 0, 3]))
-        array([2, 0, 1])
-        """
+        """Return the shard of each row."""
         return np.searchsorted(self.offsets, indices, side="right") - 1
 
     def by_shard(self, indices: np.ndarray) -> list[RowsOfShard]:
         """Return the shards that hold these rows. On a shard, indices keep their order and are repeated as given.
 
         Raise ValueError if an index is negative or too large.
-
-        Examples
-        --------
-        >>> [(part.shard, part.places.tolist(), part.rows.tolist())
-        ...  for part in Sharding(8, 3).by_shard(np.array([7, 0, 7, 2]))]
-        [(0, [1, 3], [0, 2]), (2, [0, 2], [1, 1])]
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < self.rows:
             raise ValueError(
@@ -113,15 +93,11 @@ class Sharding:
     def select(self, key: Any) -> Selection:
         """Return the rows of each shard that ``array[key]`` needs. At least one part is named.
 
-        An integer or a slice of the first axis needs its own rows only. Other indices, such as masks, need all rows.
-        Raise IndexError if an integer is out of range, and ValueError if the step of a slice is 0.
+        An integer or a slice of the first axis needs its own rows only, other indices, such as masks, all rows. Raise
+        IndexError if an integer is out of range, and ValueError if the step of a slice is 0.
 
-        Examples
-        --------
         >>> Sharding(8, 3).select(slice(2, 7, 2)).parts
         ((0, slice(2, 3, 2)), (1, slice(1, 2, 2)), (2, slice(0, 1, 2)))
-        >>> Sharding(8, 3).select(-1)
-        Selection(parts=((2, slice(1, 2, 1)),), rest=(0,))
         """
         first, *others = key if isinstance(key, tuple) and key else (key,)
         if isinstance(first, (bool, np.bool_)) or not isinstance(first, (int, np.integer, slice)):
@@ -157,7 +133,7 @@ def _places_below(rows: range, start: int, end: int) -> slice:
 def shards_wanted(partitioner: Callable[..., Sequence[int]], shape: tuple[int, ...], dtype: np.dtype) -> int:
     """Return the number of shards that a partitioner gives a variable. Scalars are never cut.
 
-    Raise ValueError if the partitioner does not return a number for each axis, of which only the first may exceed 1.
+    Raise ValueError if it does not return a number for each axis, of which only the first may exceed 1.
     """
     if not shape:
         return 1

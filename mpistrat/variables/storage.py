@@ -17,14 +17,7 @@ _blocks: dict[Hashable, tuple[np.ndarray, int]] = {}  # the block that is being 
 def placed_beside(value: np.ndarray, kind: Hashable) -> np.ndarray:
     """Return a copy of a small array behind the last one of its dtype and kind, or a large array itself.
 
-    A block of memory lives as long as one of its arrays. An array keeps its memory for life, so that views of it stay
-    valid.
-
-    Examples
-    --------
-    >>> a, b = (placed_beside(np.full(n, n), "example") for n in (2, 3))
-    >>> joined([a, b])
-    array([2, 2, 3, 3, 3])
+    An array keeps its memory for life, so that views stay valid, and its block with it.
     """
     if not 0 < value.nbytes < LEAST_ALONE:
         return value

@@ -41,10 +41,7 @@ class HeldVariable(LocalVariable):
 
 
 class VariableStore:
-    """The variables of this parameter server, with their arrays in ``memory``, by default that of this process.
-
-    It does what one letter asks for before it looks at the next, so a read never sees half of a write.
-    """
+    """The variables of this parameter server, in ``memory``. It does what one letter asks for before the next."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory or Memory()
@@ -140,9 +137,8 @@ class VariableStore:
     def prepared_update(
         self, key: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
-        """Return a call of a function that updates a variable, with the held variables among its arguments.
-
-        Raise ValueError if one of them is not here.
+        """Return a call of a function that updates a variable. Raise ValueError if a variable among its arguments is
+        elsewhere.
         """
         variable, held = self._held[key]
         args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)

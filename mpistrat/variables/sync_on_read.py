@@ -109,10 +109,7 @@ class SyncOnReadOfReplicas(SyncOnReadVariable):
 
 
 def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
-    """Return what `Variable.read_value` returns for each. Collective in cross-replica context.
-
-    Sums over the replicas of one strategy travel in one message.
-    """
+    """Return what `Variable.read_value` returns for each. Sums over the replicas of one strategy are one message."""
     first = variables[0]
     if isinstance(first, SyncOnReadVariable) and all(_is_summed(each, first) for each in variables):
         engine = first.distribute_strategy.extended.engine
