@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 _NAME = re.compile(
     r"^(?:/job:\w+)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(?P<kind>[A-Za-z]+)(?::(?P<index>\d+|\*))?$"
 )
 _REINSTALL = "; fix: install one CuPy for this Python, NumPy and CUDA, and no other beside it"
+_T = TypeVar("_T")
 _KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
 
 
@@ -84,6 +85,20 @@ def on_device(index: int) -> Iterator[None]:
     finally:
         if used:
             cuda.runtime.setDevice(before)
+
+
+@contextmanager
+def lent(idle: dict[int, list[_T]], device: int, make: Callable[[int], _T]) -> Iterator[_T]:
+    """Lend an idle object of a GPU, or a new one, to one thread for this block."""
+    waiting = idle.setdefault(device, [])
+    try:
+        found = waiting.pop()
+    except IndexError:
+        found = make(device)
+    try:
+        yield found
+    finally:
+        waiting.append(found)
 
 
 def any_gpu(name: str | Device) -> bool:

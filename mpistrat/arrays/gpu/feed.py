@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for, on_device
+from mpistrat.arrays.device import cupy_for, lent, on_device
 from mpistrat.arrays.gpu import pinned
 
 _CHUNKS = 4  # in the ring of pinned memory: a thread fills one chunk while the others are copied
@@ -107,18 +107,9 @@ class Feed:
             self.stream.wait_event(event)
 
 
-@contextmanager
-def feed(device: int) -> Iterator[Feed]:
-    """Yield a feed of a GPU for this block only."""
-    waiting = _idle.setdefault(device, [])
-    try:
-        found = waiting.pop()
-    except IndexError:
-        found = Feed(device)
-    try:
-        yield found
-    finally:
-        waiting.append(found)
+def feed(device: int) -> AbstractContextManager[Feed]:
+    """Return a context that gives a feed of a GPU."""
+    return lent(_idle, device, Feed)
 
 
 def received(sent: Sent) -> list[Any]:

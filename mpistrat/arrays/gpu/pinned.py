@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for, on_device
+from mpistrat.arrays.device import cupy_for, lent, on_device
 from mpistrat.memory.buffer_pool import Buffers
 
 CHUNK_BYTES = 4 << 20  # a few of these keep a PCIe link busy
@@ -78,12 +78,7 @@ class Staging:
 @contextmanager
 def staging(device: int) -> Iterator[Staging]:
     """Yield the staging buffers of a GPU, and make it current. Copies keep their place in the caller's stream."""
-    waiting = _idle.setdefault(device, [])
-    try:
-        stage = waiting.pop()
-    except IndexError:
-        stage = Staging(device)
-    with on_device(device):
+    with lent(_idle, device, Staging) as stage, on_device(device):
         try:
             stage.begin()
             yield stage
@@ -91,8 +86,6 @@ def staging(device: int) -> Iterator[Staging]:
         except BaseException:
             stage.settle()
             raise
-        finally:
-            waiting.append(stage)
 
 
 class StagedCopy(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.device import cupy_for, lent
 from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
@@ -45,17 +45,13 @@ def _allocate(cupy: Any, nbytes: int) -> Any:
 def scratch(device: int) -> Iterator[Scratch]:
     """Provide staging buffers of the current GPU to one thread, after the stream of their last use has ended."""
     cupy = cupy_for("arrays on GPUs")
-    waiting, stream = _idle.setdefault(device, []), cupy.cuda.get_current_stream()
-    try:
-        memory = waiting.pop()
-    except IndexError:
-        memory = Scratch(cupy)
-    stream.wait_event(memory.left)
-    try:
-        yield memory
-    finally:
-        memory.left.record(stream)
-        waiting.append(memory)
+    stream = cupy.cuda.get_current_stream()
+    with lent(_idle, device, lambda _: Scratch(cupy)) as memory:
+        stream.wait_event(memory.left)
+        try:
+            yield memory
+        finally:
+            memory.left.record(stream)
 
 
 def all_to_all(topology: Topology, send: Any, receive: Any) -> None:
