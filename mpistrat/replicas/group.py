@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from mpistrat.collectives.arithmetic.fixed_tree import subtrees
 from mpistrat.runtime.topology import Topology
 
 
@@ -28,24 +27,10 @@ class ReplicaGroup:
     (4, 0, 4, 0)
     """
 
-    __slots__ = (
-        "_groups",
-        "blocks",
-        "by_rank",
-        "count",
-        "first",
-        "generation",
-        "is_chief",
-        "is_virtual",
-        "local",
-        "size",
-    )
-
     def __init__(
         self,
         topology: Topology,
         blocks: Sequence[range] | None = None,
-        generation: int = 0,
         is_virtual: bool = False,
         is_first: bool = True,
     ):
@@ -61,11 +46,11 @@ class ReplicaGroup:
             raise ValueError(f"blocks must make up the replicas 0, 1, 2, ... without a gap, not {dealt}")
         self.local = local = blocks[topology.rank]
         self.blocks = tuple(blocks)
-        self._groups = tuple(tuple(ranks[block]) for block in dealt for _ in block)
-        self.size: int = len(self._groups)
+        self._first_ranks = [ranks[block][0] for block in dealt for _ in block]
+        self.size: int = len(self._first_ranks)
         self.first, self.count = local.start, len(local)
         self.by_rank = all(block == range(rank, rank + 1) for rank, block in enumerate(blocks))
-        self.generation, self.is_virtual = generation, is_virtual
+        self.is_virtual = is_virtual
         self.is_chief = is_first and topology.rank == self.rank_of(0)
 
     @classmethod
@@ -88,17 +73,9 @@ class ReplicaGroup:
         """Return the replicas that a rank plays."""
         return self.blocks[rank]
 
-    def group(self, replica: int) -> tuple[int, ...]:
-        """Return the ranks that play a replica, in order."""
-        return self._groups[replica]
-
     def rank_of(self, replica: int) -> int:
         """Return the first rank that plays a replica: the one that sends or receives its values."""
-        return self._groups[replica][0]
-
-    def subtrees(self, rank: int) -> tuple[range, ...]:
-        """Return the largest subtrees of the fixed tree whose replicas a rank plays all, in order."""
-        return tuple(subtrees(range(self.size), self.blocks[rank]))
+        return self._first_ranks[replica]
 
     def __repr__(self) -> str:
         own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"

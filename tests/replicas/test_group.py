@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.collectives.arithmetic.fixed_tree import halves
+from mpistrat.collectives.arithmetic.fixed_tree import halves, subtrees
 from mpistrat.replicas import ReplicaGroup
 
 
@@ -19,7 +19,7 @@ def test_each_rank_plays_the_replica_of_its_number(size):
     for rank in range(size):
         group = ReplicaGroup(SimpleNamespace(size=size, rank=rank))
         assert (group.size, group.first, group.count, group.local) == (size, rank, 1, range(rank, rank + 1))
-        assert (group.is_chief, group.generation) == (rank == 0, 0)
+        assert group.is_chief == (rank == 0)
         assert [group.rank_of(replica) for replica in range(size)] == [*range(size)]
         assert repr(group) == f"<ReplicaGroup: {rank} of {size} replicas>"
 
@@ -35,17 +35,16 @@ def test_blocks_are_dealt_in_any_order_of_ranks(lengths, random):
         assert group.size == len(player)
         assert group.local == group.block_of(rank) == blocks[rank]
         assert [*group.local] == [replica for replica in sorted(player) if player[replica] == rank]
-        assert all(group.group(replica) == (player[replica],) for replica in player)
+        assert all(group.rank_of(replica) == player[replica] for replica in player)
     assert [group.is_chief for group in groups].count(True) == 1
 
 
 def test_ranks_of_equal_blocks_play_one_replica_together():
     blocks = [range(1), range(1), range(1, 2), range(1, 2)]
-    groups = [of(rank, blocks, generation=2) for rank in range(4)]
+    groups = [of(rank, blocks) for rank in range(4)]
     assert [each.first for each in groups] == [0, 0, 1, 1]
     assert [each.is_chief for each in groups] == [True, False, False, False]
-    assert all((each.size, each.count, each.generation) == (2, 1, 2) for each in groups)
-    assert groups[0].group(1) == (2, 3)
+    assert all((each.size, each.count) == (2, 1) for each in groups)
     assert groups[0].rank_of(1) == 2
 
 
@@ -102,7 +101,7 @@ def test_a_rank_owns_the_largest_subtrees_of_its_block(nodes, more):
     trees = subtrees_of(range(groups[0].size))
     parent = {half: tree for tree in trees if len(tree) > 1 for half in halves(tree)}
     for rank, group in enumerate(groups):
-        own = groups[0].subtrees(rank)
+        own = [*subtrees(range(group.size), groups[0].block_of(rank))]
         assert [replica for tree in own for replica in tree] == [*group.local]
         assert trees.issuperset(own)
         assert not any({*parent[tree]} <= {*group.local} for tree in own if tree in parent)
