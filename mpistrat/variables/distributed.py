@@ -79,13 +79,9 @@ class DistributedVariable(Variable, DistributedValues):
                 self._component.write(method, value)
             else:
                 self._update_across_replicas(method, value)
-        elif context.is_default():
-            self._update_across_replicas(method, value)
         else:
-            raise RuntimeError(
-                f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: write it in "
-                "its own strategy's scope, or in none"
-            )
+            self.require_own_strategy("write")
+            self._update_across_replicas(method, value)
 
     @abstractmethod
     def _update_in_replica(self, method: str, value: Any) -> None: ...

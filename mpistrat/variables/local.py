@@ -70,15 +70,8 @@ class LocalVariable(Variable):
             array = self._numbers(value)
         else:
             array = arrays.as_numpy(value)
-        self._check(array.shape, array.dtype)
+        self.check_value(array)
         return array
-
-    def _check(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        mine = self.array
-        if shape != mine.shape:
-            raise ValueError(f"variable {self.name!r} has shape {mine.shape}: a value of shape {shape} does not fit")
-        if dtype is not mine.dtype and not np.can_cast(dtype, mine.dtype, "same_kind"):
-            raise TypeError(f"variable {self.name!r} has dtype {mine.dtype}: values of {dtype} do not fit; cast them")
 
     def _number(self, value: Any) -> np.ndarray:
         """Convert a Python number to the variable's dtype."""

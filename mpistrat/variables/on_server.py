@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.messages.pickling import refer
 from mpistrat.messages.servers import Update
@@ -148,30 +147,16 @@ class ServerVariable(Variable):
     # --- writing ---------------------------------------------------------------------
 
     def write(self, method: str, value: Any) -> None:
-        self._require_own_strategy()
+        self.require_own_strategy("write")
         value = _plain(value)
         if isinstance(value, IndexedSlices):
             self.check_rows(value)
         elif self._shards:
-            value = self._checked(value)  # before a shard is written
+            value = arrays.as_numpy(value)
+            self.check_value(value)  # before a shard is written
         parts = enumerate(self._cut(value))
-        self._ask_shards("write", [(i, part) for i, part in parts if _has_rows(part)], method)
-
-    def _require_own_strategy(self) -> None:
-        if not context.is_default() and context.current().strategy is not self._strategy:
-            raise RuntimeError(
-                f"variable {self.name!r} belongs to {self._strategy!r}, and {context.current().strategy!r} is current: "
-                "write it in its own strategy's scope, or in none"
-            )
-
-    def _checked(self, value: Any) -> np.ndarray:
-        array = arrays.as_numpy(value)
-        shape, dtype = self._facts
-        if array.shape != shape:
-            raise ValueError(f"variable {self.name!r} has shape {shape}: a value of shape {array.shape} does not fit")
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them")
-        return array
+        touched = [(i, part) for i, part in parts if not isinstance(part, IndexedSlices) or part.indices.size]
+        self._ask_shards("write", touched, method)
 
     def _cut(self, value: Any) -> list[Any]:
         """Return the part of a value for each shard, or the value itself for all."""
@@ -195,7 +180,7 @@ class ServerVariable(Variable):
                 f"variable {self.name!r} is divided into shards: use assign, scatter_update, or assign to a shard"
             )
         arrays.refuse_masked(key)
-        self._require_own_strategy()
+        self.require_own_strategy("write")
         request = self.server, "write", (self.key, "setitem"), (key, _plain(value))
         self._strategy.extended.servers.ask_all([request])
 
@@ -240,10 +225,6 @@ def update_all(calls: Sequence[tuple[Any, Callable[..., Any], tuple[Any, ...]]])
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _has_rows(part: Any) -> bool:
-    return not isinstance(part, IndexedSlices) or part.indices.size > 0
 
 
 def _plain(value: Any) -> Any:

@@ -341,6 +341,23 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         self.write(method, rows)
         return self
 
+    def check_value(self, array: Any) -> None:
+        """Raise ValueError or TypeError unless an array fits this variable. Never communicates."""
+        shape, dtype = self._shape_and_dtype()
+        if array.shape != shape:
+            raise ValueError(f"variable {self.name!r} has shape {shape}: a value of shape {array.shape} does not fit")
+        if array.dtype is not dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them")
+
+    def require_own_strategy(self, verb: str) -> None:
+        """Raise RuntimeError while another strategy is current."""
+        mode = context.current()
+        if mode.strategy is not self._strategy and not context.is_default():
+            raise RuntimeError(
+                f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: {verb} it in "
+                "its own strategy's scope, or in none"
+            )
+
     def check_rows(self, rows: IndexedSlices) -> None:
         """Raise unless rows fit this variable. Never communicates.
 
@@ -407,12 +424,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         RuntimeError
             While another strategy is current.
         """
-        mode = context.current()
-        if mode.strategy is not self._strategy and not context.is_default():
-            raise RuntimeError(
-                f"variable {self.name!r} belongs to {self._strategy!r}, and {mode.strategy!r} is current: copy it in "
-                "its own strategy's scope, or in none"
-            )
+        self.require_own_strategy("copy")
         made = memo[id(self)] = self.copied_for(None)
         return made
 
