@@ -8,10 +8,10 @@ from mpistrat.values.distributed import (
     ValueContext,
     component,
     reducible,
+    snapshot,
 )
 from mpistrat.values.enums import OPS, ReduceOp, VariableAggregation, VariableSynchronization
 from mpistrat.values.indexed_slices import IndexedSlices
-from mpistrat.values.snapshot import snapshot
 
 __all__ = [
     "OPS",

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.arrays.arrays import as_numpy, on_gpu, to_cupy
+from mpistrat.arrays import arrays
 from mpistrat.values.array_like import ArrayLike
+from mpistrat.values.indexed_slices import IndexedSlices
 
 
 class DistributedValues:
@@ -72,7 +73,7 @@ class PerReplica(DistributedValues):
                 "strategy.gather or strategy.experimental_local_results"
             )
         own = component(self)
-        array = as_numpy(own, dtype)
+        array = arrays.as_numpy(own, dtype)
         if copy is False and array is not own:
             raise ValueError(f"a copy is needed for an array of {array.dtype} from {own!r}")
         return array.copy() if copy else array
@@ -93,7 +94,7 @@ class Mirrored(ArrayLike, DistributedValues):
 
     def _read(self) -> np.ndarray:
         own = self._components[0]
-        return to_cupy(own) if on_gpu(own) else as_numpy(own)
+        return arrays.to_cupy(own) if arrays.on_gpu(own) else arrays.as_numpy(own)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_component", "_components", "values"):  # before __init__
@@ -136,6 +137,14 @@ def reducible(op: Any, value: Any) -> Any:
             "num_replicas_in_sync times; use MEAN, or do so with the value itself"
         )
     return value if isinstance(value, PerReplica) and len(value.values) > 1 else component(value)
+
+
+def snapshot(value: Any) -> Any:
+    """Return a copy of this process's component of a value, or of the value itself: later writes do not change it."""
+    value = component(value)
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(arrays.copied(value.values), arrays.copied(value.indices), value.dense_shape)
+    return arrays.copied(value)
 
 
 class ValueContext:
