@@ -118,7 +118,7 @@ class PendingAllReduce:
             result = self._finish()
         self._topology.slot(InFlight).discard(self)
         self._result, self._requests = result, []
-        self._finish = _finished
+        self._finish = lambda: None  # the callable kept the messages in memory
 
     def __repr__(self) -> str:
         return f"<PendingAllReduce: {'in flight' if self._requests else 'done'}>"
@@ -129,10 +129,6 @@ def _wait_for_all(requests: list[Any]) -> None:
 
 
 _wait_all = timed(Kind.REDUCE_WIRE, _wait_for_all)
-
-
-def _finished() -> Any:
-    """Replace the callable that kept the messages in memory."""
 
 
 class InFlight(set[PendingAllReduce], Slot):

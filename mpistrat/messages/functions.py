@@ -46,7 +46,8 @@ class FunctionSender:
         try:
             packed, references = pack(function, copy=True)
         except TypeError as error:
-            raise TypeError(f"{_name_of(function)} cannot be sent{_culprit(function)}: {_reason(error)}") from error
+            name = getattr(function, "__qualname__", None) or repr(function)
+            raise TypeError(f"function {name} cannot be sent{_culprit(function)}: {_reason(error)}") from error
         digest = xxhash.xxh3_128()
         for part in packed:
             for each in [part] if part is packed.stream else part:
@@ -89,10 +90,6 @@ class FunctionKeeper:
             self._functions[key] = unpack(self._functions[key])
             self._unpacked.add(key)
         return self._functions[key]
-
-
-def _name_of(function: Any) -> str:
-    return f"function {getattr(function, '__qualname__', None) or repr(function)}"
 
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:

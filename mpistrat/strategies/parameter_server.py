@@ -6,6 +6,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NoReturn
 
 from mpistrat import cluster_resolver as resolvers
@@ -218,13 +219,9 @@ def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
             raise ValueError(f"the cluster needs a {job}; it has {said}")
 
 
-_warned: list[bool] = []
-
-
+@cache
 def _warn_of_local_run() -> None:
-    if not _warned:
-        _warned.append(True)
-        _log.warning(
-            "strategy.run on the coordinator runs on this rank, not on the workers: schedule the function by "
-            "ClusterCoordinator"
-        )
+    _log.warning(
+        "strategy.run on the coordinator runs on this rank, not on the workers: schedule the function by "
+        "ClusterCoordinator"
+    )

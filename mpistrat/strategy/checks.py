@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
 from mpistrat import context
-
-
-class AnyReplicaContext(Protocol):
-    """The part of a replica context that the checks use."""
-
-    @property
-    def strategy(self) -> object: ...
 
 
 def mixing(current: object, wanted: object) -> NoReturn:
@@ -47,7 +40,7 @@ def require_scope(strategy: object) -> None:
         mixing(mode.strategy, strategy)
 
 
-def require_replica_context(replica_context: AnyReplicaContext) -> None:
+def require_replica_context(replica_context: Any) -> None:
     """Raise unless this replica context is the current one."""
     mode = context.current()
     if mode.replica_context is replica_context:

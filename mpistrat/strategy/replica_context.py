@@ -57,10 +57,7 @@ class ReplicaContext:
     3.0
     """
 
-    number_here, played_here = (
-        0,
-        1,
-    )  # the number of this replica among those of its rank, and how many they are
+    number_here, played_here = 0, 1  # the number of this replica among those of its rank, and how many they are
     meeting: ReplicaMeeting | None = None  # with the other replicas of its rank
 
     def __init__(self, strategy: context.AnyStrategy, replica_id_in_sync_group: Any):

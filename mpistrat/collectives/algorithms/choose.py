@@ -72,10 +72,6 @@ class Candidate(NamedTuple):
         fixed, per_byte, per_piece, piece = self.cost
         return fixed + per_byte * nbytes + per_piece * -(-nbytes // piece)
 
-    def seconds_in_place(self, nbytes: int) -> float:
-        """Return the predicted seconds of buffers in place, which are one piece."""
-        return self.cost.fixed + self.cost.per_byte * nbytes + self.cost.per_piece
-
 
 class Choice(Slot):
     """The algorithms that work on the ranks of a topology, prepared once, and the choice of one for each message."""
@@ -117,8 +113,10 @@ class Choice(Slot):
     def in_place_is_faster(self, nbytes: int, algorithm: Algorithm) -> bool:
         """Return whether buffers of a node are predicted to be reduced faster in place than by ``algorithm``."""
         in_place = self.candidates.get(IN_PLACE)
-        other = self.candidates[algorithm.name].seconds(nbytes)
-        return in_place is not None and in_place.seconds_in_place(nbytes) < other
+        if in_place is None:
+            return False
+        fixed, per_byte, per_piece, _ = in_place.cost  # one piece
+        return fixed + per_byte * nbytes + per_piece < self.candidates[algorithm.name].seconds(nbytes)
 
     def piece_bytes(self, dtype: np.dtype, name: str | None = None) -> int:
         """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""

@@ -70,7 +70,7 @@ def buffers(
         before = None
         for i in order:
             dtype, shape = leaves[i]
-            offsets[i] = end = end if dtype == before else _aligned(end)
+            offsets[i] = end = end if dtype == before else -(-end // _ALIGNMENT) * _ALIGNMENT
             end += math.prod(shape) * dtype.itemsize
             before = dtype
         found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
@@ -186,10 +186,6 @@ def _address(array: Any) -> int:
     """Return the address of the first byte of a NumPy or CuPy array."""
     described = getattr(array, "__array_interface__", None) or array.__cuda_array_interface__
     return described["data"][0]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:

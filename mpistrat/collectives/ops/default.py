@@ -34,19 +34,10 @@ _ARRAYS_AND_NUMBERS = arrays.NUMBERS | _ONLY_ARRAYS
 
 
 class CollectiveAllReduce(CrossDeviceOps):
-    """Cross-device ops that pack small arrays and choose an algorithm for each message.
+    """Cross-device ops that pack small arrays and choose an algorithm for each message, or use that of this name.
 
-    Parameters
-    ----------
-    algorithm : str, optional
-        The name of the algorithm for all messages; by default a table chooses one for each message.
-    num_packs : int, optional
-        The number of messages that a list of arrays is packed into; 0 does not pack. By default the options say it.
-
-    Raises
-    ------
-    ValueError
-        If ``num_packs`` is negative.
+    ``num_packs`` is the number of messages that a list of arrays is packed into; 0 does not pack. By default the
+    options say it. Raise ValueError if it is negative.
     """
 
     _algorithm: str | None = None  # a subclass may not call __init__
