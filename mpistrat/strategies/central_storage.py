@@ -9,11 +9,10 @@ from typing import Any
 from mpistrat import nest
 from mpistrat.arrays.device import Device
 from mpistrat.cluster_resolver.ranks.own_device import own_device
-from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
+from mpistrat.strategies.dealing import parsed_devices, ranks_of, require_one_for_each
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.strategy.components import components
 from mpistrat.values import Mirrored, VariableSynchronization
@@ -65,14 +64,9 @@ class CentralStorageStrategy(Strategy):
         *,
         comm: Any = None,
     ):
-        if isinstance(compute_devices, str):
-            raise TypeError(
-                f"compute_devices must be a list with a name for each replica, not the string {compute_devices!r}"
-            )
-        compute = None if compute_devices is None else [Device.parse(name) for name in compute_devices]
+        compute = parsed_devices("compute_devices", compute_devices)
         parameters = None if parameter_device is None else Device.parse(parameter_device)
-        topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
-        Choice.of(topology).heed(topology)
+        topology = ranks_of(comm)
         replicas = ReplicaGroup(topology)
         _check(topology, replicas, compute, parameters)
         own = None if compute is None else compute[replicas.first]
@@ -149,11 +143,8 @@ def _check(
             "CentralStorageStrategy keeps variables in memory that the ranks share, but they cannot share memory: "
             "use MirroredStrategy, or make room in /dev/shm"
         )
-    if compute is not None and len(compute) != replicas.size:
-        raise ValueError(
-            f"compute_devices names {len(compute)} devices for {replicas.size} replicas: name one for each, in the "
-            "order of ranks"
-        )
+    if compute is not None:
+        require_one_for_each("compute_devices", compute, replicas)
     if replicas.size > 1 and parameters is not None and parameters.kind != "cpu":
         raise ValueError(
             f"parameter_device={str(parameters)!r}: {replicas.size} replicas share variables in the host's memory; use "

@@ -9,11 +9,36 @@ import numpy as np
 
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
+from mpistrat.collectives.algorithms.choose import Choice
+from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 
 _NAME = "virtual_replicas"
+
+
+def parsed_devices(name: str, devices: Sequence[str] | None) -> list[Device] | None:
+    """Return the argument ``name``, a name for each replica. Raise TypeError for a string, and as `Device.parse`."""
+    if isinstance(devices, str):
+        raise TypeError(f"{name} must be a list with a name for each replica, not the string {devices!r}")
+    return None if devices is None else [Device.parse(each) for each in devices]
+
+
+def require_one_for_each(name: str, devices: Sequence[Device], replicas: ReplicaGroup) -> None:
+    """Raise ValueError unless there are as many devices as replicas."""
+    if len(devices) != replicas.size:
+        raise ValueError(
+            f"{name} names {len(devices)} devices for {replicas.size} replicas: name one for each, in the order of "
+            "ranks"
+        )
+
+
+def ranks_of(comm: Any) -> Topology:
+    """Return the ranks of a communicator, by default all, where algorithms are chosen as measured. Collective."""
+    topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
+    Choice.of(topology).heed(topology)
+    return topology
 
 
 def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:

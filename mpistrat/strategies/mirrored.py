@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.arrays.device import Device
 from mpistrat.cluster_resolver.ranks.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
-from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.topology import Topology
-from mpistrat.strategies.dealing import replicas_of, require_hosts
+from mpistrat.strategies.dealing import parsed_devices, ranks_of, replicas_of, require_hosts, require_one_for_each
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -61,13 +57,10 @@ class MirroredStrategy(Strategy):
     ):
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise TypeError(f"cross_device_ops must be a CrossDeviceOps object, not {cross_device_ops!r}")
-        if isinstance(devices, str):
-            raise TypeError(f"devices must be a list with a name for each replica, not the string {devices!r}")
+        parsed = parsed_devices("devices", devices)
         if devices is not None and virtual_replicas is not None:
             raise ValueError("give either devices or virtual_replicas: a name in devices is a replica")
-        parsed = None if devices is None else [Device.parse(name) for name in devices]
-        topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
-        Choice.of(topology).heed(topology)
+        topology = ranks_of(comm)
         if len(topology.nodes) > 1:
             raise RuntimeError(
                 f"MirroredStrategy works on the ranks of one node, but its ranks are on "
@@ -76,10 +69,7 @@ class MirroredStrategy(Strategy):
         replicas = replicas_of(topology, virtual_replicas)
         if parsed is not None and len(parsed) != replicas.size:
             if len(parsed) < replicas.size:
-                raise ValueError(
-                    f"devices names {len(parsed)} devices for {replicas.size} replicas: name one for each, in the "
-                    "order of ranks"
-                )
+                require_one_for_each("devices", parsed, replicas)
             replicas = ReplicaGroup.dealt(topology, len(parsed), is_virtual=False)
             require_hosts(replicas, parsed)
         device = own_device(

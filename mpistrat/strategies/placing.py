@@ -53,16 +53,8 @@ class PlacedExtended(StrategyExtended):
 
         No other write to the variable happens meanwhile. ``fn`` is sent. Among the arguments may be variables of the
         same parameter server. For a sharded variable ``fn`` runs once for each shard: arguments with the shape of the
-        variable, and rows of it, are cut.
-
-        Raises
-        ------
-        TypeError
-            If ``var`` is not a variable, or ``fn`` or an argument cannot be sent.
-        ValueError
-            If another strategy created ``var``, or a variable among the arguments is on another parameter server.
-        RuntimeError
-            If another strategy is current.
+        variable, and rows of it, are cut. Raise as `StrategyExtended.update`, TypeError also if ``fn`` or an argument
+        cannot be sent, and ValueError if a variable among the arguments is on another parameter server.
         """
         self.check_variable(var, "update")
         if context.current().replica_context is not self.replica_context:
@@ -118,15 +110,8 @@ class PlacingExtended(PlacedExtended):
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Return a context in which new variables live on a variable's parameter server.
 
-        They are not sharded and not counted, unless the variable is sharded: then a new variable with as many rows
-        is sharded in the same way.
-
-        Raises
-        ------
-        RuntimeError
-            Outside of this strategy's scope.
-        ValueError
-            If another strategy created the variable.
+        They are not sharded and not counted, unless the variable is sharded: then a new variable with as many rows is
+        sharded in the same way. Raise as `StrategyExtended.colocate_vars_with`.
         """
         require_scope(self._strategy)
         self.check_variable(colocate_with_variable, "colocate_vars_with")
