@@ -32,39 +32,38 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
     return structures.kind(value), (array.dtype, tuple(array.shape))
 
 
+def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
+    """Return what a function of `on_gpu` returns for a value on a GPU; None elsewhere, or if it goes by the host."""
+    if not arrays.on_gpu(value):
+        return None
+    from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
+
+    found = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
+    return None if found is None else arrays.from_cupy(found, value)
+
+
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
     """Gather a value as `gather.all_gather` does, and return an array of the library of ``value``."""
-    if arrays.on_gpu(value):
-        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
-
-        found = on_gpu.all_gather(topology, arrays.to_cupy(value), axis, timeout_seconds)
-        if found is not None:
-            return arrays.from_cupy(found, value)
-    host = gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds)
-    return arrays.from_host(host, value)
+    found = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
+    if found is not None:
+        return found
+    return arrays.from_host(gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Return the value of replica 0, as an array of the library of this replica's ``value``."""
-    if arrays.on_gpu(value):
-        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
-
-        found = on_gpu.broadcast(topology, arrays.to_cupy(value))
-        if found is not None:
-            return arrays.from_cupy(found, value)
+    found = _on_gpu("broadcast", topology, value)
+    if found is not None:
+        return found
     with structures.refusals("broadcast", topology):
         host = arrays.to_host(value)
-    (host,) = broadcast.broadcast(topology, [host])
-    return arrays.from_host(host, value)
+    return arrays.from_host(broadcast.broadcast(topology, [host])[0], value)
 
 
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
-    if arrays.on_gpu(value):
-        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
-
-        found = on_gpu.reduce_scatter(topology, op, arrays.to_cupy(value), timeout_seconds)
-        if found is not None:
-            return arrays.from_cupy(found, value)
+    found = _on_gpu("reduce_scatter", topology, value, op, timeout_seconds)
+    if found is not None:
+        return found
     host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
     return arrays.from_host(host, value)

@@ -95,7 +95,7 @@ def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root
             copy_each([way], [piece])
 
 
-def reduce_scatter(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
+def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: float | None = None) -> Any:
     """Do as `reduce_scatter.reduce_scatter` for CuPy arrays, in the order of ranks. Return None as `all_gather`."""
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
