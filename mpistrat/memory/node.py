@@ -24,22 +24,9 @@ class NodeMemory:
     A rank writes to its slot, waits at a barrier, and reads the slots of the other ranks. It may then write to its
     other slot at once: ranks finish reading that slot before they enter the barrier.
 
-    Attributes
-    ----------
-    rank, size : int
-        This rank's number on the node, and the number of ranks on the node.
-    slot_bytes : int
-    results : tuple of numpy.ndarray of uint8, shape (slot_bytes,)
-        Memory for the combination of all slots. Written after one barrier, read after the next. Two with several
-        nodes, else one.
-    result : numpy.ndarray of uint8
-        The first of ``results``.
-    generation : int
-        The slot, 0 or 1, that each rank may write to now.
-    meetings : int
-        The number of barriers that this rank entered. An error before a barrier leaves the number as it is.
-    verdict : memoryview of int
-        One number, written after one barrier and read after the next.
+    ``results`` are areas for the combination of all slots, two with several nodes, and ``result`` is the first: written
+    after one barrier, read after the next, as the number ``verdict`` is. ``generation`` is the slot, 0 or 1, that each
+    rank may write to now. ``meetings`` counts the barriers that this rank entered; an error before one leaves it alone.
     """
 
     def __init__(self, node: Any, slot_bytes: int, between_nodes: bool, same_place_bytes: int):

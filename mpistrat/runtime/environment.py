@@ -132,22 +132,20 @@ def _flag(value: Any) -> bool:
     return _one_of(*_YES, *_NO)(value) in _YES
 
 
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError
-    return seconds
+def _number(kind: Callable[[Any], _T], accepts: Callable[[_T], bool]) -> Callable[[Any], _T]:
+    def read(value: Any) -> _T:
+        number = kind(value)
+        if not accepts(number):
+            raise ValueError
+        return number
+
+    return read
 
 
-def _folder(value: Any) -> str:
-    return os.fspath(value)
-
-
-def _signal(value: Any) -> int:
-    number = int(value)
-    if number not in (0, *signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}):
-        raise ValueError
-    return number
+_seconds = _number(float, lambda number: 0 <= number < float("inf"))
+_positive = _number(float, lambda number: number > 0)
+_bytes = _number(int, lambda number: number > 0)
+_signal = _number(int, lambda number: number in (0, *signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 def _flag_or_none(value: Any) -> bool | None:
@@ -175,20 +173,6 @@ def _roles(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return ",".join(f"{job}={number}" for job, number in numbers_of_tasks(value).items())
-
-
-def _positive(value: Any) -> float:
-    number = float(value)
-    if not number > 0:
-        raise ValueError
-    return number
-
-
-def _bytes(value: Any) -> int:
-    number = int(value)
-    if not number > 0:
-        raise ValueError
-    return number
 
 
 def _device(value: Any) -> str:
@@ -264,7 +248,7 @@ class RuntimeOptions:
     contact_seconds = Option(600.0, _positive, "a number of seconds above 0", same=False)
     data_block_bytes = Option(4 << 30, _bytes, "a number of bytes above 0", same=False)
     data_blocks = Option(1 << 24, _bytes, "a number above 0", same=False)
-    data_root = Option("", _folder, "a directory", same=False)
+    data_root = Option("", os.fspath, "a directory", same=False)
     debug = Option[frozenset[str]](
         frozenset(), _checks, f"1 for all checks, 0, or some of {', '.join(CHECKS)} with commas"
     )
@@ -274,7 +258,7 @@ class RuntimeOptions:
     hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
-    record_dir = Option("", _folder, "a directory", same=False)
+    record_dir = Option("", os.fspath, "a directory", same=False)
     roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
     stack_signal = Option(
         int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else 0,
@@ -282,7 +266,7 @@ class RuntimeOptions:
         "the number of a signal, or 0",
         same=False,
     )
-    trace = Option("", _folder, "a directory", same=False)
+    trace = Option("", os.fspath, "a directory", same=False)
     trace_bytes = Option(8 << 20, _bytes, "a number of bytes above 0", same=False)
     tuned = Option(False, _flag, "1 or 0", same=False)
 

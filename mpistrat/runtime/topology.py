@@ -70,25 +70,18 @@ class Topology(ObjectCollectives):
 
     Attributes
     ----------
-    size, rank : int
-        Number of ranks, and which one this is.
     nodes : tuple of tuple of int
         The ranks of each node, nodes in the order of their first rank.
     hosts : tuple of str
         The name of each rank's host. Only for messages: names of containers may be equal.
     parent, world, node, rail : mpi4py.MPI.Comm
-        The communicator this was made for, a private duplicate, and the two tiers. Only the package itself
-        communicates on the last three.
+        The communicator this was made for, a private duplicate, and the two tiers, for the package only.
     lock : CollectiveLock
         What a thread holds in a collective of these ranks, and by which they agree on it. See `limited`.
     memory : NodeMemory or None
         What the ranks of this node share; None on all ranks if those of one node cannot.
-    checks : frozenset of str
+    checks, compares_variables
         The checks that cost time (``rc.debug``).
-    compares_variables : bool
-        Whether the ranks compare the copies of variables (``rc.debug``).
-    limits : Limits
-        Sizes at which collectives change their way.
     key : Key
         The same for all that share these ranks, whatever their limits.
     clocks : tuple of int

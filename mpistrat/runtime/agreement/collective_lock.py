@@ -72,8 +72,6 @@ class CollectiveLock:
     only_meets : bool
         Whether the ranks wait for each other in `meet` alone until this collective ends: on one node they then notice
         a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct it.
-    flight, compares_places
-        As given.
     ignoring_float_errors : callable
         ``call(function, *arguments)`` without floating point errors. For the thread that holds the lock.
     """

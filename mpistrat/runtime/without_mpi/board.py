@@ -54,6 +54,10 @@ class Board:
         """The directories that this one lies in."""
         return tuple(str(each.parent) for each in self._folders)
 
+    def forget(self) -> None:
+        """Keep no notices from now on."""
+        self._folders = []
+
     def make(self) -> bool:
         """Make the directories. Return whether any of them can be used."""
         return any(self._in_each(own_folder.make))

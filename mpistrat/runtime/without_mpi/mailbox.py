@@ -23,18 +23,16 @@ class Inbox:
         self._announced: set[str] = set()
         self._name = secrets.token_hex(8)
         self._board = _board(key)
-        self._post(_INBOX, self._name)
+        self._board.post(_INBOX, self._name)
 
     @property
     def works(self) -> bool:
         """Whether the ranks have a directory for letters."""
-        return self._board is not None
+        return bool(self._board.folders)
 
     def collect(self) -> None:
         """Read the letters that arrived."""
-        if self._board is None:
-            return
-        self._post(_INBOX, self._name)  # NFS looks at a directory again after a change that is made here
+        self._board.post(_INBOX, self._name)  # NFS looks at a directory again after a change that is made here
         for name in self._board.names():
             letter = self._board.read(name) if name.startswith(_LETTER) else None
             if letter is None or letter["to"] != self._name:
@@ -50,7 +48,7 @@ class Inbox:
     def announce(self, name: str) -> None:
         """Announce a name to all senders of letters, also to those whose letters arrive later."""
         self._announced.add(name)
-        self._post(name, sorted(self._heard))
+        self._board.post(name, sorted(self._heard))
 
     def all_have_gone(self) -> bool:
         """Return whether all senders of letters have sent their last one."""
@@ -59,12 +57,8 @@ class Inbox:
 
     def close(self) -> None:
         """Remove the inbox, and what was left in it."""
-        if self._board is not None and self._board.read(_INBOX) == self._name:
+        if self._board.read(_INBOX) == self._name:
             self._board.take_down(self._board.names(), lambda name: True)
-
-    def _post(self, name: str, value: Any) -> None:
-        if self._board is not None:
-            self._board.post(name, value)
 
 
 class Outbox:
@@ -84,7 +78,7 @@ class Outbox:
     @property
     def works(self) -> bool:
         """Whether the ranks have a directory for letters."""
-        return self._board is not None
+        return bool(self._board.folders)
 
     def put(self, value: Any, *, goes: bool = False) -> None:
         """Send a letter that replaces the previous one. ``goes`` marks the last letter."""
@@ -94,23 +88,20 @@ class Outbox:
 
     def announced(self, name: str) -> bool:
         """Return whether rank 0 read a letter of this rank and announced this name."""
-        if self._board is None:
-            return False
         self._send()
         heard = self._board.read(name)
         return isinstance(heard, list) and self._name in heard
 
     def is_closed(self) -> bool:
         """Return whether rank 0 removed the inbox that got the letter."""
-        return self._board is None or self._sent_to is None or self._board.read(_INBOX) != self._sent_to
+        return self._sent_to is None or self._board.read(_INBOX) != self._sent_to
 
     def close(self) -> None:
         """Remove an unread letter of this rank, and the directory if it is empty."""
-        if self._board is not None:
-            self._board.take_down([self._notice])
+        self._board.take_down([self._notice])
 
     def _send(self) -> None:
-        if self._letter is None or self._board is None:
+        if self._letter is None:
             return
         inbox = self._board.read(_INBOX)
         if isinstance(inbox, str) and inbox != self._sent_to:
@@ -118,7 +109,9 @@ class Outbox:
             self._sent_to = inbox
 
 
-def _board(key: str | None) -> Board | None:
-    """Return the board for the letters of a key; None without a directory for it."""
-    board = None if key is None else Board(f"letters {key}")  # the watchdogs of this launch have one of their own
-    return board if board is not None and board.make() else None
+def _board(key: str | None) -> Board:
+    """Return the board for the letters of a key; one that takes none without a key, or a directory for it."""
+    board = Board(f"letters {key}")  # the watchdogs of this launch have one of their own
+    if key is None or not board.make():
+        board.forget()
+    return board
