@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -48,7 +48,6 @@ class OwnParts:
 _parts: OwnParts | None = None
 _number: int | None = None
 _comm: Any = None  # of the call that runs, if it has several ranks
-_UNCHANGED = nullcontext()
 
 
 @contextmanager
@@ -63,13 +62,9 @@ def worker(number: int) -> Iterator[OwnParts]:
         _parts, _number = before
 
 
-def call_on(comm: Any) -> AbstractContextManager[None]:
-    """Note that the block is a call of these ranks; None: of this one."""
-    return _UNCHANGED if comm is _comm else _changed_to(comm)
-
-
 @contextmanager
-def _changed_to(comm: Any) -> Iterator[None]:
+def call_on(comm: Any) -> Iterator[None]:
+    """Note that the block is a call of these ranks; None: of this one."""
     global _comm
     before, _comm = _comm, comm
     try:

@@ -284,16 +284,12 @@ def _in_scope(strategy: int | None) -> Iterator[None]:
         del stack[depth:]
 
 
-def _keeping_writes(strategy: int | None, once: bool) -> AbstractContextManager[KeptWrites | None]:
-    """Keep the writes of a function that counts once. Give None for another one."""
-    return _NOT_KEPT if strategy is None or not once else _kept(strategy)
-
-
-_NOT_KEPT = nullcontext()
-
-
 @contextmanager
-def _kept(strategy: int) -> Iterator[KeptWrites]:
+def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | None]:
+    """Keep the writes of a function that counts once. Give None for another one."""
+    if strategy is None or not once:
+        yield None
+        return
     servers = strategy_of(strategy).extended.servers
     writes = KeptWrites(servers)
     with servers.kept_by(writes):
