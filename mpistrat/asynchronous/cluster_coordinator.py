@@ -302,7 +302,6 @@ class PerWorkerDataset:
 
 
 def _dataset(dataset_fn: Callable[[], Any]) -> Iterable[Any]:
-    """Return the dataset of a worker."""
     dataset = dataset_fn()
     if not isinstance(dataset, (Dataset, DatasetOfWorkers)):
         raise TypeError(f"dataset_fn must return a Dataset, not {dataset!r}")

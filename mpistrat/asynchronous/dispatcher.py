@@ -117,15 +117,12 @@ class Dispatcher:
 
     @property
     def queued(self) -> int:
-        """Number of tasks that wait for a worker."""
         return len(self._queue)
 
     def unfinished(self, owner: object) -> int:
-        """Return the number of tasks of an owner that have not ended."""
         return self._open.get(id(owner), 0)
 
     def statistics(self) -> Statistics:
-        """Return what the workers have done."""
         with self.lock:
             workers = tuple(
                 WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost) for each in self._all
@@ -137,7 +134,6 @@ class Dispatcher:
             return Statistics(waiting, running, ended, seconds, workers)
 
     def add(self, task: Task) -> None:
-        """Queue a task."""
         with self.lock:
             self._clock.start()
             self._open[id(task.owner)] += 1
@@ -318,7 +314,6 @@ class Dispatcher:
         self._take_end(task, worker.rank, value, error)
 
     def _take_end(self, task: Task, rank: int, value: Any, error: BaseException | None) -> None:
-        """Take how a task ended on a rank."""
         if task.take(rank, value, error):
             self._clock.note()
             self._ended.append(task)
@@ -349,7 +344,6 @@ class Dispatcher:
             self._busy = bool(self._queue)
 
     def _hand_out(self) -> None:
-        """Hand queued tasks to workers, in the order of the queue."""
         free = self._free_workers()
         while self._queue:
             task = self._queue[0]
@@ -375,7 +369,6 @@ class Dispatcher:
             self._hand(task, workers)
 
     def _impossible(self, task: Task) -> LostRankError:
-        """Return the error of a task that cannot run any more."""
         lost = [each.rank for each in self._all if each.lost]
         names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
         why = "no worker is left" if not self._workers else "MPI makes no communicator of some ranks after a loss"

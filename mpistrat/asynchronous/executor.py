@@ -251,7 +251,6 @@ class Executor(concurrent.futures.Executor):
     def _settle(
         self, future: concurrent.futures.Future[Any], value: Any, error: BaseException | None, calls: int
     ) -> None:
-        """Give a future its outcome, which runs its callbacks."""
         if error is not None:
             future.set_exception(error)
         elif not future.cancelled():

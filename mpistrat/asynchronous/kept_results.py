@@ -51,7 +51,6 @@ class KeptResults:
 
     @property
     def missing(self) -> list[int]:
-        """The numbers of the calls whose results the file did not have."""
         return [number for number in range(self._count) if number not in self.found]
 
     def take(self, numbers: list[int], in_chunk: bool, future: concurrent.futures.Future[Any]) -> None:
@@ -167,7 +166,6 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Return the result that `_encoded` got. Raise ValueError if it is not of this form."""
     if not isinstance(value, dict):
         return value
     match value:
@@ -220,7 +218,6 @@ def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) 
 
 
 def _parts(value: Any, home: str | None) -> Iterator[Any]:
-    """Yield what a value is made of."""
     if isinstance(value, ModuleType):
         yield value.__name__
     elif isinstance(value, (type, BuiltinFunctionType)):

@@ -41,7 +41,6 @@ class OwnParts:
         return part
 
     def free(self, key: int) -> None:
-        """Forget a part."""
         self._parts.pop(key, None)
 
 
@@ -87,18 +86,15 @@ def require_together(comm: Any) -> None:
 
 
 def is_worker() -> bool:
-    """Return whether this process runs functions for a coordinator at the moment."""
     return _number is not None
 
 
 def part_here(key: int) -> Any:
-    """Return this worker's part of a per-worker value."""
     assert _parts is not None
     return _parts.part(key)
 
 
 def own_of(values: tuple[Any, ...]) -> Any:
-    """Return the value for this worker."""
     assert _number is not None
     return values[_number]
 

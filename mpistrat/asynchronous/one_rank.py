@@ -22,7 +22,6 @@ class OneRank:
         self._busy = 0.0
 
     def add(self, task: Task) -> None:
-        """Queue a task."""
         self._clock.start()
         self._queue.append(task)
 
@@ -52,7 +51,6 @@ class OneRank:
         return True
 
     def statistics(self) -> Statistics:
-        """Return what this rank has done."""
         waiting = sum(task.calls for task in self._queue)
         seconds = self._clock.seconds(bool(self._running or waiting))
         worker = WorkerStatistics(0, self._ended, self._failed, self._busy)

@@ -63,7 +63,6 @@ class ScheduledValue(RemoteValue):
         self._error: BaseException | None = None
 
     def end(self, value: Any, error: BaseException | None) -> None:
-        """Keep the result or the error."""
         self._value, self._error, self._ended = value, error, True
 
     def fetch(self) -> Any:

@@ -197,7 +197,6 @@ class _Worker:
             seen = self._running
 
     def _take_letters(self) -> None:
-        """Take the letters that have arrived."""
         with self._post.lock:  # the other thread waits: letters stay in order, and a task begins or goes back
             while self._take_letter():
                 pass
@@ -297,7 +296,6 @@ def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | N
 
 
 def _without_variables(result: Any) -> Any:
-    """Return a result with the values of variables in their place."""
     if is_plain(result):
         return result
     return nest.map_structure(lambda leaf: leaf.read_value() if isinstance(leaf, ServerVariable) else leaf, result)

@@ -84,12 +84,10 @@ class Clock:
         self._last = 0.0
 
     def start(self) -> None:
-        """Note that a call was queued."""
         if self._first is None:
             self._first = time.monotonic()
 
     def note(self) -> None:
-        """Note that a call ended."""
         self._last = time.monotonic()
 
     def seconds(self, still: bool) -> float:
@@ -107,7 +105,6 @@ class CallsBar:
         self._bar: Any = None
 
     def queued(self, calls: int = 1) -> None:
-        """Count calls that were queued."""
         if not self.shown or rc.progress is False:
             return
         if self._bar is None and (rc.progress or sys.stderr.isatty() or "ipykernel" in sys.modules):
@@ -121,12 +118,10 @@ class CallsBar:
         self._bar.total += calls
 
     def ended(self, calls: int = 1) -> None:
-        """Count calls that have ended."""
         if self._bar is not None:
             self._bar.update(calls)
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -135,7 +135,6 @@ class InFlight(set[PendingAllReduce], Slot):
     """The asynchronous all-reduces of a topology that are not done."""
 
     def finish(self) -> None:
-        """Wait for all of them."""
         for pending in list(self):  # all ranks have begun it, so it ends
             pending.wait_for_mpi()
 
@@ -211,7 +210,6 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
 
 
 def _begin(topology: Topology, message: Message, flat: np.ndarray, requests: list[Any]) -> None:
-    """Begin a message, piece by piece, and add them to ``requests``."""
     MPI = mpi.start()
     operation = mpi_operation(message.combine, flat.dtype)
     step = _REQUEST_BYTES // flat.itemsize

@@ -46,7 +46,6 @@ class HostRoute(NamedTuple):
 
     @classmethod
     def of(cls, choice: Choice, message: Message, name: str | None) -> HostRoute:
-        """Choose the algorithm of a message, by its name or its predicted cost."""
         itemsize = message.wire.itemsize
         algorithm, _, piece_bytes = choice.best(message.length * itemsize, message.wire, name)
         return cls(algorithm, max(1, piece_bytes // itemsize))

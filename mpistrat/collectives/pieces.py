@@ -32,12 +32,10 @@ def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
 
 
 def lay(piece: Piece, slot: np.ndarray) -> None:
-    """Write a piece to a slot."""
     for where, part in piece:
         slot[where] = part
 
 
 def take(piece: Piece, slot: np.ndarray) -> None:
-    """Read a piece from a slot."""
     for where, part in piece:
         part[...] = slot[where]

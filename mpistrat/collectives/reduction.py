@@ -64,7 +64,6 @@ def steps_alone() -> ShortSteps:
 
 
 def _copied(value: np.ndarray) -> np.ndarray:
-    """Return a copy of a large array, in memory of the buffer pool."""
     copy = new_array(value.size, value.dtype).reshape(value.shape)
     copy[...] = value
     return copy

@@ -120,7 +120,6 @@ class ReplicaSums:
         )
 
     def begin(self) -> None:
-        """Forget what replicas gave before."""
         for rows in self._rows:
             rows.clear()
 

@@ -38,7 +38,6 @@ class Buffers:
         self._asked = self._made = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an uninitialized array."""
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if not _LEAST <= nbytes <= _MOST or dtype.hasobject:

@@ -123,7 +123,6 @@ class MadeOnce:
                 backoff.pause()
 
     def _made(self, part: Chunk, found: _Entry) -> bool:
-        """Make and use a part; return False if memory is short."""
         state, began = _FREE, time.monotonic()
         try:
             try:  # the pages are reserved here, so that a lack of memory is not a SIGBUS

@@ -136,7 +136,6 @@ class Reader:
         self._number = np.frombuffer(self._mapped, np.int64, 1)
 
     def view(self, place: Place) -> View:
-        """Return the memory of an array."""
         nbytes = _BEFORE + math.prod(place.shape) * place.dtype.itemsize
         memory = np.frombuffer(self._mapped, np.uint8, nbytes, place.start)
         return View(_array(memory, place.shape, place.dtype), memory[:1])

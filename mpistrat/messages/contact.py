@@ -48,7 +48,6 @@ class Contact(NamedTuple):
 
     @property
     def role(self) -> str:
-        """The role of this rank, in words."""
         return role_in_words(self.roles, self.post.rank)
 
     def require_coordinator(self) -> None:

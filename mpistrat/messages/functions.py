@@ -76,7 +76,6 @@ class FunctionKeeper:
         self._unpacked: set[tuple[int, bytes]] = set()
 
     def keep(self, letter: Letter) -> None:
-        """Keep the function of a letter."""
         digest, forget = letter.head
         if forget is not None:
             self._functions.pop((letter.source, forget), None)

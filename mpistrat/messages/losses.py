@@ -84,5 +84,4 @@ class Losses:
         return set(lost)
 
     def error(self, rank: int) -> LostRankError:
-        """Return the error of a call that needs a lost rank."""
         return LostRankError(f"{self._name(rank)} was lost: its process has died, or its node", rank)

@@ -262,7 +262,6 @@ class Post:
         self.flush()
 
     def refuse(self, letter: Letter, error: BaseException, where: str) -> None:
-        """Send the error that a request met."""
         failure: Failure = failure_of(error, where)
         self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
 

@@ -27,7 +27,6 @@ class Servers:
 
     @property
     def number(self) -> int:
-        """Number of parameter servers."""
         return len(self._ranks)
 
     def ask(self, server: int, kind: str, head: tuple[Any, ...], value: Any = None) -> Any:

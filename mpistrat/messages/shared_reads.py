@@ -59,7 +59,6 @@ class SharedReads:
         return replies
 
     def _views_of(self, server: int, keys: list[int]) -> list[Any]:
-        """Return the memory of variables, or None for each that is not published."""
         known = ((key, self._views.get(key, _UNKNOWN)) for key in keys)
         # A copy: another thread may change what is known.
         found = {key: view for key, view in known if view is not _UNKNOWN}
@@ -81,7 +80,6 @@ class SharedReads:
             return None
 
     def free(self, key: int) -> None:
-        """Forget the memory of a variable."""
         self._views.pop(key, None)
 
 

@@ -70,7 +70,6 @@ class ReplicaGroup:
         return cls(topology, blocks, is_virtual=is_virtual)
 
     def block_of(self, rank: int) -> range:
-        """Return the replicas that a rank plays."""
         return self.blocks[rank]
 
     def rank_of(self, replica: int) -> int:

@@ -71,7 +71,6 @@ class _Worker(threading.Thread):
         self.start()
 
     def interrupt(self, kind: type[BaseException]) -> None:
-        """Raise an exception in the task."""
         self.is_interrupted = True
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(kind))
 
@@ -304,7 +303,6 @@ class ReplicaMeeting:
 
     @contextmanager
     def _communicating(self) -> Iterator[None]:
-        """Let the caller's thread communicate."""
         lifted = threads.without.get(self._caller) is _REFUSED
         if lifted:
             del threads.without[self._caller]

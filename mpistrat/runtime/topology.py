@@ -241,7 +241,6 @@ class Topology(ObjectCollectives):
 
     @property
     def ranks_per_node(self) -> tuple[int, ...]:
-        """How many ranks each node has."""
         return tuple(len(ranks) for ranks in self.nodes)
 
     def place_of(self, rank: int) -> tuple[int, int]:
@@ -326,7 +325,6 @@ class Alone(Topology):
 
 
 def several() -> list[Topology]:
-    """Return the topologies of this process that have several ranks."""
     return [each for each in list(_topologies) if each.size > 1]
 
 
@@ -344,7 +342,6 @@ def _random_number() -> int:
 
 
 def _node_of(comm: Any, split: Split) -> int:
-    """Return the number of this rank's node."""
     if callable(split):
         return split(comm)
     nodes = [list(ranks) for ranks in split]

@@ -99,15 +99,12 @@ class VariableStore:
             return pack(failure_of(error, where))[0]
 
     def holds(self, key: int) -> bool:
-        """Return whether a variable is here."""
         return key in self._held
 
     def leave(self, rank: int) -> None:
-        """Note that the program of a rank has ended."""
         self._left.add(rank)
 
     def held(self, key: int) -> HeldVariable:
-        """Return the array of a variable as a variable of this process."""
         return self._held[key][1]
 
     def array(self, key: int) -> np.ndarray:

@@ -68,7 +68,6 @@ class Candidate(NamedTuple):
     piece_bytes: int
 
     def seconds(self, nbytes: int) -> float:
-        """Return the predicted seconds of a message of ``nbytes`` bytes."""
         fixed, per_byte, per_piece, piece = self.cost
         return fixed + per_byte * nbytes + per_piece * -(-nbytes // piece)
 

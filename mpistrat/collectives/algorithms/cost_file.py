@@ -33,12 +33,10 @@ def seconds(points: Sequence[tuple[int, float]], nbytes: int) -> float:
 
 
 def path_of(topology: Topology) -> Path:
-    """Return the path of the measurements for this MPI library and layout."""
     return cache_file.path_of("costs", _key(topology))
 
 
 def to_json(topology: Topology, points: Points) -> str:
-    """Return the text of the file."""
     return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
 
 

@@ -183,7 +183,6 @@ def offset(array: np.ndarray) -> int:
 
 
 def _address(array: Any) -> int:
-    """Return the address of the first byte of a NumPy or CuPy array."""
     described = getattr(array, "__array_interface__", None) or array.__cuda_array_interface__
     return described["data"][0]
 

@@ -46,7 +46,6 @@ def key(topology: Topology, device: int) -> list[Any]:
 
 
 def path_of(key: list[Any]) -> Path:
-    """Return the path of the verdicts."""
     return cache_file.path_of("gpu-direct", key)
 
 
@@ -62,7 +61,6 @@ def read(key: list[Any]) -> dict[str, str]:
 
 
 def write(key: list[Any], operations: dict[str, str]) -> None:
-    """Write the verdicts to their file, which is replaced as a whole."""
     text = json.dumps({"for": key, "operations": operations}, indent=1) + "\n"
     cache_file.write(path_of(key), text)
 

@@ -213,7 +213,6 @@ def _exchange_by_mpi(comm: Any, limits: Limits, by_rank: Sequence[Sequence[np.nd
 
 
 def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
-    """Return the number of rows of each rank, exchanged by ``MPI_Allgather``."""
     lengths = np.empty(topology.size, np.int64)
     topology.world.Allgather(np.array([len(rows)], np.int64), lengths)
     return [int(length) for length in lengths]

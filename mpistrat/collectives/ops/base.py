@@ -250,7 +250,6 @@ def check_destinations(destinations: Any) -> None:
 
 
 def mirrored(value: Any) -> Mirrored:
-    """Return the value as a `Mirrored`."""
     return value if isinstance(value, Mirrored) else Mirrored((component(value),))
 
 

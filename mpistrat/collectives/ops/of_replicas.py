@@ -43,7 +43,6 @@ class ReplicasAllReduce(CrossDeviceOps):
 
     @property
     def topology(self) -> Topology:
-        """The ranks."""
         return self._ranks
 
     def joins_arrays(self, options: CommunicationOptions) -> bool:

@@ -51,7 +51,6 @@ class Board:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The directories that this one lies in."""
         return tuple(str(each.parent) for each in self._folders)
 
     def forget(self) -> None:
@@ -76,7 +75,6 @@ class Board:
         self._in_each(post)
 
     def names(self) -> set[str]:
-        """Return the names of the notices."""
         return set().union(*self._in_each(_names))
 
     def read(self, name: str) -> Any:

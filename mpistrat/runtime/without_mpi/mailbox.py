@@ -77,7 +77,6 @@ class Outbox:
 
     @property
     def works(self) -> bool:
-        """Whether the ranks have a directory for letters."""
         return bool(self._board.folders)
 
     def put(self, value: Any, *, goes: bool = False) -> None:
