@@ -20,8 +20,6 @@ THREADS = (
     "NUMEXPR_NUM_THREADS",
     "OMP_NUM_THREADS",
 )
-_MOST_CORES = 1024
-_TAG = 17
 _checked = False
 
 
@@ -117,19 +115,10 @@ def warn_if_few_cores(topology: Topology) -> None:
     import numpy as np  # a late import: `mpistrat run` takes THREADS, and has no use for it
 
     started = threads(os.environ)
-    facts = np.zeros(_MOST_CORES + 1, np.int32)  # whether it may use each core, and the number of its threads
-    facts[[core % _MOST_CORES for core in own]] = 1
-    facts[-1] = len(own) if started is None else started[0]
-    node = topology.node
-    if node.rank:
-        node.Send(facts, 0, _TAG)
+    told = topology.node.gather((own, len(own) if started is None else started[0]))
+    if told is None:
         return
-    told = [facts]
-    for source in range(1, node.size):
-        told.append(np.empty_like(facts))
-        node.Recv(told[-1], source, _TAG)
-    masks = [frozenset(np.flatnonzero(each[:-1]).tolist()) for each in told]
-    counts = [int(each[-1]) for each in told]
+    masks, counts = zip(*told, strict=True)
     text = None
     if share_one_core(masks, cores_of_machine()):
         by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"
