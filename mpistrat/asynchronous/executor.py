@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 from mpistrat.asynchronous import on_worker
-from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
+from mpistrat.asynchronous.dispatcher import Dispatcher, OneRank, dispatcher_of
 from mpistrat.asynchronous.kept_results import KeptResults
-from mpistrat.asynchronous.one_rank import OneRank
 from mpistrat.asynchronous.service import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.asynchronous.task import Task
