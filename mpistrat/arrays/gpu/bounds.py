@@ -54,6 +54,10 @@ def _link(bus_id: str) -> tuple[float | None, str]:
 
 
 def link_bandwidth(transfers: float, lanes: int) -> float:
-    """Return the bytes per second, in one direction, of a PCI Express link with lanes of ``transfers`` GT/s."""
+    """Return the bytes per second, in one direction, of a PCI Express link with lanes of ``transfers`` GT/s.
+
+    >>> f"{link_bandwidth(32, 16):.3g}"
+    '6.3e+10'
+    """
     left = next(left for least, left in _FOR_BYTES if transfers >= least)
     return transfers * 1e9 / 8 * lanes * left

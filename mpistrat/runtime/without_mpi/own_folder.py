@@ -32,7 +32,10 @@ def is_made(folder: Path) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a directory that was made here, and its files. Raise OSError if it holds directories or is missing."""
+    """Remove a directory that was made here, and the files in it, but no directories. Do nothing where it was not.
+
+    Raise OSError if it is not empty then, or is not there.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not _is_own(os.fstat(descriptor)):
