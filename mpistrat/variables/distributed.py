@@ -80,7 +80,7 @@ class DistributedVariable(Variable, DistributedValues):
             else:
                 self._update_across_replicas(method, value)
         else:
-            self.require_own_strategy("write")
+            self._require_own_strategy("write")
             self._update_across_replicas(method, value)
 
     @abstractmethod

@@ -70,7 +70,7 @@ class LocalVariable(Variable):
             array = self._numbers(value)
         else:
             array = arrays.as_numpy(value)
-        self.check_value(array)
+        self._check_value(array)
         return array
 
     def _number(self, value: Any) -> np.ndarray:

@@ -37,7 +37,7 @@ class GpuVariable(LocalVariable):
             return value
         if arrays.on_gpu(value):
             array = arrays.to_cupy(value)
-            self.check_value(array)
+            self._check_value(array)
             return array.astype(mine.dtype, copy=False)
         host = super().fitting(value).astype(mine.dtype, copy=False)
         return pinned.upload(host, arrays.device_of(mine).index)

@@ -147,13 +147,13 @@ class ServerVariable(Variable):
     # --- writing ---------------------------------------------------------------------
 
     def write(self, method: str, value: Any) -> None:
-        self.require_own_strategy("write")
+        self._require_own_strategy("write")
         value = _plain(value)
         if isinstance(value, IndexedSlices):
             self.check_rows(value)
         elif self._shards:
             value = arrays.as_numpy(value)
-            self.check_value(value)  # before a shard is written
+            self._check_value(value)  # before a shard is written
         parts = enumerate(self._cut(value))
         touched = [(i, part) for i, part in parts if not isinstance(part, IndexedSlices) or part.indices.size]
         self._ask_shards("write", touched, method)
@@ -180,7 +180,7 @@ class ServerVariable(Variable):
                 f"variable {self.name!r} is divided into shards: use assign, scatter_update, or assign to a shard"
             )
         arrays.refuse_masked(key)
-        self.require_own_strategy("write")
+        self._require_own_strategy("write")
         request = self.server, "write", (self.key, "setitem"), (key, _plain(value))
         self._strategy.extended.servers.ask_all([request])
 

@@ -341,7 +341,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         self.write(method, rows)
         return self
 
-    def check_value(self, array: Any) -> None:
+    def _check_value(self, array: Any) -> None:
         """Raise ValueError or TypeError unless an array fits this variable. Never communicates."""
         shape, dtype = self._shape_and_dtype()
         if array.shape != shape:
@@ -349,7 +349,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         if array.dtype is not dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"variable {self.name!r} has dtype {dtype}: values of {array.dtype} do not fit; cast them")
 
-    def require_own_strategy(self, verb: str) -> None:
+    def _require_own_strategy(self, verb: str) -> None:
         """Raise RuntimeError while another strategy is current."""
         mode = context.current()
         if mode.strategy is not self._strategy and not context.is_default():
@@ -424,7 +424,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         RuntimeError
             While another strategy is current.
         """
-        self.require_own_strategy("copy")
+        self._require_own_strategy("copy")
         made = memo[id(self)] = self.copied_for(None)
         return made
 
