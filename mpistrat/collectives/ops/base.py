@@ -51,9 +51,6 @@ class CrossDeviceOps:
 
     _topology: Topology | None = None  # a subclass may not call __init__
 
-    def __init__(self) -> None:
-        pass
-
     def bound_to(self, topology: Topology) -> CrossDeviceOps:
         """Return these ops for the ranks of a strategy; a copy if they belong to other ranks already."""
         if self._topology not in (None, topology):

@@ -163,8 +163,12 @@ class CollectiveAllReduce(CrossDeviceOps):
         if found is None:
             described = tuple((value.dtype, value.shape) for value in values)
             how = self._bytes_per_pack(values, options), self._algorithm or options.algorithm
-            with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
-                found = reduction_of_arrays(self._ranks, self._choice, op, described, *how, form)
+            topology = self._topology or self._ranks
+            try:
+                found = reduction_of_arrays(topology, self._choice, op, described, *how, form)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                structures.refuse("all_reduce", topology, error, options.timeout_seconds)
+                raise
             self._reductions.keep(key, found)
         return found.run(values, options.timeout_seconds)
 
