@@ -7,37 +7,26 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Broken:
-    """A part that could not be made. The tasks that use it raise the error."""
-
-    def __init__(self, error: BaseException):
-        self._error, self._traceback = error, error.__traceback__
-
-    def error(self) -> BaseException:
-        """Return the error with its first traceback: each raise adds to that of the exception."""
-        return self._error.with_traceback(self._traceback)
-
-
 class OwnParts:
     """The parts of per-worker values on this worker."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, Any] = {}
+        self._parts: dict[int, tuple[Any, BaseException | None, Any]] = {}  # value, or error and traceback
 
     def make(self, key: int, function: Callable[[], Any]) -> None:
         """Keep the result of a function. If it fails, keep the error."""
         try:
-            self._parts[key] = function()
+            self._parts[key] = function(), None, None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit() must not end the worker
-            self._parts[key] = _Broken(error)
+            self._parts[key] = None, error, error.__traceback__
 
     def part(self, key: int) -> Any:
         """Return a part, or raise the error that it met."""
-        part = self._parts[key]
-        if isinstance(part, _Broken):
-            raise part.error()
+        part, error, traceback = self._parts[key]
+        if error is not None:
+            raise error.with_traceback(traceback)  # the first one: each raise adds to that of the error
         return part
 
     def free(self, key: int) -> None:

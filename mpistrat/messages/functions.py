@@ -73,22 +73,19 @@ class FunctionKeeper:
 
     def __init__(self) -> None:
         self._functions: dict[tuple[int, bytes], Packed | Any] = {}
-        self._unpacked: set[tuple[int, bytes]] = set()
 
     def keep(self, letter: Letter) -> None:
         digest, forget = letter.head
         if forget is not None:
             self._functions.pop((letter.source, forget), None)
-            self._unpacked.discard((letter.source, forget))
         self._functions[letter.source, digest] = letter.body
 
     def function(self, source: int, digest: bytes) -> Any:
         """Return a function, which is unpacked at its first use."""
-        key = source, digest
-        if key not in self._unpacked:
-            self._functions[key] = unpack(self._functions[key])
-            self._unpacked.add(key)
-        return self._functions[key]
+        found = self._functions[source, digest]
+        if isinstance(found, Packed):
+            found = self._functions[source, digest] = unpack(found)
+        return found
 
 
 def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:
