@@ -112,7 +112,6 @@ def warn_if_few_cores(topology: Topology) -> None:
     own = cores()
     if own is None or topology.rank not in topology.nodes[0]:
         return
-    import numpy as np  # a late import: `mpistrat run` takes THREADS, and has no use for it
 
     started = threads(os.environ)
     told = topology.node.gather((own, len(own) if started is None else started[0]))
