@@ -361,7 +361,7 @@ class Optimizer(ABC):
                 with structures.refusals("all_reduce", topology):
                     raise
             modes.append(extended.cross_replica_mode)
-            self._take(mode.strategy, step, gradients, engine if aggregate else None)
+            self._take(extended, step, gradients, engine if aggregate else None)
         except MismatchError:
             raise
         except BaseException as error:
@@ -382,23 +382,23 @@ class Optimizer(ABC):
 
     def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
-        self._take(strategy, *self._prepared(strategy.extended, pairs), None)
+        self._take(strategy.extended, *self._prepared(strategy.extended, pairs), None)
 
-    def _take(self, strategy: Strategy, step: Step, gradients: list[Any], summing: Any) -> None:
+    def _take(self, extended: StrategyExtended, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
         exchange = None
-        if strategy.extended.engine.between_groups is not None:
+        if extended.engine.between_groups is not None:
             self._create(step.variables)
             exchange = self._exchange
         if exchange is not None and exchange.of_gradients:
             gradients, summing = exchange.gradients(step, gradients, summing), None
-            step, gradients = self._prepared(strategy.extended, [*zip(gradients, step.variables, strict=True)])
+            step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
         if isinstance(step, SeparateStep):
-            self._apply(strategy, step, gradients, aggregate=summing is not None)
+            self._apply(extended, step, gradients, aggregate=summing is not None)
         else:
             step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
         if self._accumulation is not None:
-            self._accumulation.clear(strategy)
+            self._accumulation.clear(extended)
         if exchange is not None:
             exchange.after_step(self.iterations)
         flight_record.step(flight_record.UPDATE)
@@ -410,12 +410,12 @@ class Optimizer(ABC):
     def _shards(self, extended: StrategyExtended) -> bool:
         return self._shard_state and extended.engine.topology.size > 1
 
-    def _apply(self, strategy: Strategy, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
+    def _apply(self, extended: StrategyExtended, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
         rate = rate_of(self._learning_rate, number)  # may fail, so before the first collective
         if aggregate:
-            gradients = strategy.extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+            gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
         if self.iterations != number:  # a checkpoint that was restored before the first step had it
             number = self.iterations
@@ -426,7 +426,7 @@ class Optimizer(ABC):
             gradients = self._clipping(gradients)
         step.update(self._rule, gradients, number + 1, rate)
         assert self._state.iterations is not None
-        strategy.extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
+        extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots

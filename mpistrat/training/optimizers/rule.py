@@ -31,6 +31,9 @@ class Rule(Protocol):
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None: ...
 
 
+_METHODS = ("update", "update_consuming", "update_rows")
+
+
 class WeightDecay:
     """A rule that shrinks the weights before another rule changes them.
 
@@ -45,15 +48,15 @@ class WeightDecay:
     def _kept(self, rate: float) -> float:
         return 1 - rate * self._weight_decay
 
-    def _update(
-        self, method: str, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: np.ndarray
-    ) -> None:
-        weights *= self._kept(rate)
-        getattr(self._rule, method)(weights, gradient, step, rate, *state)
+    @staticmethod
+    def _like(method: str) -> Callable[..., None]:
+        def update(self: WeightDecay, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: Any) -> None:
+            weights *= self._kept(rate)
+            getattr(self._rule, method)(weights, gradient, step, rate, *state)
 
-    update = functools.partialmethod(_update, "update")
-    update_consuming = functools.partialmethod(_update, "update_consuming")
-    update_rows = functools.partialmethod(_update, "update_rows")
+        return update
+
+    update, update_consuming, update_rows = map(_like, _METHODS)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)
@@ -92,21 +95,23 @@ class MovingAverage:
     def _overwrites(self, step: int) -> bool:
         return self._frequency is not None and step % self._frequency == 0
 
-    def _update(
-        self, method: str, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: np.ndarray
-    ) -> None:
-        *own, average = state
-        getattr(self._rule, method)(weights, gradient, step, rate, *own)
-        kept = self._kept(step)
-        for mean, w in blocks(average, weights):
-            mean *= kept
-            mean += w * (1 - kept)
-        if self._overwrites(step):
-            weights[...] = average
+    @staticmethod
+    def _like(method: str) -> Callable[..., None]:
+        def update(
+            self: MovingAverage, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: Any
+        ) -> None:
+            *own, average = state
+            getattr(self._rule, method)(weights, gradient, step, rate, *own)
+            kept = self._kept(step)
+            for mean, w in blocks(average, weights):
+                mean *= kept
+                mean += w * (1 - kept)
+            if self._overwrites(step):
+                weights[...] = average
 
-    update = functools.partialmethod(_update, "update")
-    update_consuming = functools.partialmethod(_update, "update_consuming")
-    update_rows = functools.partialmethod(_update, "update_rows")
+        return update
+
+    update, update_consuming, update_rows = map(_like, _METHODS)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)

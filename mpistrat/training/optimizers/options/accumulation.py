@@ -15,7 +15,7 @@ from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchron
 from mpistrat.variables import LocalVariable, Variable, read_together
 
 if TYPE_CHECKING:
-    from mpistrat.strategy import ReplicaContext, Strategy
+    from mpistrat.strategy import ReplicaContext, Strategy, StrategyExtended
 
 
 class Accumulation:
@@ -118,10 +118,10 @@ class Accumulation:
         sums = read_together(totals) if aggregate else [total.own_copy() for total in totals]
         return [arrays.numpy_or_cupy(each / self._calls) for each in sums]
 
-    def clear(self, strategy: Strategy) -> None:
+    def clear(self, extended: StrategyExtended) -> None:
         """Begin another step: set the number of calls to zero, and the sums, of which each replica has its own."""
         assert self._done is not None
-        strategy.extended.update(self._done, LocalVariable.assign, (0,), group=False)
+        extended.update(self._done, LocalVariable.assign, (0,), group=False)
         for _, total in self._sums.values():
             for sums in total.own_copies():
                 sums[...] = 0
