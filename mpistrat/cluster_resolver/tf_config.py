@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,10 +119,11 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get("TF_CONFIG", "")
     if not text.strip():
         return {}
+    # Python 3.14 reads a text that others refuse (RecursionError). An error about what it holds would show it whole.
+    if max(itertools.accumulate(1 if each in "[{" else -1 for each in re.findall(r"[][{}]", text)), default=0) > 100:
+        raise ValueError(f"TF_CONFIG is nested too deeply ({len(text)} characters)")
     try:
         found = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"TF_CONFIG is nested too deeply ({len(text)} characters)") from None
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos) from None
     if not isinstance(found, dict):

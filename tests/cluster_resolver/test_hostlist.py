@@ -227,7 +227,8 @@ def test_counts_are_limited_in_all(text):
         expand_counts(text)
 
 
-def test_nested_text(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "[" * 50_000)
+@pytest.mark.parametrize("text", ["[" * 50_000, "[" * 50_000 + "]" * 50_000, '{"cluster":' * 200 + "1" + "}" * 200])
+def test_nested_text(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match="TF_CONFIG is nested too deeply"):
         TFConfigClusterResolver().cluster_spec()
