@@ -92,6 +92,12 @@ def _of_an_end(evidence: Evidence) -> Iterator[Verdict]:
             "has failed and does not get to its end",
             "Its traceback is in the output; a thread or an atexit handler of it does not end.",
         )
+    if record.phase == Phase.FINISHED:
+        yield Verdict(
+            "finished",
+            f"has finalized MPI, or is at the end of its program, {_at(evidence)}",
+            "Call MPI.Finalize() after the last call of a strategy, on all ranks.",
+        )
 
 
 def _gone(evidence: Evidence) -> Verdict:

@@ -28,6 +28,7 @@ WAYS = (
     ("C code", "threading.Thread(target=sum, args=(range(10**10),)).start(); time.sleep(0.1)"),
     # With the interpreter's lock, and in a call that a signal would end: no stack is asked for.
     ("C code", "ctypes.PyDLL(None).sleep(100); print('went on')"),
+    ("finished", "from mpi4py import MPI; MPI.Finalize(); time.sleep(100)"),
 )
 
 
@@ -36,14 +37,14 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
     ways = (f"if strategy.comm.rank == {rank}:\n    {do}\n" for rank, (_, do) in enumerate(WAYS, 1))
     program.write_text(f"{BEGIN}{''.join(ways)}strategy.barrier()\n")
     ended = run_ranks(
-        5,
+        6,
         program,
         MPISTRAT_HANG_SECONDS="1",
         MPISTRAT_HANG_ABORT_SECONDS="6",
         MPISTRAT_RECORD_DIR=str(tmp_path),
     )
     assert ended.status == 42, str(ended)
-    ended.shows("rank 0 of 5 has waited for ranks 1-4 since")
+    ended.shows("rank 0 of 6 has waited for ranks 1-5 since")
     for rank, (cause, _) in enumerate(WAYS, 1):
         named = re.findall(rf"^  rank {rank} \((.*)\n  cause: ([^.]+)\.", ended.output, re.MULTILINE)
         assert {each for _, each in named} == {cause}, f"rank {rank}: {named} {ended}"
