@@ -123,6 +123,17 @@ def test_zarr_arrays_that_are_stores(tmp_path):
     assert np.concatenate(list(dataset.batch(7))).tolist() == values.tolist()
 
 
+def test_zarr_strings_of_any_length(tmp_path):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    np_strings = pytest.importorskip("numpy.dtypes", reason="NumPy 1").__dict__.get("StringDType")
+    if np_strings is None:
+        pytest.skip("NumPy 1 has no strings of any length")
+    made = zarr.create_array(tmp_path / "a.zarr", shape=(9,), chunks=(2,), dtype="string")
+    made[:] = texts = np.array(["a", "", "\u00e9" * 50] * 3, np_strings())
+    found = [text for batch in Dataset.from_zarr(tmp_path / "a.zarr").batch(4) for text in batch]
+    assert found == texts.tolist()
+
+
 @pytest.mark.full
 def test_netcdf_variables_that_are_packed(tmp_path):
     netcdf = pytest.importorskip("netCDF4")

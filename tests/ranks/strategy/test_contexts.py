@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -281,6 +282,26 @@ def test_calls_that_belong_into_replica_context(strategy, other, default):
 
 def default_context():
     return get_replica_context()
+
+
+def test_collectives_outside_of_run_warn_once_at_each_line(strategy, default):
+    calls = (
+        lambda: default_context().all_reduce("SUM", 1.0),
+        lambda: default_context().all_gather(np.ones(1), 0),
+        lambda: default_context().merge_call(lambda strategy: None),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        default_context()
+        for call in calls:
+            default.run(call)
+        assert caught == []
+        for _ in range(3):
+            for call in calls:
+                call()
+    told = [str(each.message).split()[0] for each in caught]
+    assert told == (["all_reduce", "all_gather", "merge_call"] if SIZE > 1 and RANK == 0 else [])
+    assert all(each.filename == __file__ and "`strategy.run`" in str(each.message) for each in caught)
 
 
 CROSS_REPLICA_ONLY = {
