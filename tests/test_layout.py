@@ -1,5 +1,6 @@
 """What the tree promises: where things lie, what an import costs, what a public name looks like."""
 
+import ast
 import enum
 import inspect
 import re
@@ -74,11 +75,22 @@ loaded = set(sys.modules) - before
 heavy = {"mpi4py.MPI", "h5py", "cupy", "optree", "numpy", "rich", "click"} & loaded
 assert not heavy, heavy
 assert len(loaded) < 50, loaded  # what costs time at import is other modules
+mpistrat.experimental.CommunicationOptions  # what most programs use of it must not load all that it names
+others = {"asyncio", "mpistrat.asynchronous", "mpistrat.mesh", "mpistrat.training", "mpi4py.MPI"} & set(sys.modules)
+assert not others, others
 """
 
 
 def test_import_is_light(run_alone):
     run_alone("-c", IMPORT).check()
+
+
+def test_the_stub_of_experimental_has_its_names():
+    experimental = mpistrat.experimental
+    stub = ast.parse(Path(experimental.__file__).with_suffix(".pyi").read_text())
+    found = {node.targets[0].id for node in stub.body if isinstance(node, ast.Assign)}
+    found |= {each.asname for node in stub.body if isinstance(node, ast.ImportFrom) for each in node.names} - {None}
+    assert sorted(found) == experimental.__all__ == dir(experimental)
 
 
 # --- public names --------------------------------------------------------------------------------------

@@ -1,49 +1,47 @@
-"""The names of ``tf.distribute.experimental``."""
+"""The names of ``tf.distribute.experimental``.
+
+Names load when they are first used: all of them load half of the package, and a program needs few.
+"""
+
+from importlib import import_module
+from typing import Any
 
 from mpistrat import absent
-from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
-from mpistrat.collectives.compression import PowerSGD, TopK
-from mpistrat.experimental import coordinator, partitioners, rpc
-from mpistrat.mesh import Halo, Mesh, MeshAxis, ShardedArray
-from mpistrat.monitor.stragglers import RankStatistics, step
-from mpistrat.monitor.tracing import trace
-from mpistrat.strategies import CentralStorageStrategy, ParameterServerStrategy
-from mpistrat.strategies.multi_worker_mirrored import FormerMultiWorkerMirroredStrategy
-from mpistrat.strategies.tpu import FormerTPUStrategy
-from mpistrat.training.preemption.config import TerminationConfig
-from mpistrat.training.preemption.handler import PreemptionCheckpointHandler
-from mpistrat.training.preemption.watcher import PreemptionWatcher
-from mpistrat.values import ValueContext
 
-CollectiveCommunication = CommunicationImplementation
-MultiWorkerMirroredStrategy = FormerMultiWorkerMirroredStrategy
-TPUStrategy = FormerTPUStrategy
+# Not by `lazy_loader.attach_stub`, which loads from files of this folder alone. The stub has the names for mypy.
+_FILES = {
+    "collectives": "CollectiveHints CommunicationImplementation CommunicationOptions",
+    "collectives.compression": "PowerSGD TopK",
+    "experimental": "coordinator partitioners rpc",
+    "mesh": "Halo Mesh MeshAxis ShardedArray",
+    "monitor.stragglers": "RankStatistics step",
+    "monitor.tracing": "trace",
+    "strategies": "CentralStorageStrategy ParameterServerStrategy",
+    "training.preemption.config": "TerminationConfig",
+    "training.preemption.handler": "PreemptionCheckpointHandler",
+    "training.preemption.watcher": "PreemptionWatcher",
+    "values": "ValueContext",
+}
+_PLACES = {name: (file, name) for file, names in _FILES.items() for name in names.split()} | {
+    "CollectiveCommunication": ("collectives", "CommunicationImplementation"),
+    "MultiWorkerMirroredStrategy": ("strategies.multi_worker_mirrored", "FormerMultiWorkerMirroredStrategy"),
+    "TPUStrategy": ("strategies.tpu", "FormerTPUStrategy"),
+}
+__all__ = sorted(_PLACES)
 
-__all__ = [
-    "CentralStorageStrategy",
-    "CollectiveCommunication",
-    "CollectiveHints",
-    "CommunicationImplementation",
-    "CommunicationOptions",
-    "Halo",
-    "Mesh",
-    "MeshAxis",
-    "MultiWorkerMirroredStrategy",
-    "ParameterServerStrategy",
-    "PowerSGD",
-    "PreemptionCheckpointHandler",
-    "PreemptionWatcher",
-    "RankStatistics",
-    "ShardedArray",
-    "TPUStrategy",
-    "TerminationConfig",
-    "TopK",
-    "ValueContext",
-    "coordinator",
-    "partitioners",
-    "rpc",
-    "step",
-    "trace",
-]
 
-__getattr__ = absent.explained(__name__, absent.nothing, absent.OF_EXPERIMENTAL)
+def _load(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(name)
+    file, its_name = _PLACES[name]
+    if file == "experimental":
+        return import_module(f"{__name__}.{name}")
+    found = globals()[name] = getattr(import_module(f"mpistrat.{file}"), its_name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
+__getattr__ = absent.explained(__name__, _load, absent.OF_EXPERIMENTAL)
