@@ -131,6 +131,13 @@ def _wait_for_all(requests: list[Any]) -> None:
 _wait_all = timed(Kind.REDUCE_WIRE, _wait_for_all)
 
 
+def made_at_once(topology: Topology, result: Any) -> PendingAllReduce:
+    """Return an all-reduce that is done, with its result."""
+    pending = PendingAllReduce(topology, "all_reduce_async", [], lambda: result, None)
+    pending._complete()
+    return pending
+
+
 class InFlight(set[PendingAllReduce], Slot):
     """The asynchronous all-reduces of a topology that are not done."""
 

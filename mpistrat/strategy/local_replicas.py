@@ -11,13 +11,21 @@ from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
+from mpistrat.collectives.asynchronous import made_at_once
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.ops.of_replicas import GrowingTotal, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import apart, components_but_variables, regrouped
-from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext, own_rows, refuse_scatter
+from mpistrat.strategy.replica_context import (
+    NOT_ASYNCHRONOUS,
+    NOT_GATHERED,
+    ReplicaContext,
+    own_rows,
+    refuse_async,
+    refuse_scatter,
+)
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 
 
@@ -52,9 +60,9 @@ class LocalReplicaContext(ReplicaContext):
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        raise ValueError(
-            "an asynchronous all-reduce is not possible where a rank plays several replicas: use all_reduce"
-        )
+        op, merged = parse_op(reduce_op), self._engine.merged(options)
+        refuse_async(merged)
+        return self.meet("all_reduce_async", lambda: _ReducedAtOnce(self._of_replicas), (op, value, merged))
 
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
@@ -107,6 +115,18 @@ class _Reduced:
         assert self._total is not None
         totals = self._total.result()
         return [rebuild(own_copies(totals, i)) for i, rebuild in enumerate(self._rebuild)]
+
+
+class _ReducedAtOnce(_Reduced):
+    """The asynchronous all-reduce of replicas in a rank, which is made when the last one has come."""
+
+    def give(self, given: tuple[Op, Any, CommunicationOptions]) -> None:
+        if nest.holds(nest.flatten(given[1])[0], IndexedSlices):
+            raise TypeError(NOT_ASYNCHRONOUS)
+        super().give(given)
+
+    def make(self) -> list[Any]:
+        return [made_at_once(self._ops.topology, total) for total in super().make()]
 
 
 class _Gathered:

@@ -13,20 +13,21 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import NUMBERS
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
-from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
+from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async, made_at_once
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
-from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible
+from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.replicas.meeting import ReplicaMeeting
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
+NOT_ASYNCHRONOUS = "IndexedSlices cannot be reduced asynchronously: use all_reduce"
 
 _whole = whole(attrgetter("_engine.topology"))
 
@@ -205,8 +206,8 @@ class ReplicaContext:
         value : array, number, or nested structure of these
             As `all_reduce`, without IndexedSlices.
         options : CommunicationOptions, optional
-            ``timeout_seconds`` limits the beginning and the waiting, each. The implementation is always MPI's
-            ``Iallreduce``.
+            ``timeout_seconds`` limits the beginning and the waiting, each. The implementation is MPI's
+            ``Iallreduce``. With "tree", and on ranks that play several replicas, the beginning is an `all_reduce`.
 
         Returns
         -------
@@ -237,14 +238,17 @@ class ReplicaContext:
         op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
-        if merged.algorithm in ("ordered", "exact", "tree"):
-            raise ValueError(f"an asynchronous all-reduce cannot be {merged.algorithm}: use all_reduce")
+        refuse_async(merged)
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("all_reduce_async", engine.topology, merged.timeout_seconds):
             if nest.holds(leaves, IndexedSlices):
-                raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
+                raise TypeError(NOT_ASYNCHRONOUS)
             leaves = [_own(op, leaf) for leaf in leaves]
             on_host = [arrays.to_host(leaf) for leaf in leaves]
+
+        if merged.algorithm == "tree":  # a buffer would be reduced in place
+            totals = engine.all_reduce(op, [*map(snapshot, leaves)], options, form)
+            return made_at_once(engine.topology, rebuild(totals))
 
         def give_back(totals: list[Any]) -> Any:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
@@ -350,6 +354,12 @@ def refuse_scatter(options: CommunicationOptions) -> None:
     """Raise for options that a reduce-scatter cannot have."""
     if options.algorithm in ("ordered", "exact"):
         raise ValueError(f"a reduce-scatter cannot be {options.algorithm}: use all_reduce, and take the rows")
+
+
+def refuse_async(options: CommunicationOptions) -> None:
+    """Raise for options that an asynchronous all-reduce cannot have."""
+    if options.algorithm in ("ordered", "exact"):
+        raise ValueError(f"an asynchronous all-reduce cannot be {options.algorithm}: use all_reduce")
 
 
 def own_rows(total: Any, replica: int, size: int) -> Any:

@@ -81,6 +81,36 @@ def test_a_value_is_copied_or_added_when_it_is_given(strategy):
         assert merged.tolist() == [float(V)] * 3
 
 
+@pytest.mark.parametrize("replicas", [SIZE, V])
+def test_an_asynchronous_all_reduce_has_the_bits_of_the_tree(replicas):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=replicas)
+    values = np.random.default_rng(0).standard_normal((replicas, 999))
+    scratch = np.zeros(999)
+
+    def fn():
+        replica = get_replica_context()
+        scratch[...] = values[number()]
+        pending = replica.experimental_all_reduce_async("MEAN", {"a": scratch, "b": 1.0})
+        scratch[...] = 99.0
+        expected = replica.all_reduce("MEAN", values[number()].copy())
+        got = pending.wait()
+        assert pending.test()
+        assert got["b"] == 1.0
+        assert got["a"].tobytes() == expected.tobytes()
+        got["a"] += number()  # of this replica only
+        return replica.all_reduce("MAX", got["a"][0] - expected[0])
+
+    assert np.allclose(local(strategy, strategy.run(fn)), replicas - 1.0)
+    exact = mpistrat.experimental.CommunicationOptions(implementation="exact")
+    for wrong, kind, options in ((IndexedSlices(np.ones((1, 2)), [0]), TypeError, None), (1.0, ValueError, exact)):
+        with pytest.raises(kind, match="asynchronous"):
+            strategy.run(lambda x=wrong, o=options: get_replica_context().experimental_all_reduce_async("SUM", x, o))
+    if SIZE > 1:
+        with pytest.raises((ValueError, MismatchError)):  # a replica that differs is told on every rank
+            strategy.run(lambda: get_replica_context().experimental_all_reduce_async("SUM", np.ones(1 + number() % 2)))
+    assert strategy.agree(True)
+
+
 def test_collectives_of_the_strategy(strategy):
     own = strategy.run(lambda: np.full(2, number(), np.float32))
     total = V * (V - 1) / 2
@@ -339,8 +369,6 @@ def test_collectives_outside_of_the_meeting_are_refused(strategy):
             strategy.run(call)
     with pytest.raises(RuntimeError, match="cannot run another"):
         strategy.run(lambda: strategy.run(number))
-    with pytest.raises(ValueError, match="asynchronous"):
-        strategy.run(lambda: get_replica_context().experimental_all_reduce_async("SUM", 1.0))
     options = mpistrat.experimental.CommunicationOptions(implementation="ordered")
     with pytest.raises(ValueError, match='"ordered" adds values in the order of ranks'):
         strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0, options))
