@@ -1,11 +1,13 @@
 """Several replicas in a rank: what they get, what they share, and what happens when one of them errs."""
 
 import contextvars
+import math
 import os
 import signal
 import sys
 import threading
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import mpistrat
 from mpistrat import (
     IndexedSlices,
     PerReplica,
+    ReduceOp,
     VariableAggregation,
     VariableSynchronization,
     get_replica_context,
@@ -130,6 +133,22 @@ def test_collectives_of_the_strategy(strategy):
     assert [len(each) for each in local(strategy, scattered)] == [
         1 + (each < 2) for each in local(strategy, strategy.run(number))
     ]
+
+
+def test_a_rank_adds_up_in_few_buffers():
+    strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=24 * SIZE + 1)
+    engine, array = strategy.extended.engine, np.ones(1 << 14)
+    sums = engine.of_replicas.sums(ReduceOp.SUM, ((array.dtype, array.shape),), engine.options, None)
+    tracemalloc.start()
+    try:
+        sums.begin()
+        for replica in engine.replicas.local:
+            sums.give(replica, [array])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (2 * int(math.log2(engine.replicas.count)) + 1.5) * array.nbytes
+    assert sums.total(None)[0][0] == 24 * SIZE + 1
 
 
 def test_sparse_rows_come_in_the_order_of_replicas(strategy):
