@@ -205,6 +205,15 @@ def traffic(strategy):
     return found
 
 
+def tree_traffic():
+    """Bytes that this node sends for an all-reduce by the fixed tree, as a multiple of the array."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=WORLD.Dup(), virtual_replicas=SIZE)
+    array = np.ones(COUNTED[0] // 4, np.float32)
+    multiple = bytes_of(all_reduction(strategy, array), MARGIN * 2 * array.nbytes) / array.nbytes
+    strategy.comm.Free()
+    return multiple
+
+
 def everything():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     topology = Topology.of(strategy.comm)
@@ -220,6 +229,7 @@ def everything():
             "broadcast": broadcast(strategy),
             "bits": bits(),
             "traffic": traffic(strategy),
+            "tree": tree_traffic(),
             "mismatch": mismatch(strategy),
         }
     )

@@ -85,6 +85,15 @@ def test_bytes_on_the_wire(told, layout):
             assert least <= multiple <= MARGIN * least, (case, traffic)
 
 
+# By the number of nodes: what the busiest one sends. Nodes of equal size send the least that any algorithm can do with.
+TREE = {4: 1.5, 2: 1.0, 3: 2.0}
+
+
+def test_bytes_of_the_fixed_tree(told, layout):
+    busiest = max(each["tree"] for each in told)
+    assert TREE[len(layout)] <= busiest <= MARGIN * TREE[len(layout)], [each["tree"] for each in told]
+
+
 def test_the_network_is_used(told):
     """By the library's own all-reduce too: it does not know that the nodes are one machine."""
     assert min(each["traffic"][f"mpi of {1 << 20}"] for each in told) >= 1 / 2
