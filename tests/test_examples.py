@@ -47,6 +47,18 @@ def test_digits_train_alike_on_any_number_of_ranks(run_ranks, tmp_path):
         assert losses[n] == pytest.approx(losses[1], rel=1e-9, abs=0), f"{n} ranks"
 
 
+@pytest.mark.timeout(900)
+def test_digits_have_the_same_bits_by_virtual_replicas(run_ranks, tmp_path):
+    program, found = tmp_path / "with_bits.py", set()
+    program.write_text(WITH_BITS)
+    for n in (1, 3):
+        options = ("--virtual-replicas=6", "--epochs=1", "--data-dir", tmp_path / "data", "--out", tmp_path / f"out{n}")
+        ended = run_ranks(n, program, *options, limit=200, OPENBLAS_NUM_THREADS="1").check()
+        assert [replicas for _, replicas in results(ended)] == ["6"], str(ended)
+        found |= {*re.findall(r"^bits (\w+)$", ended.output, re.MULTILINE)}
+    assert len(found) == 1
+
+
 @pytest.mark.mpich
 def test_digits_are_recognised(run_ranks, tmp_path):
     ended = run_ranks(4, EXAMPLES / "train_digits.py", limit=100, cwd=tmp_path).check()
