@@ -289,3 +289,14 @@ def test_no_mpi(file):
     program += "finally: assert 'mpi4py.MPI' not in sys.modules"
     for arguments in (["ls", file.parent], ["verify", file], ["diff", file, file]):
         subprocess.run([sys.executable, "-c", program, "checkpoint", *arguments], check=True, timeout=250)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).eps == np.finfo("f8").eps, reason="long doubles are doubles")
+@pytest.mark.parametrize("kind", [np.longdouble, np.clongdouble])
+def test_long_doubles_differ_in_bits_that_float64_has_not(tmp_path, kind):
+    least = np.finfo(np.longdouble).eps
+    for name, value in (("a.h5", 1), ("b.h5", 1 + least)):
+        save({"x": np.full(3, value, kind)}, tmp_path / name)
+    report = found("diff", tmp_path / "a.h5", tmp_path / "b.h5", status=1)
+    (line,) = report["differ"]
+    assert (line["elements"], line["max_abs_difference"]) == (3, float(least))

@@ -196,7 +196,10 @@ def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None]:
     kinds = one.dtype.kind + other.dtype.kind
     if "S" in kinds:
         return int(np.count_nonzero(one != other)) if kinds == "SS" else one.size, None
-    x, y = (each.astype("c16" if "c" in kinds else "f8") for each in (one, other))
+    # Long doubles have more bits than float64.
+    least = np.dtype("c16" if "c" in kinds else "f8")
+    wide = np.result_type(least, *(each.dtype for each in (one, other) if each.dtype.kind in "fc"))
+    x, y = one.astype(wide), other.astype(wide)
     unequal = (x != y) & ~(np.isnan(x) & np.isnan(y))
     if {*kinds} <= {*"iub"}:  # float64 would round
         unequal = one != other
