@@ -15,16 +15,27 @@ TENSORS = 200
 PIECE = 16 << 20
 
 
-def raw_write(data, path, comm):
+def share_of(arrays, comm):
+    """Return the flat parts of arrays that are this rank's share of the bytes, by the offset of each in a file."""
+    low, high = (sum(each.nbytes for each in arrays) * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    found, before = {}, 0
+    for array in arrays:
+        first, last = (min(max(end - before, 0), array.nbytes) for end in (low, high))
+        if first < last:
+            found[before + first] = array.reshape(-1).view("u1")[first:last]
+        before += array.nbytes
+    return found
+
+
+def raw_write(share, path, comm):
     """Write this rank's part of some bytes to one file, flush it, and let rank 0 give the file its name."""
-    view = memoryview(data)
-    low, high = (len(view) * each // comm.size for each in (comm.rank, comm.rank + 1))
     if comm.rank == 0:
         os.close(os.open(f"{path}.tmp", os.O_CREAT | os.O_WRONLY | os.O_TRUNC))
     comm.Barrier()
     file = os.open(f"{path}.tmp", os.O_WRONLY)
-    while low < high:
-        low += os.pwrite(file, view[low : min(low + PIECE, high)], low)
+    for offset, data in share.items():
+        for start in range(0, len(data), PIECE):
+            assert os.pwrite(file, data[start : start + PIECE], offset + start) == len(data[start : start + PIECE])
     os.fsync(file)
     os.close(file)
     comm.Barrier()
@@ -57,9 +68,8 @@ def measure(arguments: argparse.Namespace) -> int:
     nbytes = sum(array.nbytes for array in arrays)
     with mpistrat.MultiWorkerMirroredStrategy(comm=comm).scope():
         variables = [mpistrat.Variable(array, name=str(i)) for i, array in enumerate(arrays)]
-    whole = np.concatenate(arrays).view(np.uint8)
-    low, high = (len(whole) * each // comm.size for each in (comm.rank, comm.rank + 1))
-    share = {"share": whole[low:high]}
+    share = share_of([each.own_copy() for each in variables], comm)  # the memory that the library saves
+    pieces = {str(offset): part for offset, part in share.items()}
     buffer, pending = SaveBuffer(), []
 
     def begin():
@@ -73,9 +83,9 @@ def measure(arguments: argparse.Namespace) -> int:
     cases = {
         "save": {
             LIBRARY: lambda: save(variables, f"{place}/library"),
-            "raw pwrite and fsync": lambda: raw_write(whole, f"{place}/raw", comm),
+            "raw pwrite and fsync": lambda: raw_write(share, f"{place}/raw", comm),
         },
-        "training stands still": {LIBRARY: begin, "copy of a share": lambda: buffer.copies(share)},
+        "training stands still": {LIBRARY: begin, "copy of a share": lambda: buffer.copies(pieces)},
     }
     for case, ways in cases.items():
         calls = {name: repeated(way) for name, way in ways.items()}
