@@ -167,6 +167,9 @@ victim, delay = chosen.randrange(size), chosen.uniform(0, 1.0)
 with strategy.scope():
     v = mpistrat.Variable(np.zeros(1_000_000), name="v")
     w = mpistrat.Variable(np.zeros(300_000, "f4"), name="w")
+optimizer = mpistrat.optimizers.Adam(shard_state=True)
+optimizer.build([w])
+slots = optimizer.variables[1:]
 
 
 def state(i):
@@ -175,8 +178,10 @@ def state(i):
 
 def write(i):
     v.assign(np.full(1_000_000, i)), w.assign(np.full(300_000, i))
+    for slot in slots:
+        slot.assign(np.full(300_000, i, "f4"))
     block, own = state(i)
-    (save_async if asynchronous else save)({"v": v, "w": w, **block}, path, own=own)
+    (save_async if asynchronous else save)({"v": v, "w": w, "slots": slots, **block}, path, own=own)
 
 
 write(0)

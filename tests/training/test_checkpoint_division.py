@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.data import DataFileError
+from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.write.boxes import Box
 from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.division import NewArray, divided, piece_of
 from mpistrat.training.checkpoint.format import checksum
 from mpistrat.training.checkpoint.read import read
-from mpistrat.training.checkpoint.write import FileIndex, write_share
+from mpistrat.training.checkpoint.write import FileIndex, write, write_share
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
@@ -54,7 +54,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
     path = tmp_path_factory.mktemp("boxes") / "b.h5"
     starts = np.cumsum([0, *lengths]).tolist()
     whole = np.random.default_rng(1).normal(size=(starts[-1], columns)).astype(">f4")
-    boxes = tuple(Box((low, 0), (n, columns)) for low, n in zip(starts, lengths, strict=False))
+    boxes = tuple((Box((low, 0), (n, columns)),) for low, n in zip(starts, lengths, strict=False))
     arrays = {"a/b": NewArray(whole.dtype, whole.shape, None, boxes), "n": NewArray(np.dtype("i8"), (), 0)}
     shares = divided(arrays, [0], len(lengths))
     path.touch()
@@ -66,7 +66,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
                 for part in parts
             ]
             share = list(zip(parts, values, strict=True))
-            sums[rank] = write_share(path, share, layout.places, arrays)
+            sums[rank], _ = write_share(path, share, layout.places, arrays)
         layout.finish(path, shares, sums)
     with h5py.File(path) as file:
         np.testing.assert_array_equal(file["a/b"][()], whole, strict=True)
@@ -74,8 +74,37 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
     high, right = data.draw(st.integers(low, starts[-1])), data.draw(st.integers(0, columns))
     for dtype in ("f4", ">f4"):
         found = np.full((high - low, columns - right), -1, dtype)
-        read({"a/b": found}, path, {"a/b": Box((low, right), whole.shape)})
+        read({}, path, [("a/b", Box((low, right), whole.shape), found)])
         np.testing.assert_array_equal(found, whole[low:high, right:])
+
+
+@pytest.mark.parametrize("dtype", ["f4", "S3"])
+@pytest.mark.parametrize("chunks", [False, True])
+@given(data=st.data())
+def test_a_box_reads_its_pieces_only(tmp_path_factory, dtype, chunks, data):
+    """What one rank saved as one array, in pieces with checksums of which the last is damaged."""
+    path = tmp_path_factory.mktemp("pieces") / "a.h5"
+    whole = np.arange(500).reshape(25, 20).astype(dtype)
+    write({"a": whole}, path)
+    with h5py.File(path, "r+") as file:
+        if chunks:  # stored anew by another program
+            attributes = dict(file["a"].attrs)
+            del file["a"]
+            file.create_dataset("a", data=whole, chunks=(7, 7)).attrs.update(attributes)
+    low, left = data.draw(st.integers(0, 24)), data.draw(st.integers(0, 19))
+    high, right = data.draw(st.integers(low, 25)), data.draw(st.integers(left, 20))
+    box, found = Box((low, left), whole.shape), np.zeros((high - low, right - left), dtype)
+    read({}, path, [("a", box, found), ("a", box, found)])
+    np.testing.assert_array_equal(found, whole[low:high, left:right])
+    with h5py.File(path, "r+") as file:
+        file["a"][-1, -1] = 0
+    last = (500 * whole.itemsize - 1) // 512 * 512 // whole.itemsize  # the first element of the last piece
+    if dtype == "f4" and not chunks and found.size and (high - 1) * 20 + right <= last:
+        read({}, path, [("a", box, found)])
+        np.testing.assert_array_equal(found, whole[low:high, left:right])
+    elif found.size:
+        with pytest.raises(ChecksumError, match="dataset 'a'"):
+            read({}, path, [("a", box, found)])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.write.sparse_file import SparseFile
+from mpistrat.training.checkpoint import disk_writer as disk_writer_module
 from mpistrat.training.checkpoint import division
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.format import checksum
@@ -220,6 +221,18 @@ def test_the_first_error_of_a_writer_is_raised(size):
 
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
         fill(full.fileno())
+
+
+def test_a_flush_that_fails_is_raised(tmp_path, monkeypatch):
+    def fails(descriptor):
+        raise OSError(5, "the disk is broken")
+
+    monkeypatch.setattr(disk_writer_module, "_flush", fails)
+    with open(tmp_path / "a", "wb") as file, disk_writer(file.fileno()) as writer:
+        writer.put(memoryview(b"abc"), 0)
+        writer.sync()
+        with pytest.raises(OSError, match="the disk is broken"):
+            writer.settle()
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.binary(max_size=9_000)), max_size=12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -86,24 +86,25 @@ class Block:
         return f"<Block {self.dtype} {_shown(Box(self.offset, self.shape))} of {self.global_shape}>"
 
 
-def require_cover(name: str, boxes: Sequence[Box], global_shape: tuple[int, ...]) -> None:
+def require_cover(name: str, of_ranks: Sequence[Sequence[Box]], global_shape: tuple[int, ...]) -> None:
     """Raise ValueError unless the boxes of all ranks, inside of the array, cover it once. 20 ms for 1,000 boxes."""
-    ranks = [rank for rank, box in enumerate(boxes) if 0 not in box.shape]
-    first = np.array([boxes[rank].offset for rank in ranks], np.int64).reshape(len(ranks), len(global_shape))
-    stop = first + np.array([boxes[rank].shape for rank in ranks], np.int64).reshape(first.shape)
-    for i, rank in enumerate(ranks):
+    found = [(rank, box) for rank, boxes in enumerate(of_ranks) for box in boxes if 0 not in box.shape]
+    first = np.array([box.offset for _, box in found], np.int64).reshape(len(found), len(global_shape))
+    stop = first + np.array([box.shape for _, box in found], np.int64).reshape(first.shape)
+    for i, (rank, box) in enumerate(found):
         meets = ((first[i] < stop[i + 1 :]) & (first[i + 1 :] < stop[i])).all(axis=1)
         if meets.any():
-            other = ranks[i + 1 + int(meets.argmax())]
+            other, met = found[i + 1 + int(meets.argmax())]
             raise ValueError(
-                f"{name!r}: the blocks of rank {rank} ({_shown(boxes[rank])}) and rank {other} "
-                f"({_shown(boxes[other])}) overlap: each element must be in the block of one rank"
+                f"{name!r}: the blocks of rank {rank} ({_shown(box)}) and rank {other} ({_shown(met)}) overlap: each "
+                "element must be in the block of one rank"
             )
-    covered = sum(math.prod(boxes[rank].shape) for rank in ranks)
+    covered = sum(math.prod(box.shape) for _, box in found)
     if covered < math.prod(global_shape):
+        shown = ", ".join(map(_shown, of_ranks[0])) or "none"
         raise ValueError(
-            f"{name!r}: the blocks of all {len(boxes)} ranks have {covered} of the {math.prod(global_shape)} elements "
-            f"of the global shape {global_shape}: rank 0 has {_shown(boxes[0])}"
+            f"{name!r}: the blocks of all {len(of_ranks)} ranks have {covered} of the {math.prod(global_shape)} "
+            f"elements of the global shape {global_shape}: rank 0 has {shown}"
         )
 
 
@@ -146,6 +147,28 @@ def runs(offset: Sequence[int], shape: Sequence[int], global_shape: Sequence[int
     for axis in range(outer):
         starts = np.add.outer(starts, np.arange(shape[axis], dtype=np.int64) * strides[axis]).reshape(-1)
     return math.prod(shape[outer:]), starts
+
+
+def boxes_of(first: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
+    """Yield boxes that together are the flat elements ``first`` to ``stop`` of an array in C order, in their order.
+
+    Examples
+    --------
+    >>> list(boxes_of(1, 6, (3, 2)))
+    [Box(offset=(0, 1), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 2))]
+    """
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    while first < stop:
+        offset = tuple(first // stride % length for stride, length in zip(strides, shape, strict=True))
+        # The outermost axis along which a box can begin here and end before the last element.
+        fitting = (axis for axis, stride in enumerate(strides) if first % stride == 0 and first + stride <= stop)
+        axis = next(fitting, None)
+        if axis is None:  # of an array without axes
+            yield Box((), ())
+            return
+        count = min((stop - first) // strides[axis], shape[axis] - offset[axis])
+        yield Box(offset, (*[1] * axis, count, *shape[axis + 1 :]))
+        first += count * strides[axis]
 
 
 def _shown(box: Box) -> str:

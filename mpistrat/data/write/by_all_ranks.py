@@ -45,12 +45,13 @@ def write_by_all(
     make: Callable[[Path], Any],
     write: Callable[[Path, Any], Any],
     finish: Callable[[Path, list[Any]], object] = lambda temporary, results: None,
+    check: Callable[[list[Any]], object] = lambda results: None,
 ) -> None:
     """Write a file by all ranks, which appears whole or not at all. Collective; messages call it ``name``.
 
     ``made = make(temporary)`` is called by rank 0, ``write(temporary, made)`` by each rank, which syncs what it has
-    written, and ``finish(temporary, results)`` by rank 0. Raise on every rank what any of them raises; FileExistsError
-    if ``target`` exists and ``replace`` is false.
+    written. With what these returned, all ranks call ``check(results)``, and rank 0 ``finish(temporary, results)``.
+    Raise on every rank what any of them raises; FileExistsError if ``target`` exists and ``replace`` is false.
     """
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
 
@@ -66,6 +67,7 @@ def write_by_all(
     try:
         shared, made = ranks.on_first(begin, operation(f"{name}: make the file"))
         results = all_or_raise(ranks, partial(write, target.with_name(shared), made))
+        check(results)
         ranks.on_first(end, operation(f"{name}: give the file its name"))
     finally:
         if ranks.rank == 0:

@@ -28,6 +28,7 @@ from mpistrat.data.errors import DataFileError, naming
 from mpistrat.data.hdf5.locate import chunk_index
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.write.boxes import write_box
+from mpistrat.data.write.by_all_ranks import all_or_raise
 from mpistrat.data.write.sparse_file import SparseFile
 from mpistrat.data.write.step_series import StepSeries
 from mpistrat.data.write.storage import Storage
@@ -138,9 +139,17 @@ class GrowingHdf5:
             write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, place)
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
-        """Compress the chunks that this rank has of the next step, and write them. Collective. Raise OSError."""
-        mine = {cell: self._compressed(chunk) for cell, chunk in chunks.items()}
-        everyone = ranks.all_gather_object([(cell, len(data), mask) for cell, (mask, data) in mine.items()])
+        """Compress the chunks that this rank has of the next step, and write them. Collective.
+
+        Raise OSError if writing fails.
+        """
+        mine: dict[int, tuple[int, bytes]] = {}
+
+        def compress() -> list[tuple[int, int, int]]:
+            mine.update({cell: self._compressed(chunk) for cell, chunk in chunks.items()})
+            return [(cell, len(data), mask) for cell, (mask, data) in mine.items()]
+
+        everyone = all_or_raise(ranks, compress)
         places = {}
         for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
             places[cell] = self._room(nbytes, 1)

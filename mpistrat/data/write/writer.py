@@ -256,7 +256,9 @@ class Writer:
                 self._store.store(series, self._chunks(series, values), self._ranks)
             else:
                 self._store.put(series, values, self._ranks.rank)
-        except OSError as error:  # the next call raises it on all ranks
+        except MismatchError:
+            raise
+        except Exception as error:  # the next call raises it on all ranks
             self._failure = error
         series.steps += 1
 
@@ -353,7 +355,8 @@ class Writer:
         try:
             self._ranks.lock.compare(described)
         except MismatchError as error:
-            refusals = [each.description == str(refused) for each in error.said]
+            # `rc.debug` appends the line that made the call.
+            refusals = [each.description.startswith(str(refused)) for each in error.said]
             all_come = any(refusals) and all(each.name == what for each in error.said)
             if not all_come:
                 raise
@@ -429,7 +432,7 @@ def _boxes(name: str, parts: Sequence[_Own]) -> tuple[list[Box], tuple[int, ...]
             )
     if first.box is not None:
         boxes = [part.box for part in parts if part.box is not None]
-        require_cover(name, boxes, first.global_shape)
+        require_cover(name, [[box] for box in boxes], first.global_shape)
         return boxes, first.global_shape, first.dtype
     if not first.shape:
         return [Box((), ())] * len(parts), (), first.dtype

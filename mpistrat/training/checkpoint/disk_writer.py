@@ -39,6 +39,13 @@ class DiskWriter:
         except RuntimeError:  # at interpreter exit executors accept no more work
             self._put(data, offset)
 
+    def sync(self) -> None:
+        """Begin to flush all bytes that were put, which takes the disk but no core. `settle` waits for it."""
+        try:
+            self._written.append(self._writing.submit(_flush, self._descriptor))
+        except RuntimeError:  # at interpreter exit
+            _flush(self._descriptor)
+
     def settle(self) -> None:
         """Wait until all bytes are in the file and all begun flushes are done. Raise the first OSError of these."""
         for each in self._written:

@@ -5,6 +5,7 @@ All ranks compute it alike. Without h5py, whose import takes longer than the res
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -19,12 +20,12 @@ _SMALL = 4096  # bytes: several such arrays lie in one page, which only one rank
 
 
 class NewArray(NamedTuple):
-    """An array of a new file. All ranks write it, in pieces, unless one is its ``owner``, or each has its own box."""
+    """An array of a new file. All ranks write it, in pieces, unless one is its ``owner``, or each has its own boxes."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
     owner: int | None = None
-    boxes: tuple[Box, ...] = ()
+    boxes: tuple[tuple[Box, ...], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +63,9 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
     for name, array in arrays.items():
         nbytes = array.nbytes
         if array.boxes:
-            for rank, box in enumerate(array.boxes):
-                shares[rank] += [RankPart(name, 0, 0, each) for each in _slabs(box, array.dtype.itemsize, piece)]
+            for rank, boxes in enumerate(array.boxes):
+                slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
+                shares[rank] += [RankPart(name, 0, 0, each) for each in slabs]
         elif array.owner is not None or nbytes < _SMALL:
             shares[writers[0] if array.owner is None else array.owner].append(RankPart(name, 0, nbytes))
         else:

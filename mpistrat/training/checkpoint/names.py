@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
@@ -21,6 +23,35 @@ class Own:
 
     def __init__(self, values: tuple[Any, ...], by_replica: bool):
         self.values, self.by_replica = values, by_replica
+
+
+class BoxedArray(NamedTuple):
+    """What this rank holds of an array to which the ranks give boxes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    blocks: Sequence[Block]
+
+
+@runtime_checkable
+class SharedOut(Protocol):
+    """A variable of which each of ``len(ends) - 1`` ranks holds a part: state of an optimizer."""
+
+    ends: Sequence[int]
+
+    def blocks(self) -> Sequence[Block]:
+        """Return this rank's part as boxes of the whole, which are views."""
+
+
+def share_out(named: dict[str, Any], parts: dict[str, Own | BoxedArray], ranks: int, able: Callable[[], bool]) -> None:
+    """Move variables that are shared out over so many ranks to the parts, so that each rank writes or reads its own.
+
+    If not all ranks are ``able`` to, nothing is moved: such variables are gathered. Collective if ``able`` is.
+    """
+    shared = [name for name, leaf in named.items() if isinstance(leaf, SharedOut) and len(leaf.ends) == ranks + 1]
+    for name in shared if shared and able() else ():
+        leaf = named.pop(name)
+        parts[name] = BoxedArray(leaf.dtype, leaf.shape, leaf.blocks())
 
 
 def named(state: Any) -> dict[str, Any]:
@@ -68,7 +99,7 @@ def named(state: Any) -> dict[str, Any]:
     return found
 
 
-def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Block]]:
+def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | BoxedArray]]:
     """Return by name what is the same on all ranks, and what is a rank's own: ``own``, blocks, and values PerReplica.
 
     Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.
@@ -83,11 +114,12 @@ def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Block
         found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else Own((leaf,), False)
     if own is not None:
         named(found)  # names that cannot be in one file
-    parts = {
-        name: Own(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
-        for name, leaf in found.items()
-        if isinstance(leaf, (Block, PerReplica, Own))
-    }
+    parts: dict[str, Own | BoxedArray] = {}
+    for name, leaf in found.items():
+        if isinstance(leaf, Block):
+            parts[name] = BoxedArray(leaf.dtype, leaf.global_shape, [leaf])
+        elif isinstance(leaf, (PerReplica, Own)):
+            parts[name] = Own(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
     return {name: leaf for name, leaf in found.items() if name not in parts}, parts
 
 
@@ -138,12 +170,12 @@ def refuse_own(leaves: Mapping[str, Any]) -> None:
             )
 
 
-def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | Block] = {}) -> None:
+def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | BoxedArray] = {}) -> None:
     """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
     parts = [
         (name, each)
         for name, part in own.items()
-        for each in ((part.array,) if isinstance(part, Block) else part.values)
+        for each in ([block.array for block in part.blocks] if isinstance(part, BoxedArray) else part.values)
     ]
     for name, leaf in [*leaves.items(), *parts]:
         if not isinstance(leaf, Variable) and not arrays.can_be_filled(leaf):

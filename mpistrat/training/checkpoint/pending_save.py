@@ -111,8 +111,14 @@ class PendingSave:
                 self._failed = error
 
         # No daemon: the end of the program waits for it.
-        self._thread = threading.Thread(target=write_staged, name="mpistrat-save")
-        self._thread.start()
+        thread = threading.Thread(target=write_staged, name="mpistrat-save")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads: write now, as other ranks wait for what this one tells
+            may_begin.set()
+            write_staged()
+            return
+        self._thread = thread
         may_begin.set()
 
     def _tell_at_exit(self) -> None:
@@ -124,7 +130,7 @@ class _Saves:
     """The asynchronous saves of one communicator. They run one at a time and share a buffer."""
 
     def __init__(self) -> None:
-        self.buffer = SaveBuffer()
+        self.buffer, self.count = SaveBuffer(), 0
         self.last: PendingSave | None = None
 
 
@@ -140,10 +146,16 @@ def begin(topology: Topology, is_chief: bool, path: Path, prepare: Prepare | Non
     """
     program_end.register(EndStep.SAVES, _tell_at_exit)
     saves = _saves.setdefault(topology.key, _Saves())
+    saves.count += 1
     saves.last = pending = PendingSave(topology, is_chief, path)
     if prepare is not None:
         pending._begin(partial(prepare, saves.buffer, pending.lost))
     return pending
+
+
+def count(topology: Topology) -> int:
+    """Return how many saves have begun: the same on all ranks."""
+    return _saves[topology.key].count if topology.key in _saves else 0
 
 
 def finish(topology: Topology) -> None:

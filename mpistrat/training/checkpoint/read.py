@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import h5py
@@ -40,11 +39,12 @@ _MOST_BOXES = 1 << 22  # of an array: 4 MiB each, so that a table is bounded bef
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
-def read(values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] = MappingProxyType({})) -> set[str]:
+def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str, Box, np.ndarray]] = ()) -> set[str]:
     """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
 
-    It may lack those of `OF_REPLICAS`, or have those of another number of replicas. An array with a box is filled from
-    it: a box has the offset in the array of the file, and the shape of that.
+    It may lack those of `OF_REPLICAS`, or have those of another number of replicas. ``boxes`` has names, places and
+    arrays to fill, for boxes of arrays: a place is the offset in the array of the file, with the shape of that. Of
+    these arrays only the pieces with checksums are read that a box touches.
 
     Raise FileNotFoundError if it does not exist. Raise one ValueError for all arrays that are missing in it, or have
     another shape or dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and
@@ -57,7 +57,8 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] 
         pieces: list[_Piece | _Slab] = []
         cut: list[tuple[np.ndarray, np.ndarray]] = []
         names, missing, others = set(), [], []
-        for name, into in values.items():
+        wanted: list[tuple[str, Box | None, np.ndarray]] = [(name, None, into) for name, into in values.items()]
+        for name, box, into in [*wanted, *boxes]:
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
             names.add(name)
@@ -65,7 +66,6 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] 
             if found is None:
                 missing.append(repr(name))
                 continue
-            box = boxes.get(name)
             shape = into.shape if box is None else box.shape
             if found.shape != shape or found.dtype != into.dtype.name:
                 others.append(
@@ -77,18 +77,20 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Mapping[str, Box] 
                 offset = (0,) * into.ndim if box is None else box.offset
                 pieces += _slabs(path, name, file, found, Box(offset, into.shape), into)
                 continue
-            if box is not None and box.shape != into.shape:  # it was saved as one array
-                whole = np.empty(found.shape, into.dtype)
-                cut.append((into, whole[_slices(Box(box.offset, into.shape))]))
-                into = whole
             if (found.checksums is None) != (format is None):
                 _refuse(path, name, "its checksums are missing")
-            if into.nbytes:
-                pieces += _pieces(path, name, found, into, format)
+            if not into.nbytes:
+                continue
+            first = 0
+            if box is not None and box.shape != into.shape:  # it was saved as one array
+                first, around, part = _around(found, box.offset, into, format)
+                cut.append((into, part))
+                into = around
+            pieces += _pieces(path, name, found, into, format, first)
         if missing:
-            others.insert(0, f"it has no variable {_few(missing)}: it has {_names(path, file)}")
+            others.insert(0, f"it has no variable {_few([*dict.fromkeys(missing)])}: it has {_names(path, file)}")
         if others:
-            raise ValueError(f"{path}: {_few(others, '; ')}")
+            raise ValueError(f"{path}: {_few([*dict.fromkeys(others)], '; ')}")
         for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
             pass
         for into, part in cut:
@@ -215,9 +217,8 @@ class _Slab(NamedTuple):
         self.into[_slices(common, self.of_into.offset)] = values[_slices(common, self.box.offset)]
 
 
-def _slices(box: Box, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
-    low = box.offset if origin is None else [o - at for o, at in zip(box.offset, origin, strict=True)]
-    return tuple(slice(o, o + n) for o, n in zip(low, box.shape, strict=True))
+def _slices(box: Box, origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o - at, o - at + n) for o, n, at in zip(*box, origin, strict=True))
 
 
 def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray) -> Iterator[_Slab]:
@@ -248,9 +249,33 @@ def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
 
-def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None) -> Iterator[_Piece]:
+def _around(
+    found: _Found, offset: Sequence[int], box: np.ndarray, format: _Format | None
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return where the pieces that have bytes of a box begin, an array for them, and a view of the box in it."""
+    size, total = box.itemsize, box.itemsize * math.prod(found.shape)
+    strides = [size * math.prod(found.shape[axis + 1 :]) for axis in range(box.ndim)]
+    low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
+    high = low + size + sum(stride * (n - 1) for stride, n in zip(strides, box.shape, strict=True))
+    whole = format is None or not _is_plain(found, box.dtype) or format.piece % size > 0
+    piece = total if format is None or whole else format.piece
+    first = low // piece * piece
+    around = np.empty((min(-(-high // piece) * piece, total) - first) // size, box.dtype)
+    part = np.ndarray(box.shape, box.dtype, as_bytes(around), low - first, strides)
+    return first, around.reshape(found.shape) if whole else around, part
+
+
+def _is_plain(found: _Found, dtype: np.dtype) -> bool:
+    """Return whether the file has the bytes of an array of this dtype, side by side."""
+    return found.offset is not None and found.stored == stored(dtype)
+
+
+def _pieces(
+    path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None, first: int
+) -> Iterator[_Piece]:
+    """Yield the pieces of an array of the file from its byte ``first`` on, until ``into`` is full."""
     data, offset = as_bytes(into).data, found.offset
-    if offset is None or found.stored != stored(into.dtype):
+    if not _is_plain(found, into.dtype):
         offset = None
         try:
             found.dataset.read_direct(into.view(stored(into.dtype)))
@@ -260,13 +285,13 @@ def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, format: _For
         yield _Piece(path, name, 0, data, offset, 0, None)
         return
     piece, checksum = format
-    starts = range(0, len(data), piece)
     checksums = found.checksums or []
-    if len(starts) != len(checksums):
-        _refuse(path, name, f"it has {len(checksums)} checksums for {len(starts)} pieces")
-    for start, expected in zip(starts, checksums, strict=True):
-        place = None if offset is None else offset + start
-        yield _Piece(path, name, start, data[start : start + piece], place, expected, checksum)
+    count = -(-math.prod(found.shape) * into.itemsize // piece)
+    if count != len(checksums):
+        _refuse(path, name, f"it has {len(checksums)} checksums for {count} pieces")
+    for start in range(first, first + len(data), piece):
+        place, expected = None if offset is None else offset + start, checksums[start // piece]
+        yield _Piece(path, name, start, data[start - first :][:piece], place, expected, checksum)
 
 
 def _format(path: Path, file: h5py.File) -> _Format | None:

@@ -7,21 +7,20 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import xxhash
 
 from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.data import Block, ChecksumError, DataFileError
+from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data.write.by_all_ranks import writers
 from mpistrat.engine import Engine
 from mpistrat.messages import contact
 from mpistrat.process import mpi
 from mpistrat.process.local_path import local_path
-from mpistrat.process.ranges import ranges
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
@@ -34,12 +33,11 @@ from mpistrat.training.checkpoint import by_all, names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 from mpistrat.training.checkpoint.division import NewArray
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS
-from mpistrat.training.checkpoint.names import Own
+from mpistrat.training.checkpoint.names import BoxedArray, Own
 from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
-_MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
 
 
 def save(
@@ -99,12 +97,14 @@ def save(
     file = local_path(path)
     named, parts = names.divided(state, own)
     topology, replicas = _prepared(named, "save", differing, parts, file)
-    arrays_, values, alone = _values(named, topology, replicas, differing, parts)
-    if alone:
-        topology.on_first(lambda: _write(values, file))
+    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
+    new = _new_file(named, topology, replicas, differing, parts)
+    if new.alone:
+        by_all.refuse_differing(topology, new.compared)
+        topology.on_first(lambda: _write(new.values, file))
         return
     with flight_record.phase(Phase.SAVING):
-        by_all.write_by_ranks(topology, arrays_, values, file)
+        by_all.write_by_ranks(topology, new.arrays, new.values, file, new.compared)
 
 
 def save_async(
@@ -121,7 +121,8 @@ def save_async(
     whether or not the program makes another call.
 
     One save runs at a time: `save`, `save_async` and `load` wait for the pending one. A rank copies only what it
-    writes. The next save uses that memory again; it is not freed.
+    writes. The next save uses that memory again; it is not freed. Arrays are compared between ranks as by `save`, and
+    of variables that their strategy keeps equal one page in 64, another one in each save.
 
     No thread makes MPI calls. The one of replica 0 never waits for the disk inside a call of HDF5, of which h5py allows
     one at a time: a program that reads data through h5py is not blocked.
@@ -165,10 +166,12 @@ def save_async(
     file = local_path(path)
     named, parts = names.divided(state, own)
     topology, replicas = _prepared(named, "save_async", differing, parts, file)
-    arrays_, values, alone = _values(named, topology, replicas, differing, parts)
-    prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, arrays_, values, file)
-    if alone:
-        prepare = partial(by_all.begin_alone, values, file) if replicas.is_chief else None
+    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
+    new = _new_file(named, topology, replicas, differing, parts, pending_save.count(topology))
+    by_all.refuse_differing(topology, new.compared)  # now: the bytes are those at the call
+    prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, new.arrays, new.values, file)
+    if new.alone:
+        prepare = partial(by_all.begin_alone, new.values, file) if replicas.is_chief else None
     return pending_save.begin(topology, replicas.is_chief, file, prepare)
 
 
@@ -227,6 +230,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     topology, replicas = _prepared(named, "load", parts=parts)
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
+        names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file))
         likes = _likes(named)
         for name in _differing(named, replicas):
             likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
@@ -318,7 +322,7 @@ def _prepared(
     named: Mapping[str, Any],
     what: str,
     differing: str = "error",
-    parts: Mapping[str, Own | Block] = {},
+    parts: Mapping[str, Own | BoxedArray] = {},
     file: Path | None = None,
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
@@ -331,8 +335,8 @@ def _prepared(
         (leaf.synchronization.name, leaf.aggregation.name) if isinstance(leaf, Variable) else "array"
         for leaf in named.values()
     )
-    likes = tuple((like.dtype, like.shape) for like in _likes(named).values())
-    own = tuple("a block" if isinstance(each, Block) else ("own", each.by_replica) for each in parts.values())
+    likes = tuple(_types(named).values())
+    own = tuple("a block" if isinstance(each, BoxedArray) else ("own", each.by_replica) for each in parts.values())
     more = [*([] if differing == "error" else [differing]), *([] if file is None else ["to", str(file)])]
     structures.agree(topology, what, "of", likes, kinds, own, *more)
     pending_save.finish(topology)
@@ -358,32 +362,45 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     return topology, ReplicaGroup(topology)
 
 
+def _types(named: Mapping[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    return {
+        name: (leaf.dtype, leaf.shape) if isinstance(leaf, Variable) else arrays.dtype_and_shape(leaf)
+        for name, leaf in named.items()
+    }
+
+
 def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return arrays of the dtypes and shapes of variables and arrays, whose pages are never touched."""
-    found = {}
-    for name, leaf in named.items():
-        if isinstance(leaf, Variable):
-            found[name] = np.empty(leaf.shape, leaf.dtype)
-        else:
-            dtype, shape = arrays.dtype_and_shape(leaf)
-            found[name] = np.empty(shape, dtype)
-    return found
+    return {name: np.empty(shape, dtype) for name, (dtype, shape) in _types(named).items()}
 
 
-def _values(
+class _NewFile(NamedTuple):
+    """The arrays of a new file, this rank's values as views if possible, what must be equal on all ranks.
+
+    ``alone`` says whether one rank writes.
+    """
+
+    arrays: dict[str, NewArray]
+    values: dict[str, Any]
+    compared: dict[str, np.ndarray]
+    alone: bool
+
+
+def _new_file(
     named: Mapping[str, Any],
     topology: Topology,
     replicas: ReplicaGroup,
     differing: str,
-    parts: Mapping[str, Own | Block],
-) -> tuple[dict[str, NewArray], dict[str, Any], bool]:
-    """Return the arrays of a new file, this rank's values, as views if possible, and whether one rank writes."""
-    like = {name: (each.dtype, each.shape) for name, each in _likes(named).items()}
+    parts: Mapping[str, Own | BoxedArray],
+    sample: int | None = None,
+) -> _NewFile:
+    """Return what is to be saved. With a number ``sample``, some pages of variables that a strategy keeps equal."""
+    like = _types(named)
     # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.
     owner = None if differing == "error" else 0
     new = {name: NewArray(*each, owner) for name, each in like.items()}
     alone = not parts and by_all.is_small(topology, new)
-    found, own = {}, {}
+    found, compared = {}, {}
     compares = differing == "error" and topology.size > 1
     of_several_ranks = replicas.by_rank and topology.size > replicas.size  # no strategy keeps their variables equal
     for name, leaf in named.items():
@@ -393,7 +410,9 @@ def _values(
             value = np.asarray(arrays.to_host(value), order="C")
         found[name] = value
         if compares and (of_several_ranks or not is_variable or not alone):
-            own[name] = np.asarray(arrays.to_host(value), order="C")
+            compared[name] = np.asarray(arrays.to_host(value), order="C")
+            if sample is not None and is_variable and not of_several_ranks:
+                compared[name] = by_all.sampled(compared[name], sample)
     if replicas.is_virtual:
         new[BLAS] = NewArray(np.dtype(np.uint8), (BLAS_BYTES,), 0)
         found[BLAS] = _own_blas()
@@ -403,13 +422,11 @@ def _values(
         leaf = named[name]
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
         found[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=0)
-    if own:
-        _refuse_differing(own, topology)
     if parts:
         more, values = by_all.new_arrays(topology, replicas, parts)
         new.update(more)
         found.update(values)
-    return new, found, alone
+    return _NewFile(new, found, compared, alone)
 
 
 def _own_blas() -> np.ndarray:
@@ -423,27 +440,6 @@ def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
         return []
     on_read = VariableSynchronization.ON_READ
     return [name for name, leaf in named.items() if isinstance(leaf, Variable) and leaf.synchronization is on_read]
-
-
-def _refuse_differing(own: Mapping[str, np.ndarray], topology: Topology) -> None:
-    """Raise on every rank if an array is not the same on all: the file would have that of rank 0, and no other.
-
-    Takes 3 ms for 100 MB, and two small collectives.
-    """
-    digests = [xxhash.xxh3_64_intdigest(arrays.as_bytes(value).data) for value in own.values()]
-    of_first = topology.broadcast_object(digests)
-    differ = [name for name, mine, first in zip(own, digests, of_first, strict=True) if mine != first]
-    if topology.all_true(not differ):
-        return
-    by_rank = topology.all_gather_object(differ)
-    names_ = [name for name in own if any(name in each for each in by_rank)]
-    where = [rank for rank, each in enumerate(by_rank) if each]
-    shown = ", ".join(map(repr, names_[:_MOST_NAMED])) + (", ..." if len(names_) > _MOST_NAMED else "")
-    raise ValueError(
-        f"{len(names_)} of {len(own)} arrays ({shown}) are not the same on all ranks: those of rank"
-        f"{'s' if len(where) > 1 else ''} {ranges(where)} differ from rank 0's, and one file has one value of "
-        'each; fix: gather the parts of the ranks first, or save(..., differing="chief") to keep those of rank 0'
-    )
 
 
 def _write(values: Mapping[str, np.ndarray], path: Path) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import h5py
@@ -51,7 +52,7 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
         with appearing(path, replace=True) as temporary, contextlib.closing(FileIndex(arrays)) as layout:
             temporary.touch(exist_ok=False)
             share = [(part, values[part.name]) for part in shares[0]]
-            layout.finish(temporary, shares, {0: write_share(temporary, share, layout.places, arrays)})
+            layout.finish(temporary, shares, {0: write_share(temporary, share, layout.places, arrays)[0]})
 
 
 @contextlib.contextmanager
@@ -73,32 +74,47 @@ def write_share(
     places: Mapping[str, int],
     arrays: Mapping[str, NewArray],
     sync: bool = False,
-) -> list[int]:
+    compared: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> tuple[list[int], dict[str, list[int]]]:
     """Write the parts of one rank to a file that exists, and return their checksums in order.
 
-    The array of a part is contiguous. ``places`` are those of `FileIndex`.
+    The array of a part is contiguous. ``places`` are those of `FileIndex`. Also return `checksums_of` arrays to
+    compare, which are made while the disk works.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        checksums, piece = [], piece_of(arrays)
+        checksums: list[int] = []
+        piece = piece_of(arrays)
         with disk_writer(descriptor) as writer:
             for part, value in share:
                 if part.box is None and value.nbytes:
                     writer.put(as_bytes(value).data, places[part.name] + part.start)
             for part, value in share:
-                data = as_bytes(value).data
-                step = piece if part.box is None else max(1, len(data))
-                checksums += [
-                    checksum(data[start : start + step], part.name) for start in range(0, max(1, len(data)), step)
-                ]
                 if part.box is not None:
                     write_box(descriptor, value, part.box.offset, arrays[part.name].shape, places[part.name])
+            if sync:  # each node holds the pages that its own ranks wrote
+                writer.sync()
+            of_all = checksums_of(compared, piece)
+            for part, value in share:
+                if part.name in of_all:
+                    first = part.start // piece
+                    checksums += of_all[part.name][first : first + part.pieces(piece)]
+                else:
+                    checksums += _checksums(value, part.name, piece if part.box is None else value.nbytes)
             writer.settle()
-        if sync:
-            os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
-        return checksums
+        return checksums, of_all
     finally:
         os.close(descriptor)
+
+
+def checksums_of(values: Mapping[str, np.ndarray], piece: int) -> dict[str, list[int]]:
+    """Return the checksums of all pieces of arrays."""
+    return {name: _checksums(value, name, piece) for name, value in values.items()}
+
+
+def _checksums(value: np.ndarray, name: str, piece: int) -> list[int]:
+    data, step = as_bytes(value).data, max(1, piece)
+    return [checksum(data[start : start + step], name) for start in range(0, max(1, len(data)), step)]
 
 
 class FileIndex:

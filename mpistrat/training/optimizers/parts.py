@@ -13,6 +13,8 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.movement.gather import all_gather_parts
+from mpistrat.data.write.block import Block
+from mpistrat.data.write.boxes import boxes_of
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.training.optimizers.options.clipping import BLOCK, Clipping
 from mpistrat.values import IndexedSlices, component
@@ -103,6 +105,16 @@ class SharedOutVariable(DistributedVariable):
     def _part_of(self, value: np.ndarray) -> np.ndarray:
         first, last = self.ends[self._engine.topology.rank :][:2]
         return value.reshape(-1)[first:last]
+
+    def blocks(self) -> list[Block]:
+        """Return this rank's part as boxes of the whole value, which are views of it. Not collective."""
+        first, last = self.ends[self._engine.topology.rank :][:2]
+        found, rest = [], self.own_copy()
+        for box in boxes_of(first, last, self._whole_shape):
+            size = math.prod(box.shape)
+            found.append(Block(rest[:size].reshape(box.shape), box.offset, self._whole_shape))
+            rest = rest[size:]
+        return found
 
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
         return self._whole_shape, self.own_copy().dtype

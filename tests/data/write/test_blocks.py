@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import Block
-from mpistrat.data.write.boxes import Box, read_box, require_cover, runs, write_box
+from mpistrat.data.write.boxes import Box, boxes_of, read_box, require_cover, runs, write_box
 
 
 @st.composite
@@ -60,18 +60,33 @@ def test_boxes_of_all_ranks_cover_the_array_once(box, data):
         Box(tuple(low for low, _ in each), tuple(high - low for low, high in each))
         for each in itertools.product(*(itertools.pairwise(cut) for cut in cuts))
     ]
-    require_cover("u", data.draw(st.permutations(grid)) or [Box((0,) * len(whole), tuple(whole))], tuple(whole))
+    one_each = [[each] for each in data.draw(st.permutations(grid))]
+    require_cover("u", one_each or [[Box((0,) * len(whole), tuple(whole))]], tuple(whole))
     if not whole or 0 in whole:
         return
     lost = data.draw(st.sampled_from(grid))
     with pytest.raises(ValueError, match=r"'u': the blocks of all .* ranks have"):
         require_cover(
             "u",
-            [Box(each.offset, each.shape if each != lost else (0,) * len(whole)) for each in grid],
+            [[Box(each.offset, each.shape if each != lost else (0,) * len(whole))] for each in grid],
             tuple(whole),
         )
     with pytest.raises(ValueError, match=r"'u': the blocks of rank \d+ .* and rank \d+ .* overlap"):
-        require_cover("u", [*grid, lost], tuple(whole))
+        require_cover("u", [grid, [lost]], tuple(whole))
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.data())
+def test_flat_elements_are_boxes(shape, data):
+    """In their order, each one run of the file, and no more than two for each axis."""
+    size = int(np.prod(shape))
+    first = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(first, size))
+    found = list(boxes_of(first, stop, tuple(shape)))
+    flat = np.arange(size).reshape(shape)
+    parts = [flat[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].reshape(-1) for box in found]
+    assert np.concatenate([[], *parts]).tolist() == list(range(first, stop))
+    assert all(len(runs(*box, shape)[1]) == 1 for box in found)
+    assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
 def test_a_block_knows_its_box():

@@ -13,6 +13,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.data import Block, DataFileError, Dataset, DatasetMismatchError, Writer
 from mpistrat.data.write import writer as writer_module
+from mpistrat.data.write.growing_hdf5 import GrowingHdf5
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
@@ -408,6 +409,44 @@ def test_a_folder_that_not_all_ranks_share(tmp_path, monkeypatch):
         Writer(tmp_path / "f.h5")
     assert os.listdir(tmp_path) == []
     MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.ranks(min=2)
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_a_rank_that_cannot_compress(tmp_path, monkeypatch, suffix):
+    def fails(*_):
+        raise MemoryError("no memory to compress")
+
+    path, u = tmp_path / f"f.{suffix}", np.random.default_rng(RANK).random(20_000)
+    writer = Writer(path, compress="gzip")
+    writer.append("u", u)
+    writer.flush()
+    if RANK == LAST:
+        monkeypatch.setattr(GrowingHdf5, "_compressed", fails)
+        monkeypatch.setattr(writer._store, "_encode", fails, raising=False)
+    writer.append("u", u)  # the next call raises
+    with pytest.raises(MemoryError, match="no memory to compress"):
+        writer.append("u", u)
+    with pytest.raises(MemoryError, match="no memory to compress"):
+        writer.close()
+    if RANK == 0:
+        assert len(stored(path)[0]["u"]) == 1
+    MPI.COMM_WORLD.Barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_a_rank_that_cannot_append_while_calls_are_compared(tmp_path, comm):
+    """With `rc.debug` the ranks compare lines of the program too, and still raise the cause."""
+    mpistrat.rc.debug = "collectives"
+    try:
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+    finally:
+        del mpistrat.rc.debug
+    with Writer(tmp_path / "f.h5", strategy=strategy) as writer:
+        with pytest.raises(TypeError, match="'u': <U1 has no fixed size; fix: write strings by write_hdf5"):
+            writer.append("u", np.array(["a"]) if RANK == LAST else np.ones(1))
+        writer.append("u", np.ones(1))
+    check(tmp_path / "f.h5", u=np.ones((1, SIZE)))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.experimental import PreemptionCheckpointHandler
 from mpistrat.training import load, save, save_async
-from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint import buffers, pending_save
 
 SYNC, AGG = mpistrat.VariableSynchronization, mpistrat.VariableAggregation
 
@@ -278,6 +278,28 @@ def test_no_memory_for_the_copy(strategy, comm, tmp_path, monkeypatch):
     assert strategy.reduce("SUM", 1, axis=None) == strategy.num_replicas_in_sync
     with pytest.raises(MemoryError, match="no memory"):
         pending.wait()
+
+
+@pytest.mark.parametrize("size", [2, 9_000_000])  # which rank 0 writes, and all
+@pytest.mark.parametrize("who", ["first", "last", "all"])
+def test_no_more_threads(strategy, comm, tmp_path, monkeypatch, size, who):
+    """The file is then written in the call."""
+
+    def fails(_):
+        raise RuntimeError("can't start new thread")
+
+    v = variable(strategy, np.zeros(size, "f4"))
+    save_async([v], tmp_path / "v.h5").wait()  # the trial of the directory
+    v.assign(np.ones(size, "f4"))
+    if who == "all" or comm.rank == (0 if who == "first" else comm.size - 1):
+        monkeypatch.setattr(pending_save.threading.Thread, "start", fails)
+        monkeypatch.setattr(buffers, "_THREADS", 1)
+    pending = save_async([v], tmp_path / "v.h5")
+    monkeypatch.undo()
+    pending.wait()
+    v.assign(np.zeros(size, "f4"))
+    load([v], tmp_path / "v.h5")
+    assert v.read_value().all()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -1,5 +1,6 @@
 """Checkpoints that all ranks write: what is equal on all, what each has of its own, and blocks."""
 
+import itertools
 import os
 import resource
 import time
@@ -217,6 +218,82 @@ def test_what_differs_has_the_values_of_one_rank(ranks, save_by, tmp_path):
             save_by([v], tmp_path / "v.h5")
 
 
+@pytest.mark.ranks(min=2)
+def test_a_difference_of_one_element_is_found(ranks, tmp_path):
+    """By each `save`, and of a variable by one of 64 asynchronous saves: each compares other pages."""
+    v, last = mpistrat.Variable(np.zeros(40_000)), RANK == SIZE - 1
+    v.own_copy()[12_345] = last
+    array = np.zeros(40_000)
+    array[12_345] = last
+    different = rf"1 of 1 arrays \(.*\) are not the same on all ranks: those of rank {SIZE - 1} differ from rank 0's"
+    for call, state in ((save, [v]), (save, [array]), (save_async, [array])):
+        with pytest.raises(ValueError, match=different):
+            call(state, tmp_path / "v.h5")
+    ranks.barrier()
+    assert os.listdir(tmp_path) == []
+
+    def save_64_times():
+        for _ in range(64):
+            save_async([v], tmp_path / "v.h5").wait()
+
+    with pytest.raises(ValueError, match=different):
+        save_64_times()
+    with pytest.raises(ValueError, match=different):  # until it is mended
+        save_async([v], tmp_path / "v.h5")
+    v.own_copy()[12_345] = 0
+    save_async([v], tmp_path / "v.h5").wait()
+
+
+def slots_of(strategy, seed):
+    """Variables, and what an optimizer has for them, with values."""
+    random = np.random.default_rng(seed)
+    variables = [mpistrat.Variable(np.zeros(shape)) for shape in [(31, 7, 11), (), (2000,), (0, 3), (5, 900)]]
+    optimizer = mpistrat.optimizers.Adam(shard_state=True)
+    optimizer.build(variables)
+    for each in optimizer.variables:
+        each.assign(random.integers(0, 9, each.shape).astype(each.dtype))
+    return optimizer.variables
+
+
+@pytest.mark.four_ranks
+def test_what_is_shared_out_is_not_gathered(ranks, save_by, tmp_path, monkeypatch):
+    slots, path = slots_of(ranks, 1), tmp_path / "s.h5"
+    want = {str(i): each.read_value() for i, each in enumerate(slots)}
+    files = dict(zip(want, slots_of(ranks, 2), strict=True))
+    with monkeypatch.context() as patch:
+        for name in ("_read", "_update_across_replicas"):
+            patch.setattr("mpistrat.training.optimizers.parts.SharedOutVariable." + name, None)
+        save_by(dict(zip(want, slots, strict=True)), path)
+        load(files, path)
+    for name, each in files.items():
+        np.testing.assert_array_equal(each.read_value(), want[name], strict=True)
+    found = content(path)
+    for name, value in want.items():
+        np.testing.assert_array_equal(found[name][0], value, strict=True)
+    # Files that one rank wrote, of which each rank reads its part, and such that other ranks do not see.
+    save({name: value.copy() for name, value in want.items()}, tmp_path / "whole.h5")
+    for file, seen in itertools.product(("s.h5", "whole.h5"), (True, False)):
+        files = dict(zip(want, slots_of(ranks, 3), strict=True))
+        with monkeypatch.context() as patch:
+            patch.setattr(by_all, "is_one_file", lambda *_, seen=seen: seen)
+            load(files, tmp_path / file)
+        for name, each in files.items():
+            np.testing.assert_array_equal(each.read_value(), want[name], strict=True)
+    ranks.barrier()
+
+
+@pytest.mark.ranks(min=2)
+def test_what_is_shared_out_and_does_not_fit(ranks, tmp_path):
+    slots = slots_of(ranks, 1)
+    save({str(i): each for i, each in enumerate(slots[:4])}, tmp_path / "s.h5")
+    state = {str(i): each for i, each in enumerate([*slots[1:4], slots[4]])}
+    before = [each.read_value() for each in slots]
+    with pytest.raises(ValueError, match=r"s\.h5: "):
+        load(state, tmp_path / "s.h5")
+    assert all((each.read_value() == value).all() for each, value in zip(slots, before, strict=True))
+    ranks.barrier()
+
+
 def test_a_damaged_table_of_boxes_is_refused(ranks, tmp_path):
     back = np.ones((40, 8))
     block = Block(np.zeros((40, 8)), (40 * RANK, 0), (40 * SIZE, 8))  # whose checksums are equal
@@ -335,6 +412,13 @@ def test_a_directory_that_some_ranks_do_not_see(ranks, save_by, tmp_path, monkey
     if RANK == 0:
         assert os.listdir("disk") == ["a.h5"]
         assert (content("disk/a.h5")["a"][0] == np.arange(90_000.0)).all()
+    slots = slots_of(ranks, 1)  # rank 0 writes and reads them for all
+    want = [each.read_value() for each in slots]
+    save_by({str(i): each for i, each in enumerate(slots)}, "disk/s.h5")
+    like = slots_of(ranks, 2)
+    load({str(i): each for i, each in enumerate(like)}, "disk/s.h5")
+    for each, value in zip(like, want, strict=True):
+        np.testing.assert_array_equal(each.read_value(), value, strict=True)
     seen = r"ranks? 1.* cannot write to rank 0's files in disk, and each rank writes its own parts"
     with pytest.raises(OSError, match=seen):
         save_by({}, "disk/b.h5", own={"u": np.ones(3)})
