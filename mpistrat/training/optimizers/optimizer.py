@@ -166,11 +166,12 @@ class Optimizer(ABC):
         self._state = State(self._name)
         self._steps = PreparedSteps()
         self._when_grown: Callable[[], None] | None = None
-        self._exchange: GroupExchange | None = None
+        #: What this rank keeps to exchange with other groups. None without groups, or before a step or `build`.
+        self.exchange: GroupExchange | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is below no checkpoint, and its groups have exchanged nothing.
-        return {**self.__dict__, "_when_grown": None, "_exchange": None}
+        return {**self.__dict__, "_when_grown": None, "exchange": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -259,11 +260,6 @@ class Optimizer(ABC):
         with contextlib.nullcontext() if entered else strategy.scope():
             self._create(variables)
 
-    @property
-    def exchange(self) -> GroupExchange | None:
-        """What this rank keeps to exchange with other groups. None without groups, or before a step or `build`."""
-        return self._exchange
-
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
@@ -271,8 +267,8 @@ class Optimizer(ABC):
         in cross-replica context. It does nothing else without ``use_ema``, and for variables that were not trained.
         """
         variables = list(variables)
-        if self._exchange is not None:
-            self._exchange.finish(self.iterations)
+        if self.exchange is not None:
+            self.exchange.finish(self.iterations)
         for variable in variables if self._averages else ():
             if id(variable) in self._state.slots:
                 variable.assign(self._state.slots[id(variable)][1][-1].read_value())
@@ -386,10 +382,9 @@ class Optimizer(ABC):
 
     def _take(self, extended: StrategyExtended, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
-        exchange = None
         if extended.engine.between_groups is not None:
             self._create(step.variables)
-            exchange = self._exchange
+        exchange = self.exchange
         if exchange is not None and exchange.of_gradients:
             gradients, summing = exchange.gradients(step, gradients, summing), None
             step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
@@ -442,8 +437,8 @@ class Optimizer(ABC):
         if self._accumulation is not None:
             self._accumulation.create(variables)
         if extended.engine.between_groups is not None:
-            self._exchange = self._exchange or GroupExchange(extended.engine.between_groups)
-            self._exchange.create(variables)
+            self.exchange = self.exchange or GroupExchange(extended.engine.between_groups)
+            self.exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()
 

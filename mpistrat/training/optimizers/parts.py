@@ -13,8 +13,7 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.movement.gather import all_gather_parts
-from mpistrat.data.write.block import Block
-from mpistrat.data.write.boxes import boxes_of
+from mpistrat.data.write.boxes import Block, boxes_of
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.training.optimizers.options.clipping import BLOCK, Clipping
 from mpistrat.values import IndexedSlices, component
