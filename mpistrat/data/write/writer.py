@@ -45,7 +45,7 @@ def _ranks_of(writer: Writer) -> Topology:
 
 
 class _Own(NamedTuple):
-    """What a rank gives to a step. ``box`` is None if the blocks of the ranks lie side by side."""
+    """What a rank gives to a step. There is a ``box`` unless the blocks of the ranks lie side by side."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

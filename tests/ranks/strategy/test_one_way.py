@@ -12,7 +12,8 @@ import mpistrat
 PACKAGE = os.path.dirname(mpistrat.__file__) + os.sep
 ARRAY = np.ones(1, np.float32)
 VALUES = {"array": ARRAY, "list": [np.ones((3, 4), np.float32), np.ones(5, np.float32), ARRAY]}
-MOST_FILES_OF_FIRST, MOST_FILES, MOST_CALLS = 12, 6, 20
+# Of the first, one more than the way needs: the label goes into the table of texts that records and traces share.
+MOST_FILES_OF_FIRST, MOST_FILES, MOST_CALLS = 13, 6, 20
 RECORD = "record/writers.py"  # MPISTRAT_RECORD=0 leaves it out
 OF_RANKS = {"runtime", "memory", "record", "process"}  # below all others
 ERRORS = "process/float_errors.py"  # entered with NumPy 1 only
