@@ -97,12 +97,7 @@ def warn_of_missing_names(app: Sphinx, env: BuildEnvironment) -> None:
 # --- names in sentences are links to the reference -----------------------------------------------------------
 
 
-_OWNERS = {
-    "strategy": "Strategy",
-    "context": "ReplicaContext",
-    "dataset": "Dataset",
-    "optimizer": "Optimizer",
-}
+_OWNERS = {"strategy": "Strategy", "context": "ReplicaContext", "dataset": "Dataset", "optimizer": "Optimizer"}
 
 
 @functools.cache

@@ -65,10 +65,7 @@ OF_DISTRIBUTE = _table(
     ("is_initialized", "nothing: a strategy starts MPI when it is made"),
     ("local_size", "len() of the ranks of one node in strategy.extended.engine.topology.nodes"),
     ("device", 'device="cuda" of a strategy'),
-    (
-        "function py_function numpy_function map_fn while_loop cond",
-        "plain Python in strategy.run(): nothing is traced",
-    ),
+    ("function py_function numpy_function map_fn while_loop cond", "plain Python in strategy.run(): nothing is traced"),
     (
         "Tensor constant convert_to_tensor zeros ones reduce_mean reduce_sum cast stack concat float32 "
         "float64 int32 int64 random math io",
@@ -154,10 +151,7 @@ OF_DATASET = _table(
     ("unique", "mpistrat.data.Dataset.filter() of rows that you know to be new"),
     ("take_while", "mpistrat.data.Dataset.take(), or a break in the loop"),
     ("flat_map scan", "mpistrat.data.Dataset.from_generator() of a function that yields what you need"),
-    (
-        "group_by_window window",
-        "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows",
-    ),
+    ("group_by_window window", "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows"),
     ("collate_fn", "mpistrat.data.Dataset.map() after batch()"),
     ("num_workers", "mpistrat.data.Dataset.map() with num_parallel_calls=, and prefetch()"),
     ("dataset", "the dataset itself: batch() makes batches"),
@@ -168,7 +162,7 @@ OF_DISTRIBUTED_DATASET = _table(
     (
         "map filter shuffle batch repeat take skip prefetch cache enumerate zip",
         "the method of the dataset, before it is distributed",
-    ),
+    )
 )
 # Metrics of Keras -> what to use.
 OF_METRICS = _table(
@@ -198,10 +192,7 @@ OF_METRICS = _table(
 )
 # Optimizers of Keras or torch -> what to use.
 OF_OPTIMIZERS = _table(
-    (
-        "Adadelta Adafactor Adamax Ftrl Lion Muon Nadam NAdam RAdam ASGD Rprop SparseAdam LBFGS ScheduleFreeAdamW",
-        _OWN,
-    ),
+    ("Adadelta Adafactor Adamax Ftrl Lion Muon Nadam NAdam RAdam ASGD Rprop SparseAdam LBFGS ScheduleFreeAdamW", _OWN),
     ("Lamb", f"mpistrat.optimizers.LARS, or {_OWN}"),
     ("LossScaleOptimizer", "float32 weights: the scale of a loss is yours to choose"),
     ("lr_scheduler", "mpistrat.optimizers.schedules"),
@@ -219,10 +210,7 @@ OF_OPTIMIZER = _table(
     ),
     ("compute_gradients", _GRADIENTS),
     ("zero_grad", "nothing: gradients are arguments of apply_gradients(), and are not kept"),
-    (
-        "state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables state",
-        _STATE,
-    ),
+    ("state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables state", _STATE),
     ("param_groups add_param_group", "an optimizer for each group of variables"),
     ("lr", "optimizer.learning_rate"),
     ("from_config", "the class itself, with the arguments of get_config()"),

@@ -85,11 +85,7 @@ class Engine:
     # --- reductions ------------------------------------------------------------------
 
     def all_reduce(
-        self,
-        op: Op,
-        values: list[Any],
-        options: CommunicationOptions | None = None,
-        form: Hashable = None,
+        self, op: Op, values: list[Any], options: CommunicationOptions | None = None, form: Hashable = None
     ) -> list[Any]:
         """Combine the values of all replicas: arrays of any library, numbers and sparse rows.
 

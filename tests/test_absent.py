@@ -124,10 +124,7 @@ def test_a_typing_error_is_answered_by_python():
 
 @pytest.mark.parametrize(
     ("module", "name", "imported"),
-    [
-        ("mpistrat", "MirroredStrategy", "mpistrat.strategies"),
-        ("mpistrat.data", "Dataset", "mpistrat.data.dataset"),
-    ],
+    [("mpistrat", "MirroredStrategy", "mpistrat.strategies"), ("mpistrat.data", "Dataset", "mpistrat.data.dataset")],
 )
 def test_an_error_of_an_import_is_not_hidden(module, name, imported):
     program = f"""

@@ -64,11 +64,7 @@ def test_no_object_is_given_another_class():
 
 def test_nothing_is_found_through_the_garbage_collector():
     def is_wrong(node):
-        return isinstance(node, ast.Attribute) and node.attr in (
-            "get_referents",
-            "get_referrers",
-            "get_objects",
-        )
+        return isinstance(node, ast.Attribute) and node.attr in ("get_referents", "get_referrers", "get_objects")
 
     assert not found(is_wrong, OF_CPYTHON)
 

@@ -113,10 +113,7 @@ def modules():
     """Every module of the package. ``__main__`` is a program, and has nothing else in it."""
     found = [module.name for module in pkgutil.walk_packages(mpistrat.__path__, "mpistrat.")]
     missing = tuple(name for name, module in EXTRAS.items() if importlib.util.find_spec(module) is None)
-    return [
-        "mpistrat",
-        *(name for name in found if not name.endswith(".__main__") and not name.startswith(missing)),
-    ]
+    return ["mpistrat", *(name for name in found if not name.endswith(".__main__") and not name.startswith(missing))]
 
 
 @pytest.mark.parametrize("name", modules())

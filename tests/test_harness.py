@@ -21,14 +21,7 @@ def run_suite(run_ranks, tmp_path):
         shutil.copy(HERE / "ranks" / "conftest.py", tmp_path)
         test = tmp_path / "test_it.py"
         test.write_text("from hypothesis import given, strategies\nimport pytest\n" + textwrap.dedent(text))
-        configuration = [
-            "-c",
-            HERE.parent / "pyproject.toml",
-            "--rootdir",
-            tmp_path,
-            "-p",
-            "no:cacheprovider",
-        ]
+        configuration = ["-c", HERE.parent / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:cacheprovider"]
         return run_ranks(n, "-m", "pytest", test, "--color=no", *configuration, *options, limit=150)
 
     return run

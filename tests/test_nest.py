@@ -45,8 +45,7 @@ def test_structures(value):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [1, 1.0, "ab", b"ab", np.ones(2), {1, 2}, range(3), iter([1]), Description((1,)), Layer, len, object()],
+    "value", [1, 1.0, "ab", b"ab", np.ones(2), {1, 2}, range(3), iter([1]), Description((1,)), Layer, len, object()]
 )
 def test_leaves(value):
     assert not nest.is_nested(value)
@@ -106,10 +105,7 @@ def test_dataclasses_are_rebuilt_without_their_constructor():
     rebuilt = nest.map_structure(str, Checked(1))
     assert isinstance(rebuilt, Checked)
     assert rebuilt.value == "1"
-    assert dataclasses.asdict(nest.map_structure(lambda x: x + 1, Layer(1, [2]))) == {
-        "kernel": 2,
-        "bias": [3],
-    }
+    assert dataclasses.asdict(nest.map_structure(lambda x: x + 1, Layer(1, [2]))) == {"kernel": 2, "bias": [3]}
 
 
 class Settings(dict):

@@ -42,11 +42,7 @@ def test_resumed_training_is_the_undisturbed_one(run_ranks, tmp_path):
     second.shows("starts with step 31", "after 60 steps")
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "parts")]
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-12)
-    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
-        "data",
-        "result.json",
-        "weights.h5",
-    ]
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["data", "result.json", "weights.h5"]
 
 
 @pytest.mark.fault

@@ -114,10 +114,7 @@ def _faults(comm: Any, ways: dict[tuple[str, str], GradientsWay]) -> list[str]:
 if __name__ == "__main__":
     parser = under_ranks.parser(__doc__, repetitions=11)
     parser.add_argument(
-        "--network",
-        choices=list(NETWORKS),
-        action="append",
-        help="measure only this network; repeatable (all)",
+        "--network", choices=list(NETWORKS), action="append", help="measure only this network; repeatable (all)"
     )
     under_ranks.count(parser, "--part", 1, "measure only every N-th tensor, for a trial")
     sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))

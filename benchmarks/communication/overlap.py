@@ -135,10 +135,7 @@ def _ways(comm: Any, network: Network) -> tuple[dict[str, Callable[[int], object
 
 
 def _faults(
-    comm: Any,
-    network: Network,
-    ways: Mapping[str, Callable[[int], object]],
-    totals: Mapping[str, Sequence[np.ndarray]],
+    comm: Any, network: Network, ways: Mapping[str, Callable[[int], object]], totals: Mapping[str, Sequence[np.ndarray]]
 ) -> list[str]:
     """Return the wrong totals of all ways."""
     import numpy as np

@@ -11,9 +11,7 @@ from mpi4py import MPI
 
 
 def all_reduce_each(
-    comm: Any,
-    compute: Callable[[int, Callable[[], object]], np.ndarray],
-    totals: Sequence[np.ndarray],
+    comm: Any, compute: Callable[[int, Callable[[], object]], np.ndarray], totals: Sequence[np.ndarray]
 ) -> Callable[[int], None]:
     """Return a function that k times computes all gradients, begins each sum at once, and waits for all sums.
 

@@ -82,11 +82,7 @@ class _Measurement:
             {LIBRARY: partial(load, variables, path)}
             | {name: self._on_first(other.read, into, self._path(name)) for name, other in self._others.items()},
         )
-        self._compare(
-            "training stands still",
-            {LIBRARY: begin, "save": partial(save, variables, path)},
-            self._wait,
-        )
+        self._compare("training stands still", {LIBRARY: begin, "save": partial(save, variables, path)}, self._wait)
         self._wait()
 
     def _path(self, way: str) -> str:
@@ -101,10 +97,7 @@ class _Measurement:
         return partial(call, *arguments) if self._comm.rank == 0 else lambda: None
 
     def _compare(
-        self,
-        case: str,
-        ways: dict[str, Callable[[], object]],
-        before: Callable[[], object] | None = None,
+        self, case: str, ways: dict[str, Callable[[], object]], before: Callable[[], object] | None = None
     ) -> None:
         from mpistrat.bench.measuring.timing import interleaved, repeated
 

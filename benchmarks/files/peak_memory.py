@@ -30,10 +30,7 @@ def peak(program: Sequence[str]) -> int | None:
         return None
     peaks: dict[int, int] = {}
     with subprocess.Popen(
-        [sys.executable, *under_ranks.safe_words(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [sys.executable, *under_ranks.safe_words(program)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         while process.poll() is None:
             for pid in _family(process.pid):

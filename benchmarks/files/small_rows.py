@@ -121,10 +121,7 @@ def of_torch(x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], int]]:
     sampler = BatchSampler(RandomSampler(tensors), BATCH, drop_last=False)
     by_sampler = DataLoader(tensors, sampler=sampler, batch_size=None)
     by_rows = DataLoader(Rows(), BATCH, shuffle=True, collate_fn=lambda batch: batch)
-    return {
-        "torch, BatchSampler": lambda: epoch(by_sampler),
-        "torch, __getitems__": lambda: epoch(by_rows),
-    }
+    return {"torch, BatchSampler": lambda: epoch(by_sampler), "torch, __getitems__": lambda: epoch(by_rows)}
 
 
 def of_tensorflow(x: np.ndarray, y: np.ndarray) -> Callable[[], int]:

@@ -164,10 +164,7 @@ def _step(
         )
         return [] if good else [f"{name}: the losses are {losses}, not {expected}, or weights differ"]
 
-    ways = {
-        LIBRARY: repeated(lambda: strategy.run(step, (values,))),
-        BY_HAND: repeated(lambda: one.run(accumulated)),
-    }
+    ways = {LIBRARY: repeated(lambda: strategy.run(step, (values,))), BY_HAND: repeated(lambda: one.run(accumulated))}
     return name, sum(each.nbytes for each in initial), ways, faults
 
 

@@ -109,12 +109,7 @@ def train(
 
 
 def train_on_files(
-    comm: Any,
-    differentiate: LossAndGradients,
-    initial: Sequence[np.ndarray],
-    folder: Path,
-    batch: int,
-    epochs: int,
+    comm: Any, differentiate: LossAndGradients, initial: Sequence[np.ndarray], folder: Path, batch: int, epochs: int
 ) -> list[float]:
     """Read HDF5 files whole, and train as `train` does."""
     parts: dict[str, list[np.ndarray]] = {"images": [], "labels": []}

@@ -73,11 +73,7 @@ _LENIENT = {
 def _start(command: list[str], n: int) -> Start:
     begin = time.time()
     ended = subprocess.run(
-        command,
-        env=_LENIENT | under_ranks.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+        command, env=_LENIENT | under_ranks.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     lines = _LINE.findall(ended.stdout)
     if ended.returncode or len(lines) != n:

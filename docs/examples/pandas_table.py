@@ -24,13 +24,7 @@ def write_tables(folder):
         h = rng.uniform(20, 100, n)
         rain = h - 2 * t + rng.normal(0, 10, n) > 35
         frame = pd.DataFrame(
-            {
-                "station": station,
-                "month": rng.integers(1, 13, n),
-                "temperature": t,
-                "humidity": h,
-                "rain": rain,
-            }
+            {"station": station, "month": rng.integers(1, 13, n), "temperature": t, "humidity": h, "rain": rain}
         )
         frame.to_csv(folder / f"station-{station:02}.csv", index=False)
 

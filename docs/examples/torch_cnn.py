@@ -36,10 +36,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 8, 5, stride=2),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.Linear(288, 4),
+        torch.nn.Conv2d(1, 8, 5, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     parameters = list(model.parameters())

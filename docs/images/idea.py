@@ -34,12 +34,7 @@ def figure():
         '<path d="M0 0 L8 4 L0 8 z" fill="#777"/></marker></defs>',
         box(0.5, 0.5, WIDTH - 1, HEIGHT - 1, "white", "#ddd", 10),
     ]
-    titles = (
-        (90, "a batch of rows"),
-        (330, "each rank: its rows"),
-        (565, "one sum"),
-        (745, "equal variables"),
-    )
+    titles = ((90, "a batch of rows"), (330, "each rank: its rows"), (565, "one sum"), (745, "equal variables"))
     parts += [text(x, 34, title, 16, weight="bold") for x, title in titles]
     parts.append(box(490, TOP, 150, BOTTOM - TOP, "#eef1f5", "#8793a5"))
     for line, words in enumerate(("all_reduce", "over shared memory,", "MPI or NCCL")):

@@ -58,11 +58,7 @@ def capture():
         report = Path(folder, "output")
         with report.open("w") as output:
             job = subprocess.Popen(
-                [*command, "run", "-n", "4", "train.py"],
-                cwd=folder,
-                env=environment,
-                stdout=output,
-                stderr=output,
+                [*command, "run", "-n", "4", "train.py"], cwd=folder, env=environment, stdout=output, stderr=output
             )
         try:
             end = time.monotonic() + 120

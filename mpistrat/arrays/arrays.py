@@ -23,12 +23,7 @@ _ON_GPU = frozenset({2, 10, 13})  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _SCALARS = (np.generic, bool, int, float, complex)
 _OF_NUMPY = (np.ndarray, *_SCALARS)
 NUMBERS = frozenset(
-    {
-        int,
-        float,
-        complex,
-        *(np.dtype(char).type for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"]),
-    }
+    {int, float, complex, *(np.dtype(char).type for char in np.typecodes["AllInteger"] + np.typecodes["AllFloat"])}
 )
 """Types of numbers: Python's and NumPy's. NumPy converts them as they are."""
 _NO_ARRAYS = (str, bytes, bytearray, memoryview, range)  # sequences that hold none

@@ -71,12 +71,7 @@ class Executor(concurrent.futures.Executor):
     """
 
     def __init__(
-        self,
-        where: Any = None,
-        *,
-        retries: int = 0,
-        time_limit: float | None = None,
-        progress: bool | None = None,
+        self, where: Any = None, *, retries: int = 0, time_limit: float | None = None, progress: bool | None = None
     ):
         if retries < 0:
             raise ValueError(f"retries must be 0 or more, not {retries}")
@@ -427,9 +422,7 @@ def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, 
 
 
 def _results(
-    waiting: deque[concurrent.futures.Future[Any]],
-    more: Iterator[concurrent.futures.Future[Any]],
-    end: float | None,
+    waiting: deque[concurrent.futures.Future[Any]], more: Iterator[concurrent.futures.Future[Any]], end: float | None
 ) -> Iterator[Any]:
     """Yield the results in their order. Cancel the other futures if one fails or the caller stops."""
     try:

@@ -8,9 +8,7 @@ import sys
 import click
 
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
-SUBJECTS = {
-    "tune": "The fastest all-reduce algorithm for each size on this machine.",
-}
+SUBJECTS = {"tune": "The fastest all-reduce algorithm for each size on this machine."}
 
 
 @click.command(

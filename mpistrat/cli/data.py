@@ -30,11 +30,7 @@ _SHOWN = 20
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    inputs: tuple[str, ...],
-    datasets: tuple[str, ...],
-    replicas: tuple[int, ...],
-    batch_size: int,
-    as_json: bool,
+    inputs: tuple[str, ...], datasets: tuple[str, ...], replicas: tuple[int, ...], batch_size: int, as_json: bool
 ) -> None:
     """Show what HDF5 files contain, how they are stored and read, and how replicas would share them.
 
@@ -218,7 +214,4 @@ def _cells(policies: dict[str, Any], head: tuple[str, ...]) -> tuple[str, ...]:
     excess = policies["imbalance"]
     told = "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
     cells = [policies[name] for name in head[:-1]]
-    return (
-        *("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells),
-        told,
-    )
+    return (*("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), told)

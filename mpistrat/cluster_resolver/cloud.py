@@ -88,11 +88,7 @@ class GCEClusterResolver(ClusterResolver):
             for instance in response.get("items", ()):
                 details = (
                     self._service.instances()
-                    .get(
-                        project=self._project,
-                        zone=self._zone,
-                        instance=instance["instance"].rpartition("/")[2],
-                    )
+                    .get(project=self._project, zone=self._zone, instance=instance["instance"].rpartition("/")[2])
                     .execute()
                 )
                 addresses.append(f"{details['networkInterfaces'][0]['networkIP']}:{self._port}")

@@ -99,12 +99,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
         command = ["flux", "jobs", "-n", "-o", "{nodelist}", self._environ.get("FLUX_JOB_ID", "")]
         try:
             ended = subprocess.run(
-                command,
-                env=dict(self._environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=60,
+                command, env=dict(self._environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RuntimeError(_unknown(command, str(error))) from error

@@ -51,7 +51,7 @@ class BetweenGroups:
         options: CommunicationOptions,
     ):
         structures.agree(everyone, _NAME, sync_every, repr(compression), type(outer).__name__)
-        self.group, self.everyone = group, everyone
+        self.group = group
         self.sync_every, self.compression, self.outer = sync_every, compression, outer
         first = group.broadcast_object(everyone.rank)
         firsts = everyone.all_gather_object(first)
@@ -62,16 +62,10 @@ class BetweenGroups:
         color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
         rail = everyone.world.Split(color, key=everyone.rank)
         self._options = options
-        self._rail: Topology | None = None
+        self._rail: Any = None  # only a rank that owns arrays has one
         if color == group.rank:
             self._rail = Topology.of(rail).limited(options.timeout_seconds)
             self._ops = CollectiveAllReduce().bound_to(self._rail)
-
-    @property
-    def rail(self) -> Topology:
-        """The ranks of this place in all groups. Only a rank that owns arrays has one."""
-        assert self._rail is not None
-        return self._rail
 
     def owners(self, nbytes: Sequence[int]) -> list[int]:
         """Return which rank of a group owns each of several arrays: about the same number of bytes on each."""
@@ -87,7 +81,7 @@ class BetweenGroups:
 
     def concatenated(self, value: np.ndarray) -> np.ndarray:
         """Return the rows of all groups, in their order. Collective over the rail."""
-        return all_gather(self.rail, value, 0, self._options.timeout_seconds)
+        return all_gather(self._rail, value, 0, self._options.timeout_seconds)
 
     def share(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> None:
         """Copy each contiguous array from the rank that owns it to the others of this group. Collective over them."""

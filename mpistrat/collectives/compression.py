@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 Memory = dict[str, np.ndarray]
-
-
-class Rail(Protocol):
-    """What a compression needs of `BetweenGroups`: collectives over the groups."""
-
-    def sums(self, values: list[np.ndarray]) -> list[np.ndarray]: ...
-
-    def concatenated(self, value: np.ndarray) -> np.ndarray: ...
 
 
 class LossyCompression(ABC):
@@ -34,8 +26,8 @@ class LossyCompression(ABC):
         """Return what is kept between exchanges of arrays like this one. Empty if they are sent whole."""
 
     @abstractmethod
-    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Rail) -> list[np.ndarray]:
-        """Add up approximations of arrays over the groups, and keep the errors in ``memories``. Collective."""
+    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
+        """Add up approximations of arrays over ``groups``, a `BetweenGroups`; keep errors in ``memories``. Collective."""
 
 
 class PowerSGD(LossyCompression):
@@ -88,7 +80,7 @@ class PowerSGD(LossyCompression):
         start = np.random.default_rng([rows, columns]).standard_normal((columns, self.rank))
         return {"error": np.zeros(value.shape, value.dtype), "right": start.astype(value.real.dtype)}
 
-    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Rail) -> list[np.ndarray]:
+    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
         matrices = []
         for value, memory in zip(values, memories, strict=True):
             memory["error"] += value
@@ -140,7 +132,7 @@ class TopK(LossyCompression):
     def memory(self, value: np.ndarray) -> Memory:
         return {"error": np.zeros(value.shape, value.dtype)} if value.size > 1 else {}
 
-    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Rail) -> list[np.ndarray]:
+    def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
         found = []
         for value, memory in zip(values, memories, strict=True):
             memory["error"] += value

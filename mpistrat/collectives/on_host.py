@@ -17,16 +17,7 @@ from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.packing import (
-    Key,
-    Message,
-    MessageSizes,
-    join,
-    message_of,
-    new_array,
-    pack,
-    unpack,
-)
+from mpistrat.collectives.packing import Key, Message, MessageSizes, join, message_of, new_array, pack, unpack
 from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps, steps_alone
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
@@ -52,13 +43,7 @@ class HostRoute(NamedTuple):
 
 
 def reduction_of_arrays(
-    topology: Topology,
-    choice: Choice,
-    op: Op,
-    key: Key,
-    bytes_per_pack: int,
-    algorithm: str | None,
-    form: Hashable,
+    topology: Topology, choice: Choice, op: Op, key: Key, bytes_per_pack: int, algorithm: str | None, form: Hashable
 ) -> Reduction:
     """Prepare the all-reduce of NumPy arrays of these dtypes and shapes. The ranks compare ``form``.
 
@@ -93,13 +78,7 @@ def reduction_of_arrays(
 
 
 def reduction_of_joined(
-    topology: Topology,
-    choice: Choice,
-    op: Op,
-    key: Key,
-    out: np.ndarray,
-    algorithm: str | None,
-    form: Hashable,
+    topology: Topology, choice: Choice, op: Op, key: Key, out: np.ndarray, algorithm: str | None, form: Hashable
 ) -> Reduction | None:
     """Prepare the all-reduce of a list of NumPy arrays into one flat array, ``out``, which is the result of each run.
 

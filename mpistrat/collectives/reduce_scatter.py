@@ -119,12 +119,7 @@ def rows_of_ranks(value: Any, size: int) -> list[int]:
 
 
 def _on_two_tiers(
-    topology: Topology,
-    combine: np.ufunc,
-    parts: Parts,
-    dtype: np.dtype,
-    wire: np.dtype,
-    algorithm: str | None,
+    topology: Topology, combine: np.ufunc, parts: Parts, dtype: np.dtype, wire: np.dtype, algorithm: str | None
 ) -> np.ndarray:
     """Combine inside each node the parts that each rail needs, then combine these along the rails."""
     memory = topology.node_memory
@@ -152,12 +147,7 @@ def _on_two_tiers(
 
 
 def _by_rows(
-    topology: Topology,
-    combine: np.ufunc,
-    parts: Parts,
-    dtype: np.dtype,
-    wire: np.dtype,
-    algorithm: str | None,
+    topology: Topology, combine: np.ufunc, parts: Parts, dtype: np.dtype, wire: np.dtype, algorithm: str | None
 ) -> np.ndarray:
     """Give each rank all ranks' values of its part, in rounds of bounded memory."""
     total, done = np.empty(sum(map(len, parts[topology.rank])), wire), 0

@@ -57,10 +57,7 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
     """
 
     def __init__(
-        self,
-        source: Source | IterableSource,
-        transforms: tuple[Transform, ...] = (),
-        options: Options | None = None,
+        self, source: Source | IterableSource, transforms: tuple[Transform, ...] = (), options: Options | None = None
     ):
         super().__init__(source, transforms, options)
         self.epochs = EpochCounter()

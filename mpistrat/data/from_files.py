@@ -17,11 +17,7 @@ class FromFiles:
 
     @classmethod
     def from_hdf5(
-        cls,
-        files: Any,
-        datasets: Any,
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
+        cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
     ) -> Self:
         """Return a dataset of the rows of HDF5 files.
 
@@ -79,11 +75,7 @@ class FromFiles:
 
     @classmethod
     def from_netcdf(
-        cls,
-        files: Any,
-        variables: Any,
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
+        cls, files: Any, variables: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
     ) -> Self:
         """Return a dataset of the rows of netCDF-4 files, which are HDF5 files.
 
@@ -111,12 +103,7 @@ class FromFiles:
         return cls._of_files(NetCdf(), files, variables, manifest, check_finite)
 
     @classmethod
-    def from_npy(
-        cls,
-        files: Any,
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
-    ) -> Self:
+    def from_npy(cls, files: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False) -> Self:
         """Return a dataset of the rows of files that ``numpy.save`` wrote. Rows are read where they lie.
 
         Parameters
@@ -150,11 +137,7 @@ class FromFiles:
 
     @classmethod
     def from_parquet(
-        cls,
-        files: Any,
-        columns: Any,
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
+        cls, files: Any, columns: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
     ) -> Self:
         """Return a dataset of the rows of Parquet files. It needs pyarrow.
 
@@ -185,11 +168,7 @@ class FromFiles:
 
     @classmethod
     def from_zarr(
-        cls,
-        files: Any,
-        arrays: Any = ".",
-        manifest: str | os.PathLike[str] | None = None,
-        check_finite: bool = False,
+        cls, files: Any, arrays: Any = ".", manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
     ) -> Self:
         """Return a dataset of the rows of Zarr stores on disk. It needs zarr.
 

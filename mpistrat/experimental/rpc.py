@@ -61,11 +61,7 @@ class Client:
         _refuse("Client", rpc_layer)
 
     def call(
-        self,
-        method_name: str,
-        args: Sequence[Any] | None = None,
-        output_specs: Any = None,
-        timeout_in_ms: int = 0,
+        self, method_name: str, args: Sequence[Any] | None = None, output_specs: Any = None, timeout_in_ms: int = 0
     ) -> Any:
         """Call a method of the server."""
 

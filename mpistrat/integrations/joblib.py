@@ -9,12 +9,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
-from joblib.parallel import (
-    FallbackToBackend,
-    ParallelBackendBase,
-    SequentialBackend,
-    register_parallel_backend,
-)
+from joblib.parallel import FallbackToBackend, ParallelBackendBase, SequentialBackend, register_parallel_backend
 
 from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.executor import current_executor
@@ -67,9 +62,7 @@ class Backend(ParallelBackendBase):
         return number
 
     def submit(
-        self,
-        func: Callable[[], Any],
-        callback: Callable[[concurrent.futures.Future[Any]], None] | None = None,
+        self, func: Callable[[], Any], callback: Callable[[concurrent.futures.Future[Any]], None] | None = None
     ) -> concurrent.futures.Future[Any]:
         """Queue a batch of calls, and return its future."""
         assert self._executor is not None  # or `configure` has left the work to the sequential backend

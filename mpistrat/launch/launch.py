@@ -68,13 +68,7 @@ _PREFIXES = (
 _SETTINGS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
 _NO_SETTINGS = (
     *("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs"),
-    *(
-        "OMPI_MCA_ess",
-        "OMPI_MCA_orte_",
-        "OMPI_MCA_pmix",
-        "OMPI_MCA_shmem_RUNTIME",
-        "OMPI_MCA_mpi_oversubscribe",
-    ),
+    *("OMPI_MCA_ess", "OMPI_MCA_orte_", "OMPI_MCA_pmix", "OMPI_MCA_shmem_RUNTIME", "OMPI_MCA_mpi_oversubscribe"),
 )
 
 

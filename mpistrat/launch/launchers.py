@@ -66,11 +66,7 @@ HYDRA = LauncherVariables(
     host=("PMI_HOSTNAME",),
 )
 PMIX = LauncherVariables(
-    "a launcher that speaks PMIx",
-    rank=("PMIX_RANK",),
-    size=(),
-    host=("PMIX_HOSTNAME",),
-    launch=("PMIX_NAMESPACE",),
+    "a launcher that speaks PMIx", rank=("PMIX_RANK",), size=(), host=("PMIX_HOSTNAME",), launch=("PMIX_NAMESPACE",)
 )
 JSRUN = LauncherVariables(
     "jsrun",
@@ -101,10 +97,7 @@ SRUN = LauncherVariables(
 
 # Launchers of other libraries. They start processes of which MPI knows nothing, and tell them who they are.
 TORCHRUN = LauncherVariables(
-    "torchrun, accelerate launch or the like",
-    rank=("RANK",),
-    size=("WORLD_SIZE",),
-    local_rank=("LOCAL_RANK",),
+    "torchrun, accelerate launch or the like", rank=("RANK",), size=("WORLD_SIZE",), local_rank=("LOCAL_RANK",)
 )
 HOROVODRUN = LauncherVariables("horovodrun", rank=("HOROVOD_RANK",), size=("HOROVOD_SIZE",))
 WITHOUT_MPI = (TORCHRUN, HOROVODRUN)

@@ -60,12 +60,7 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     @classmethod
     def from_array(
-        cls,
-        array: Any,
-        *,
-        mesh: Mesh,
-        axes: Sequence[str | None],
-        parts: Mapping[str, Sequence[int]] | None = None,
+        cls, array: Any, *, mesh: Mesh, axes: Sequence[str | None], parts: Mapping[str, Sequence[int]] | None = None
     ) -> ShardedArray:
         """Cut an array that every rank has. Collective: the ranks compare shapes and cuts.
 
@@ -371,8 +366,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
         with topology.lock.turn(what):
             exchange(
-                topology,
-                *[[each if each is None else as_bytes(each) for each in way] for way in (sends, receives)],
+                topology, *[[each if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
             )
         for box, data in zip(taken, receives, strict=True):
             if box is not None:
@@ -386,10 +380,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         return box if nearest else None
 
     def halo(
-        self,
-        width: int | Sequence[int],
-        boundary: str | Sequence[str] = "periodic",
-        constant: float = 0.0,
+        self, width: int | Sequence[int], boundary: str | Sequence[str] = "periodic", constant: float = 0.0
     ) -> Halo:
         """Return the part of this rank with borders that hold the elements of its neighbors. Collective.
 

@@ -29,15 +29,7 @@ _printed: dict[str, _Printed] = {}
 _written: dict[str, str] = {}
 _drawn: dict[str, int] = {}  # checksum of the numbers, by line
 _noting: set[str] = set()
-_NO_DRAWS = (
-    "seed",
-    "getstate",
-    "setstate",
-    "get_state",
-    "set_state",
-    "get_bit_generator",
-    "set_bit_generator",
-)
+_NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state", "get_bit_generator", "set_bit_generator")
 
 
 def note(checks: frozenset[str]) -> None:

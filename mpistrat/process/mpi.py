@@ -164,8 +164,8 @@ def _initialize(MPI: Any, rc: Any) -> None:
 def _without_stack_of_a_crash() -> Iterator[None]:
     """Where ranks survive losses, let a crash of the library in here pass without a Python stack.
 
-    The launcher ends such a job by signals, at which Open MPI crashes in its start now and then (2 of 18 jobs). The stack
-    would follow the error that ended the job.
+    The launcher ends such a job by signals, at which Open MPI crashes in its start now and then (2 of 18 jobs). The
+    stack would follow the error that ended the job.
     """
     shown = survives_losses() and "PYTHONFAULTHANDLER" in os.environ and faulthandler.is_enabled()
     if shown:

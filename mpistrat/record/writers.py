@@ -197,11 +197,7 @@ class RecordWriter:
 
     def move(self, memory: mmap.mmap) -> None:
         """Write to other memory from now on."""
-        self.memory, self.words, self.seconds = (
-            memory,
-            memoryview(memory).cast("q"),
-            memoryview(memory).cast("d"),
-        )
+        self.memory, self.words, self.seconds = (memory, memoryview(memory).cast("q"), memoryview(memory).cast("d"))
 
     def join(self, token: int, size: int, rank: int) -> Flight | None:
         """Add a communicator whose ranks share a random number. Return None if there are too many communicators."""
@@ -227,23 +223,11 @@ class RecordWriter:
             self.words[Word.STEPS] = 0  # steps of the smaller unit do not count any more
         began, collectives, input, saving = self._before
         in_phase = self._in_phase
-        ends = now, in_collectives, in_input, in_saving = (
-            _now(),
-            self.in_collectives,
-            in_phase[1],
-            in_phase[2],
-        )
+        ends = now, in_collectives, in_input, in_saving = (_now(), self.in_collectives, in_phase[1], in_phase[2])
         self._before = ends
         if began:
             at = _STEPS + self._steps % _MOST_STEPS * _STEP_BYTES
-            _pack_step(
-                self.memory,
-                at,
-                now - began,
-                in_collectives - collectives,
-                in_input - input,
-                in_saving - saving,
-            )
+            _pack_step(self.memory, at, now - began, in_collectives - collectives, in_input - input, in_saving - saving)
             self._steps += 1
             self.words[_AT_STEPS] = self._steps
         self.seconds[_AT_STEP_SINCE] = now

@@ -28,11 +28,7 @@ class ReplicaGroup:
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        blocks: Sequence[range] | None = None,
-        is_virtual: bool = False,
-        is_first: bool = True,
+        self, topology: Topology, blocks: Sequence[range] | None = None, is_virtual: bool = False, is_first: bool = True
     ):
         if blocks is None:
             blocks = [range(rank, rank + 1) for rank in range(topology.size)]

@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 # The libraries of the other variables fall back on OMP_NUM_THREADS.
-THREADS = (
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OMP_NUM_THREADS",
-)
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS")
 _checked = False
 
 

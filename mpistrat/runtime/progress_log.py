@@ -22,15 +22,7 @@ class ProgressLog(tqdm):
         self._header = header and f"{header}\n"
         # Through `display` alone: to a file, tqdm writes what moves the cursor of a terminal.
         super().__init__(
-            iterable,
-            desc,
-            total,
-            file=io.StringIO(),
-            ncols=0,
-            delay=every,
-            mininterval=every,
-            miniters=1,
-            unit=unit,
+            iterable, desc, total, file=io.StringIO(), ncols=0, delay=every, mininterval=every, miniters=1, unit=unit
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:

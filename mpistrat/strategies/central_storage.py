@@ -58,11 +58,7 @@ class CentralStorageStrategy(Strategy):
     """
 
     def __init__(
-        self,
-        compute_devices: Sequence[str] | None = None,
-        parameter_device: str | None = None,
-        *,
-        comm: Any = None,
+        self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None, *, comm: Any = None
     ):
         compute = parsed_devices("compute_devices", compute_devices)
         parameters = None if parameter_device is None else Device.parse(parameter_device)
@@ -97,8 +93,7 @@ class _CentralExtended(StrategyExtended):
         names = tuple(each.name for each in given if isinstance(each, Variable))
         given += [self.value_container(each) for each in given]
         told = self.engine.topology.on_first(
-            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn),
-            operation("update", names),
+            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn), operation("update", names)
         )
         result = _unpacked(told, given)
         return Mirrored((result,)) if group else (result,)

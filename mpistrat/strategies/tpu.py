@@ -233,9 +233,7 @@ class FormerTPUStrategy(TPUStrategy):
     """
 
     def __init__(
-        self,
-        tpu_cluster_resolver: ClusterResolver | None = None,
-        device_assignment: DeviceAssignment | None = None,
+        self, tpu_cluster_resolver: ClusterResolver | None = None, device_assignment: DeviceAssignment | None = None
     ):
         warnings.warn(
             "mpistrat.experimental.TPUStrategy is deprecated: use mpistrat.TPUStrategy",

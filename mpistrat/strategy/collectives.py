@@ -122,11 +122,7 @@ class Collectives:
 
     @_whole
     def _reduce(
-        self,
-        op: Op,
-        value: Any,
-        axis: int | tuple[int, ...] | None,
-        options: CommunicationOptions | None = None,
+        self, op: Op, value: Any, axis: int | tuple[int, ...] | None, options: CommunicationOptions | None = None
     ) -> Any:
         if axis is not None:
             return reduce_over_axis(self._extended, op, value, axis)

@@ -24,13 +24,7 @@ from mpistrat.strategy.local_replicas import LocalReplicaContext
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.strategy.steps import MultiStepContext, run_steps
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
-from mpistrat.variables import (
-    MirroredOfReplicas,
-    MirroredVariable,
-    SyncOnReadOfReplicas,
-    SyncOnReadVariable,
-    Variable,
-)
+from mpistrat.variables import MirroredOfReplicas, MirroredVariable, SyncOnReadOfReplicas, SyncOnReadVariable, Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
@@ -87,12 +81,7 @@ class StrategyExtended:
     ):
         self._strategy = container_strategy
         self.engine: Engine = Engine(
-            topology,
-            device,
-            cross_device_ops or self._usual_ops(),
-            communication_options,
-            replicas,
-            all_ranks,
+            topology, device, cross_device_ops or self._usual_ops(), communication_options, replicas, all_ranks
         )
         engine = self.engine
         self.meeting = None if engine.replicas.by_rank else ReplicaMeeting(engine.topology, engine.replicas)

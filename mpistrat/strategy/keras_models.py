@@ -81,10 +81,7 @@ def _watch_models(keras: Any) -> None:
     if model is None or hasattr(model, _MADE_HERE):
         return
     setattr(model, _MADE_HERE, None)
-    for names, wrapper in (
-        (("__init__", "compile"), _noting),
-        ((*_TRAINING, *_LOOKING, *SAVING), _handing_over),
-    ):
+    for names, wrapper in ((("__init__", "compile"), _noting), ((*_TRAINING, *_LOOKING, *SAVING), _handing_over)):
         for name in names:
             # Where it is defined: Keras asks whether a model's `compile` is that of its trainer.
             owner = next(kind for kind in model.__mro__ if name in vars(kind))

@@ -215,11 +215,7 @@ class History:
         for name in names:
             panels.setdefault(name.removeprefix("val_"), []).append(name)
         figure, all_axes = plt.subplots(
-            max(len(panels), 1),
-            figsize=(6, 1 + 2.6 * len(panels)),
-            squeeze=False,
-            sharex=True,
-            layout="constrained",
+            max(len(panels), 1), figsize=(6, 1 + 2.6 * len(panels)), squeeze=False, sharex=True, layout="constrained"
         )
         for axes, (title, together) in zip(all_axes[:, 0], panels.items(), strict=False):
             for name in together:

@@ -41,21 +41,7 @@ def test_names(name, kind, index):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "",
-        " ",
-        "0",
-        ":0",
-        "cpu:",
-        "cpu:-1",
-        "cpu:x",
-        "cpu:0:1",
-        "tpu:0",
-        "moon:0",
-        "cpu 0",
-        "/job:worker",
-        "cpu:0\n0",
-    ],
+    ["", " ", "0", ":0", "cpu:", "cpu:-1", "cpu:x", "cpu:0:1", "tpu:0", "moon:0", "cpu 0", "/job:worker", "cpu:0\n0"],
 )
 def test_no_names(name):
     with pytest.raises(ValueError, match="names no device"):
@@ -122,21 +108,11 @@ def with_gpus(monkeypatch, count, driver=12090):
     ("count", "driver", "visible", "text"),
     [
         (CudaError(35), 0, None, "this machine has no NVIDIA driver"),
-        (
-            CudaError(35),
-            11040,
-            None,
-            r"too old: it is for CUDA 11\.4, and CuPy for CUDA 12\.9.*CuPy for CUDA 11",
-        ),
+        (CudaError(35), 11040, None, r"too old: it is for CUDA 11\.4, and CuPy for CUDA 12\.9.*CuPy for CUDA 11"),
         (CudaError(100), 12090, None, r"sees no GPU; fix: ask the scheduler for GPUs.*or use 'cpu'$"),
         (CudaError(100), 12090, "", "sees no GPU.*CUDA_VISIBLE_DEVICES is empty"),
         (0, 12090, "-1", r"sees no GPU \(CUDA_VISIBLE_DEVICES=-1\); fix: ask"),
-        (
-            CudaError(999),
-            12090,
-            None,
-            "CUDA does not start: cudaError 999; fix: see whether nvidia-smi works",
-        ),
+        (CudaError(999), 12090, None, "CUDA does not start: cudaError 999; fix: see whether nvidia-smi works"),
         (
             2,
             12090,

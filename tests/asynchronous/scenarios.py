@@ -128,9 +128,7 @@ def one_coordinator_for_a_strategy(w):
 @scenario("cluster")
 def schedule_and_fetch(w):
     r = w.coord.schedule(
-        w.function(lambda a, b: a * 10.0 + b),
-        args=(w.array(1.0, "float32"),),
-        kwargs={"b": w.array(2.0, "float32")},
+        w.function(lambda a, b: a * 10.0 + b), args=(w.array(1.0, "float32"),), kwargs={"b": w.array(2.0, "float32")}
     )
     first = r.fetch()
     listed = w.coord.schedule(w.function(lambda a: a), args=[3.0])

@@ -13,10 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "between_workers.py"
 
 
 @pytest.mark.mpich
-@pytest.mark.parametrize(
-    ("n", "jobs"),
-    [(2, "worker=1,ps=1"), (3, "chief=1,worker=1,ps=1"), (4, "worker=2,ps=2")],
-)
+@pytest.mark.parametrize(("n", "jobs"), [(2, "worker=1,ps=1"), (3, "chief=1,worker=1,ps=1"), (4, "worker=2,ps=2")])
 def test_all_workers_run_the_program(run_ranks, n, jobs):
     ended = run_ranks(n, PROGRAM, jobs, limit=120).check()
     assert ended.output.count("all checks passed") == n - int(jobs[-1])

@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs" / "misuse.py"
-SHOWN = {
-    "refusals": ["refused at the end"],
-    "interruptions": ["interrupted"],
-    "a_farm_without_a_block": [],
-}
+SHOWN = {"refusals": ["refused at the end"], "interruptions": ["interrupted"], "a_farm_without_a_block": []}
 
 
 @pytest.mark.mpich

@@ -31,16 +31,7 @@ print(",".join(names))
 def test_tune(run_ranks, tmp_path, monkeypatch):
     """It keeps what it measured where it is looked for, and nothing if it should not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments = [
-        "-m",
-        "mpistrat.bench.tune",
-        "--sizes",
-        "1KiB,64KiB",
-        "--repetitions",
-        "1",
-        "--seconds",
-        "0.1",
-    ]
+    arguments = ["-m", "mpistrat.bench.tune", "--sizes", "1KiB,64KiB", "--repetitions", "1", "--seconds", "0.1"]
     run_ranks(2, *arguments, "--dry-run").check()
     assert list(tmp_path.iterdir()) == []
     ended = run_ranks(2, *arguments).check()

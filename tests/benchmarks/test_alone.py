@@ -85,12 +85,7 @@ def test_closures(run_alone, launcher, tmp_path):
     path = tmp_path / "rows.json"
     run_program(run_alone, launcher, [CALLS / "closures.py"], path, "-n", "3", "--repetitions", "2", "--calls", "50")
     both = {"mpistrat", "MPICommExecutor", "ClusterCoordinator"}
-    check_rows(
-        path,
-        "closures",
-        3,
-        {"many calls, each": both, "one call and its result": both | {"Send and Recv"}},
-    )
+    check_rows(path, "closures", 3, {"many calls, each": both, "one call and its result": both | {"Send and Recv"}})
 
 
 def test_list_scheduling_is_that_of_a_clock(beside):
@@ -126,12 +121,7 @@ def test_variables(run_alone, launcher, tmp_path):
         "variables",
         4,
         {
-            "read, ResNet-50": {
-                "mpistrat",
-                "read_value of each",
-                "copies in this rank",
-                "into existing arrays",
-            },
+            "read, ResNet-50": {"mpistrat", "read_value of each", "copies in this rank", "into existing arrays"},
             "update, ResNet-50": {"mpistrat", "assign_add of each", "in this rank"},
         },
     )

@@ -123,12 +123,7 @@ def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
 @pytest.mark.full
 def test_chart(run_alone, tmp_path):
     pytest.importorskip("matplotlib")
-    ways = [
-        ("plain array", "mpistrat"),
-        ("buffer", "mpistrat"),
-        ("plain array", "one call"),
-        ("bound", "the wire"),
-    ]
+    ways = [("plain array", "mpistrat"), ("buffer", "mpistrat"), ("plain array", "one call"), ("bound", "the wire")]
     rows = [
         {"subject": "allreduce", "case": case, "way": way, "bytes": nbytes, "seconds": 1e-8 * nbytes, "n": 4}
         for case, way in ways

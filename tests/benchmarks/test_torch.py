@@ -35,8 +35,5 @@ def test_networks_have_the_published_sizes():
     spec.loader.exec_module(models)
     with torch.device("meta"):
         networks = models.resnet_18(), models.resnet_50()
-    assert [sum(each.numel() for each in network.parameters()) for network in networks] == [
-        11_689_512,
-        25_557_032,
-    ]
+    assert [sum(each.numel() for each in network.parameters()) for network in networks] == [11_689_512, 25_557_032]
     assert models.resnet_18(2)(models.images(0)[0]).shape == (models.ROWS, models.CLASSES)

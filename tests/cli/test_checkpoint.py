@@ -251,10 +251,7 @@ def test_without_the_library_of_safetensors(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     file.with_name("b.safetensors").write_bytes(bytes(20))
-    for arguments in (
-        ("show", file.with_name("b.safetensors")),
-        ("convert", file, file.with_suffix(".safetensors")),
-    ):
+    for arguments in (("show", file.with_name("b.safetensors")), ("convert", file, file.with_suffix(".safetensors"))):
         assert "fix: pip install safetensors" in run(*arguments, status=1)
 
 

@@ -85,12 +85,7 @@ def gpu(seen, given=None, own=None, there=0):
         ([gpu(None, there=4)], None, OK, "4 on a node, all visible"),
         ([gpu(["0", "1"], 2, "0"), gpu(["0", "1"], 2, "1")], None, OK, "2 visible"),
         ([gpu(["0"], 2, "0"), gpu(["1"], 2, "1")], None, OK, "1 visible"),
-        (
-            [gpu(["0", "1"], 2, "0"), gpu([], 2)],
-            None,
-            FIX,
-            "n0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although",
-        ),
+        ([gpu(["0", "1"], 2, "0"), gpu([], 2)], None, FIX, "n0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although"),
         ([gpu(["0"]), gpu([])], [0, 1], FIX, "n1: rank 1 sees no GPU"),
         ([gpu(None, 2)] * 2, None, FIX, "although the job has 2 there"),
         ([gpu(["0"], 2, "0")], None, FIX, "its ranks see GPU 0 of 2 that the job has there"),

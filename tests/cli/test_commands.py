@@ -60,8 +60,7 @@ def test_habits_of_other_commands(arguments, advice):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["run", "--help"], ["run", "-n", "2", "--dry-run", __file__], ["bench", "--help"]],
+    "arguments", [["--help"], ["run", "--help"], ["run", "-n", "2", "--dry-run", __file__], ["bench", "--help"]]
 )
 def test_what_is_not_imported(arguments):
     program = f"""
@@ -112,17 +111,7 @@ def test_bench_lists_its_subjects():
 def test_info_alone(run_alone):
     ended = run_alone("-m", "mpistrat", "info").check()
     ended.shows(
-        "versions",
-        "mpi4py",
-        "h5py",
-        "MPI",
-        "libmpi",
-        "HDF5",
-        "gzip",
-        "affinity",
-        "BLAS",
-        "/dev/shm",
-        "all-reduce",
+        "versions", "mpi4py", "h5py", "MPI", "libmpi", "HDF5", "gzip", "affinity", "BLAS", "/dev/shm", "all-reduce"
     )
     ended.shows("ranks per node", __version__)
 

@@ -41,11 +41,7 @@ def started(script, *arguments, **environ):
     Path("script").write_text(script)
     ended = subprocess.run(
         ["bash", "script", *arguments],
-        env={
-            "PATH": f"{folder.absolute()}:{os.environ['PATH']}",
-            "SLURM_SUBMIT_DIR": str(Path.cwd()),
-            **environ,
-        },
+        env={"PATH": f"{folder.absolute()}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(Path.cwd()), **environ},
         capture_output=True,
         text=True,
         timeout=250,

@@ -21,12 +21,7 @@ from mpistrat.record.ring import TraceRing
 
 ROOM = layout.TRACE_EVENTS + 1000 * layout.EVENT.size
 STEPS = 10
-NAMES = {
-    1: "all_reduce SUM float32[1000]",
-    2: "train.py:7 in step",
-    3: "barrier",
-    4: "train.py:9 in <module>",
-}
+NAMES = {1: "all_reduce SUM float32[1000]", 2: "train.py:7 in step", 3: "barrier", 4: "train.py:9 in <module>"}
 
 
 def write(directory, rank, size=2, token=5, at=None, clock=None, samples=(), epoch=None):
@@ -146,10 +141,7 @@ def test_clocks_that_were_not_compared_are_aligned_by_the_time_of_day(tmp_path):
         (lambda data: b"PK" + data[2:], "is not a trace"),
         (lambda data: data[:8] + bytes([99]) + data[9:], "another version"),
         (lambda data: data[: 8 * Word.CAPACITY] + bytes(8) + data[8 * Word.CAPACITY + 8 :], "is damaged"),
-        (
-            lambda data: data[: layout.TRACE_EVENTS] + b"\xff" * (len(data) - layout.TRACE_EVENTS),
-            "missing or damaged",
-        ),
+        (lambda data: data[: layout.TRACE_EVENTS] + b"\xff" * (len(data) - layout.TRACE_EVENTS), "missing or damaged"),
     ],
 )
 def test_a_file_that_is_cut_foreign_or_damaged(traced, tmp_path, change, text):

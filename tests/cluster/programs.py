@@ -80,10 +80,7 @@ def gather(strategy):
         for turn in ("first", "second"):
             mine = np.arange((RANK + 1) * width).reshape(RANK + 1, width) + RANK
             expected = np.concatenate([np.arange((r + 1) * width).reshape(r + 1, width) + r for r in range(SIZE)])
-            got = {
-                "strategy": strategy.gather(mine, axis=0),
-                "replica": in_replica(strategy, "all_gather", mine, 0),
-            }
+            got = {"strategy": strategy.gather(mine, axis=0), "replica": in_replica(strategy, "all_gather", mine, 0)}
             wrong += [f"{turn} {name}, {width} wide" for name in got if not np.array_equal(got[name], expected)]
     return wrong
 
@@ -109,10 +106,7 @@ def bits():
         for dtype in (np.float32, np.float64, np.complex64):
             if name == "exact":  # the same examples on any number of ranks
                 random = np.random.default_rng(3)
-                whole, exponents = (
-                    random.integers(-(2**52), 2**52, (301, 14)),
-                    random.integers(-78, -38, (301, 14)),
-                )
+                whole, exponents = (random.integers(-(2**52), 2**52, (301, 14)), random.integers(-78, -38, (301, 14)))
                 examples = np.ldexp(whole, exponents).astype(dtype)
                 totals = [strategy.reduce(op, examples[RANK::SIZE], axis=0) for op in ("SUM", "MEAN")]
             else:

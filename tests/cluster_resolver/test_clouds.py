@@ -55,8 +55,7 @@ class TestKubernetes:
             KubernetesClusterResolver()
 
     @pytest.mark.parametrize(
-        ("location", "called"),
-        [("WITHIN_CLUSTER", "load_incluster_config"), ("OFF_CLUSTER", "load_kube_config")],
+        ("location", "called"), [("WITHIN_CLUSTER", "load_incluster_config"), ("OFF_CLUSTER", "load_kube_config")]
     )
     def test_package_is_used(self, location, called, monkeypatch):
         calls = []
@@ -142,10 +141,6 @@ class TestGCE:
 
 
 def test_tpu():
-    for use in (
-        TPUClusterResolver,
-        TPUClusterResolver.connect,
-        lambda: TPUClusterResolver("local", zone="z"),
-    ):
+    for use in (TPUClusterResolver, TPUClusterResolver.connect, lambda: TPUClusterResolver("local", zone="z")):
         with pytest.raises(NotImplementedError, match=r"no TPUs here.*MultiWorkerMirroredStrategy"):
             use()

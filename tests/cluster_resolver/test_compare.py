@@ -65,13 +65,7 @@ def test_numbers_of_nodes_are_not_compared():
         ("even", 2, known(0), ["size", "rank"], "started alone"),
         ("even", 2, known(0, 0, 1, rank=2), ["size"], "left over from another launch"),
         ("even", 2, known(0, 0, 1, 1, 2, 2, rank=3), ["rank", "local_rank"], "left over"),
-        (
-            "even",
-            2,
-            known(*range(6), rank=2),
-            ["num_nodes", "ranks_by_node", "local_size"],
-            "container",
-        ),
+        ("even", 2, known(*range(6), rank=2), ["num_nodes", "ranks_by_node", "local_size"], "container"),
         ("even", 2, known(*[0] * 6, rank=2), None, "one machine to MPI"),
         ("even", 3, known(0, 1, 2, 0, 1, 2, rank=3), ["ranks_by_node"], "spread over the nodes"),
     ],
@@ -105,11 +99,7 @@ def test_assumptions_are_not_compared():
 
 def test_slots_are_an_assumption():
     """mpirun --map-by node:oversubscribe -n 5 where Slurm has 3, 1 and 1 slots: 2, 2 and 1 ranks."""
-    environ = {
-        **recorded("mpirun-uneven", 4),
-        "OMPI_COMM_WORLD_RANK": "2",
-        "PMIX_RANK": "2",
-    }
+    environ = {**recorded("mpirun-uneven", 4), "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2"}
     resolver = resolve(environ)
     assert resolver.placement.ranks_per_node == (3, 1, 1)
     assert resolver.placement.sources["ranks_per_node"].startswith("assumed: ")

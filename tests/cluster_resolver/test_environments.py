@@ -51,10 +51,7 @@ LAUNCHES = {
     "gpu-bind-single": Launch(Slurm, TWO, (0, 0, 1, 1), SEE_ONE),
     # --gpu-bind=mask_gpu:0x3,0xc,0x3,0xc of four GPUs
     "gpu-bind-mask": Launch(
-        Slurm,
-        ("node0",),
-        (0, 0, 0, 0),
-        ((("0", "1"), "0"), (("2", "3"), "2"), (("0", "1"), "1"), (("2", "3"), "3")),
+        Slurm, ("node0",), (0, 0, 0, 0), ((("0", "1"), "0"), (("2", "3"), "2"), (("0", "1"), "1"), (("2", "3"), "3"))
     ),
     "gpus-per-task-two": Launch(Slurm, TWO, (0, 1), FIRST_OF_BOTH),
     "gres-one": Launch(Slurm, TWO, (0, 1), ((("0",), "0"),)),

@@ -85,11 +85,7 @@ class TestPlacement:
 
 
 class TestTFConfig:
-    CONFIG = {
-        "cluster": {"worker": ["a:1", "b:1"]},
-        "task": {"type": "worker", "index": 1},
-        "rpc_layer": "grpc",
-    }
+    CONFIG = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"}
 
     @pytest.fixture
     def setting(self, monkeypatch):
@@ -135,10 +131,7 @@ class TestTFConfig:
 
     @pytest.mark.parametrize(
         ("config", "error", "text"),
-        [
-            ("{'a'", json.JSONDecodeError, "TF_CONFIG=.*is not JSON"),
-            ("[]", ValueError, "must be a JSON object"),
-        ],
+        [("{'a'", json.JSONDecodeError, "TF_CONFIG=.*is not JSON"), ("[]", ValueError, "must be a JSON object")],
     )
     def test_no_json(self, config, error, text, monkeypatch):
         monkeypatch.setenv("TF_CONFIG", config)
@@ -171,12 +164,7 @@ class TestUnion:
     def test_first_decides(self):
         first = SimpleClusterResolver(WORKERS, "m:1", "worker", 1, "local", {"GPU": 3}, "grpc")
         union = UnionResolver(first, simple({"ps": ["x:1"]}, "ps", 0))
-        assert (union.task_type, union.task_id, union.rpc_layer, union.environment) == (
-            "worker",
-            1,
-            "grpc",
-            "local",
-        )
+        assert (union.task_type, union.task_id, union.rpc_layer, union.environment) == ("worker", 1, "grpc", "local")
         assert (union.master(), union.num_accelerators()) == ("grpc://m:1", {"GPU": 3})
         assert union.master("worker", 0, "grpc") == "grpc://a:1"
 

@@ -20,13 +20,7 @@ OPEN_MPI = {
     "PMIX_HOSTNAME": "b",
     "PMIX_RANK": "3",
 }
-HYDRA = {
-    "PMI_RANK": "3",
-    "PMI_SIZE": "4",
-    "MPI_LOCALRANKID": "1",
-    "MPI_LOCALNRANKS": "2",
-    "PMI_HOSTNAME": "b",
-}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_HOSTNAME": "b"}
 CRAY_PMI = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
 PALS = {**CRAY_PMI, "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "1"}
 MVAPICH = {
@@ -205,8 +199,7 @@ class TestOwnLaunchers:
         assert resolver.reason == "srun started this task (SLURM_STEP_NUM_TASKS=4)"
 
     @pytest.mark.parametrize(
-        "spoken",
-        [{"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1.0"}, {"PMI_RANK": "3", "PMI_SIZE": "4"}],
+        "spoken", [{"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.1.0"}, {"PMI_RANK": "3", "PMI_SIZE": "4"}]
     )
     def test_srun_called_by_a_rank_of_mpirun(self, spoken):
         around = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}
@@ -263,11 +256,7 @@ class TestOwnLaunchers:
 
     @pytest.mark.parametrize(
         ("around", "name", "source"),
-        [
-            (BATCH, "a", "SLURM_JOB_NODELIST"),
-            (SHELL, "a", "SLURM_JOB_NODELIST"),
-            (PROXIES, "b", "SLURMD_NODENAME"),
-        ],
+        [(BATCH, "a", "SLURM_JOB_NODELIST"), (SHELL, "a", "SLURM_JOB_NODELIST"), (PROXIES, "b", "SLURMD_NODENAME")],
     )
     @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
     def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
@@ -279,13 +268,7 @@ class TestOwnLaunchers:
         assert placement.sources["host"] == source
 
     def test_environment_of_another_rank_on_one_node(self):
-        environ = {
-            **self.BATCH,
-            "PMI_RANK": "1",
-            "PMI_SIZE": "2",
-            "MPI_LOCALRANKID": "1",
-            "MPI_LOCALNRANKS": "2",
-        }
+        environ = {**self.BATCH, "PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
         placement = resolve({**environ, "SLURMD_NODENAME": "a"}).placement
         assert (placement.nodes, placement.host, placement.local_rank) == (("a",), "a", 1)
 
@@ -307,11 +290,7 @@ class TestOwnLaunchers:
         users = {}
         for rank in range(size):
             first = rank // ranks * each
-            environ = {
-                "JSM_NAMESPACE_RANK": rank,
-                "JSM_NAMESPACE_SIZE": size,
-                "JSM_NAMESPACE_LOCAL_RANK": rank,
-            }
+            environ = {"JSM_NAMESPACE_RANK": rank, "JSM_NAMESPACE_SIZE": size, "JSM_NAMESPACE_LOCAL_RANK": rank}
             environ |= {"JSM_NAMESPACE_LOCAL_SIZE": size, "LSB_JOBID": 17, "LSB_MCPU_HOSTS": "batch5 1 a 42"}
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + each)))
             placement = resolve({name: str(value) for name, value in environ.items()}).placement

@@ -46,12 +46,7 @@ LARGE = {
         "SLURM_JOB_NODELIST_HET_GROUP_0": "n0",
         "SLURM_JOB_NODELIST_HET_GROUP_1": f"n[1-{NODES - 1}]",
     },
-    "mpiexec": {
-        **STEP,
-        **HYDRA,
-        "SLURM_EXTERNAL_LAUNCHER": "1",
-        "SLURM_JOB_CPUS_PER_NODE": f"{EACH}(x{NODES})",
-    }
+    "mpiexec": {**STEP, **HYDRA, "SLURM_EXTERNAL_LAUNCHER": "1", "SLURM_JOB_CPUS_PER_NODE": f"{EACH}(x{NODES})"}
     | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(NODES), "SLURM_STEP_TASKS_PER_NODE": f"1(x{NODES})"},
     "PBS": {**HYDRA, "PMI_HOSTNAME": f"n{NODES - 1}", "PBS_JOBID": "1", "PBS_NODEFILE": "{file}"},
 }

@@ -92,11 +92,7 @@ class TestDealing:
         assert roles == Roles({"chief": (0,), "worker": (1, 3, 4), "ps": (2, 5)})
         everyone = MpiClusterResolver(environ=mpirun(4)).roles
         assert (everyone.chief, everyone.parameter_servers, everyone.task_of(4)) == (None, (), ("worker", 4))
-        for wrong in (
-            lambda: roles.task_of(6),
-            lambda: roles.rank_of("ps", 2),
-            lambda: roles.rank_of("cook", 0),
-        ):
+        for wrong in (lambda: roles.task_of(6), lambda: roles.rank_of("ps", 2), lambda: roles.rank_of("cook", 0)):
             with pytest.raises(ValueError, match=r"task.*ps on ranks \[2, 5\]"):
                 wrong()
 

@@ -145,10 +145,7 @@ class TestVariables:
         ("changes", "text"),
         [
             ({"SLURM_STEP_NODELIST": "a,b,c"}, "names 3 nodes, but SLURM_STEP_TASKS_PER_NODE=.*2 counts"),
-            (
-                {"SLURM_STEP_NUM_TASKS": "5"},
-                "SLURM_STEP_NUM_TASKS=5, but SLURM_STEP_TASKS_PER_NODE adds up to 4",
-            ),
+            ({"SLURM_STEP_NUM_TASKS": "5"}, "SLURM_STEP_NUM_TASKS=5, but SLURM_STEP_TASKS_PER_NODE adds up to 4"),
             ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4, but the step has 4 tasks"),
         ],
     )
@@ -200,14 +197,7 @@ class TestDistributions:
 
     @pytest.mark.parametrize("text", ["block", "block:cyclic", "block,nopack", "pack", "unknown", ""])
     def test_like_block(self, text):
-        assert own({**recorded("even", 3), "SLURM_DISTRIBUTION": text}).placement.node_of_rank == (
-            0,
-            0,
-            1,
-            1,
-            2,
-            2,
-        )
+        assert own({**recorded("even", 3), "SLURM_DISTRIBUTION": text}).placement.node_of_rank == (0, 0, 1, 1, 2, 2)
 
     @pytest.mark.parametrize("text", ["cyclic:block", "cyclic,pack"])
     def test_like_cyclic(self, text):
@@ -286,11 +276,7 @@ class TestComponentsOnOneNode:
         environ |= {"SLURM_GTIDS": gtids, "SLURM_LOCALID": local, "SLURM_NODEID": number}
         resolver = resolve({**environ, **({"SLURMD_NODENAME": "n0"} if named else {})})
         placement = resolver.placement
-        assert (placement.nodes, placement.ranks_per_node, placement.node_of_rank) == (
-            ("n0",),
-            (3,),
-            (0,) * 3,
-        )
+        assert (placement.nodes, placement.ranks_per_node, placement.node_of_rank) == (("n0",), (3,), (0,) * 3)
         assert (placement.node, placement.host) == (0, "n0")
         assert (placement.local_rank, placement.local_size) == (rank, 3)
         assert placement.sources["local_rank"] != "SLURM_LOCALID"
@@ -324,11 +310,7 @@ class TestComponentsOnOneNode:
         }
         placement = resolve(environ).placement
         assert (placement.nodes, placement.ranks_per_node) == (("n1", "n0", "n2"), (3, 1, 1))
-        assert (placement.node, placement.local_rank, placement.node_of_rank) == (
-            node,
-            local,
-            (0, 0, 1, 0, 2),
-        )
+        assert (placement.node, placement.local_rank, placement.node_of_rank) == (node, local, (0, 0, 1, 0, 2))
         assert placement.allocation == ("n1", "n0", "n2")
 
     def test_in_a_list_that_is_merged_already(self):
@@ -402,12 +384,7 @@ class TestGpus:
         ],
     )
     def test_of_sockets_are_divided_among_their_tasks(self, more, sockets):
-        step = {
-            **STEP,
-            "SLURM_STEP_NODELIST": "n0",
-            "SLURM_STEP_TASKS_PER_NODE": "4",
-            "SLURM_GPUS_ON_NODE": "4",
-        }
+        step = {**STEP, "SLURM_STEP_NODELIST": "n0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}
         found = []
         for rank, socket in enumerate(sockets):
             environ = {**step, **more, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
@@ -440,11 +417,7 @@ class TestGpus:
         environ["SLURMD_TRES_BIND"] = "gpu:mask_gpu:0xf,0xc"
         SlurmClusterResolver(environ=environ).cluster_spec()
         assert environ["CUDA_VISIBLE_DEVICES"] == "3"
-        environ |= {
-            "SLURM_GPUS_ON_NODE": "8",
-            "CUDA_VISIBLE_DEVICES": "2,3,4",
-            "SLURMD_TRES_BIND": "gpu:mask_gpu:0x1c",
-        }
+        environ |= {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "2,3,4", "SLURMD_TRES_BIND": "gpu:mask_gpu:0x1c"}
         with pytest.raises(RuntimeError, match="GPUs 6 to 7 of the node are for task 3, but CUDA_VISIBLE"):
             SlurmClusterResolver(gpus_per_task=2, environ=environ).cluster_spec()
 
@@ -458,11 +431,7 @@ class TestGpus:
 
     def test_of_another_maker(self):
         placement = own({**STEP, "SLURM_LOCALID": "1", "ROCR_VISIBLE_DEVICES": "4,5"}).placement
-        assert (placement.gpu, placement.device, placement.sources["gpus"]) == (
-            "5",
-            "cuda:1",
-            "ROCR_VISIBLE_DEVICES",
-        )
+        assert (placement.gpu, placement.device, placement.sources["gpus"]) == ("5", "cuda:1", "ROCR_VISIBLE_DEVICES")
 
     def test_fewer_than_tasks(self):
         environ = {**STEP, "CUDA_VISIBLE_DEVICES": "7"}

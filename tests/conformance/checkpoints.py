@@ -168,10 +168,7 @@ def manager_keeps_one_an_hour(w):
     """Saved every 20 minutes; what leaves the last two stays if it is an hour after what stayed before."""
     with mock.patch("time.time", return_value=1_000_000.0) as now:
         manager = w.train.CheckpointManager(
-            w.train.Checkpoint(v=variable(w, 0.0)),
-            w.folder(),
-            max_to_keep=2,
-            keep_checkpoint_every_n_hours=1,
+            w.train.Checkpoint(v=variable(w, 0.0)), w.folder(), max_to_keep=2, keep_checkpoint_every_n_hours=1
         )
         for _ in range(10):
             now.return_value += 1200.0

@@ -93,11 +93,7 @@ def inside_update(w):
 
     def fn(local):
         seen.append(
-            [
-                w.dist.in_cross_replica_context(),
-                w.dist.get_replica_context() is None,
-                w.dist.get_strategy() is w.sync,
-            ]
+            [w.dist.in_cross_replica_context(), w.dist.get_replica_context() is None, w.dist.get_strategy() is w.sync]
         )
         local.assign(local + 1.0)
 
@@ -778,13 +774,7 @@ def simple_resolver(w):
     spec = r.SimpleClusterResolver(
         w.ClusterSpec({"worker": ["a:1", "b:2"], "ps": ["c:3"]}), task_type="worker", task_id=1
     )
-    return [
-        spec.cluster_spec().as_dict(),
-        spec.task_type,
-        spec.task_id,
-        spec.master("worker", 0),
-        spec.rpc_layer,
-    ]
+    return [spec.cluster_spec().as_dict(), spec.task_type, spec.task_id, spec.master("worker", 0), spec.rpc_layer]
 
 
 @resolver_scenario

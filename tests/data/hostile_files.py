@@ -403,10 +403,7 @@ def arrays_of_safetensors(draw, folder):
     path.write_bytes(length.to_bytes(8, "little") + text.encode() + data)
     if how == "damage":
         damaged(draw, path)
-    return (lambda: array_of(path)), REFUSED if how in (
-        "length",
-        "deep",
-    ) else EITHER
+    return (lambda: array_of(path)), REFUSED if how in ("length", "deep") else EITHER
 
 
 def array_of(path):

@@ -59,12 +59,7 @@ for epoch in range(state["epoch"], EPOCHS):
                 with appearing(saved, replace=True) as temporary:
                     Path(temporary).write_text(
                         json.dumps(
-                            {
-                                "step": step,
-                                "weights": name,
-                                "weight": float(weight.numpy()),
-                                "input": iterator.state(),
-                            }
+                            {"step": step, "weights": name, "weight": float(weight.numpy()), "input": iterator.state()}
                         )
                     )
 log.close()

@@ -75,10 +75,7 @@ CHAINS = {
     "shuffled": lambda dataset: dataset.shuffle(100, seed=3),
     "options": lambda dataset: dataset.with_options(dataset.options()),
 }
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda dataset: pickle.loads(pickle.dumps(dataset)),
-}
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda dataset: pickle.loads(pickle.dumps(dataset))}
 
 
 def epoch(dataset):

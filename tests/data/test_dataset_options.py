@@ -31,13 +31,7 @@ def test_input_options():
 
 
 def test_policies_have_the_values_of_tf():
-    assert {p.name: p.value for p in data.AutoShardPolicy} == {
-        "OFF": -1,
-        "AUTO": 0,
-        "FILE": 1,
-        "DATA": 2,
-        "HINT": 3,
-    }
+    assert {p.name: p.value for p in data.AutoShardPolicy} == {"OFF": -1, "AUTO": 0, "FILE": 1, "DATA": 2, "HINT": 3}
     assert data.SHARD_HINT == -1
     assert data.AUTOTUNE == -1
 

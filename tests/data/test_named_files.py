@@ -122,12 +122,7 @@ def test_a_manifest_names_no_file_that_the_data_file_does_not_name(folder):
     (column,) = kept["files"][0]["record"]["columns"]
     found = secret.stat()
     column["others"] = [
-        {
-            "kind": "OtherFile",
-            "path": "../other/b.h5",
-            "size": found.st_size,
-            "mtime_ns": found.st_mtime_ns,
-        }
+        {"kind": "OtherFile", "path": "../other/b.h5", "size": found.st_size, "mtime_ns": found.st_mtime_ns}
     ]
     column["layout"]["extents"][0].update(file=1, offset=0)
     manifest.write_text(json.dumps(kept))

@@ -219,10 +219,7 @@ def test_links(looks, html, address):
             target = urllib.parse.urlsplit(link)
             if f"{target.scheme}://{target.netloc}" != address:
                 continue
-            path, anchor = (
-                urllib.parse.unquote(target.path).lstrip("/"),
-                urllib.parse.unquote(target.fragment),
-            )
+            path, anchor = (urllib.parse.unquote(target.path).lstrip("/"), urllib.parse.unquote(target.fragment))
             if not (html / path).is_file():
                 findings.append(f"{name}: no page {path}")
             elif anchor and path in looks["desktop"] and anchor not in looks["desktop"][path]["anchors"]:

@@ -55,10 +55,7 @@ def test_known_versions_keep_the_claims(python):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
-    texts = [
-        setup["options"]["install_requires"],
-        *(extras[name] for name in {*extras} - {"cuda12", "cuda13"}),
-    ]
+    texts = [setup["options"]["install_requires"], *(extras[name] for name in {*extras} - {"cuda12", "cuda13"})]
     claims = [Requirement(line) for line in "\n".join(texts).splitlines() if line]
     lines = (ROOT / "packaging" / "known.txt").read_text().splitlines()
     known = [Requirement(line) for line in lines if not line.startswith("#")]
@@ -73,12 +70,7 @@ def test_known_versions_keep_the_claims(python):
 
 
 def test_text_does_not_ask_for_a_package_on_an_index():
-    files = [
-        ROOT / "README.md",
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("mpistrat/**/*.py"),
-        *ROOT.glob("slurm/*"),
-    ]
+    files = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("mpistrat/**/*.py"), *ROOT.glob("slurm/*")]
     found = [
         f"{path.relative_to(ROOT)}: {each[0]}" for path in files for each in FROM_AN_INDEX.finditer(path.read_text())
     ]

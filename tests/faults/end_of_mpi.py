@@ -200,11 +200,7 @@ def after_free():
     other = mpistrat.MultiWorkerMirroredStrategy()
     strategy.barrier()
     comm.Free()
-    for call in (
-        strategy.barrier,
-        lambda: strategy.reduce("SUM", 1.0, axis=None),
-        lambda: strategy.agree(True),
-    ):
+    for call in (strategy.barrier, lambda: strategy.reduce("SUM", 1.0, axis=None), lambda: strategy.agree(True)):
         try:
             call()
         except RuntimeError as error:

@@ -27,10 +27,7 @@ WORLD = MPI.COMM_WORLD
 LIMIT = 20  # seconds of a draw
 RANK, SIZE = WORLD.rank, WORLD.size
 MIRRORED = {"aggregation": mpistrat.VariableAggregation.MEAN}
-ON_READ = {
-    "synchronization": mpistrat.VariableSynchronization.ON_READ,
-    "aggregation": mpistrat.VariableAggregation.SUM,
-}
+ON_READ = {"synchronization": mpistrat.VariableSynchronization.ON_READ, "aggregation": mpistrat.VariableAggregation.SUM}
 
 
 class InterruptError(Exception):
@@ -128,11 +125,7 @@ def wait(draw, step):
 
 def scatter(draw, step):
     value = own(draw, step)
-    return (
-        lambda: mpistrat.get_replica_context().experimental_reduce_scatter("SUM", value),
-        unchanged,
-        total(step),
-    )
+    return (lambda: mpistrat.get_replica_context().experimental_reduce_scatter("SUM", value), unchanged, total(step))
 
 
 def gather(draw, step):
@@ -156,20 +149,12 @@ def assign(draw, step):
 
 def broadcast(draw, step):
     value = own(draw, step)
-    return (
-        lambda: draw.strategy.extended.broadcast_to(value, "cpu:0"),
-        lambda found: found.values[0],
-        10.0 * step,
-    )
+    return (lambda: draw.strategy.extended.broadcast_to(value, "cpu:0"), lambda found: found.values[0], 10.0 * step)
 
 
 def reduce_to(draw, step):
     value = own(draw, step)
-    return (
-        lambda: draw.strategy.extended.reduce_to("SUM", value, "cpu:0"),
-        lambda found: found.values[0],
-        total(step),
-    )
+    return (lambda: draw.strategy.extended.reduce_to("SUM", value, "cpu:0"), lambda found: found.values[0], total(step))
 
 
 def in_place(draw, step):
@@ -188,19 +173,7 @@ def unchanged(result):
 IN_REPLICA = {each.__name__: each for each in (all_reduce, begin, wait, scatter, assign)}
 KINDS = IN_REPLICA | {
     each.__name__: each
-    for each in (
-        reduce,
-        mean,
-        over_axis,
-        halves,
-        several,
-        gather,
-        on_read,
-        broadcast,
-        reduce_to,
-        in_place,
-        agree,
-    )
+    for each in (reduce, mean, over_axis, halves, several, gather, on_read, broadcast, reduce_to, in_place, agree)
 }
 MPI_ONLY = {"begin", "wait", "scatter", "agree", "several", "gather", "over_axis", "broadcast"}
 MEETING = KINDS.keys() - MPI_ONLY

@@ -46,11 +46,7 @@ if resolver.task_type != "chief":
 {fails}
 """
 FAILS = {
-    "error": (
-        "{'chief': 1, 'ps': 1, 'worker': 1}",
-        "raise ValueError('on purpose')",
-        "ValueError: on purpose\n",
-    ),
+    "error": ("{'chief': 1, 'ps': 1, 'worker': 1}", "raise ValueError('on purpose')", "ValueError: on purpose\n"),
     "roles": (
         "{'chief': 1, 'worker': 2}",
         "mpistrat.ParameterServerStrategy(resolver)",

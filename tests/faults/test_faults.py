@@ -221,11 +221,7 @@ def test_error_that_is_caught_and_agreed_on(run):
 
 
 def test_who_waits_hears_of_the_end_of_a_rank_that_gave_up(run):
-    failed(
-        run("time_out_is_caught_and_the_program_ends"),
-        "MismatchError: rank 1",
-        "rank 0: the end of the program",
-    )
+    failed(run("time_out_is_caught_and_the_program_ends"), "MismatchError: rank 1", "rank 0: the end of the program")
 
 
 def test_ranks_that_gave_up_end_without_error(run):

@@ -40,12 +40,7 @@ def played(run_ranks, n, ways, first, last):
 @pytest.mark.timeout(LIMIT * 5)
 @pytest.mark.parametrize(
     ("n", "ways", "draws"),
-    [
-        pytest.param(2, "meeting", 80, marks=pytest.mark.mpich),
-        (3, "meeting", 60),
-        (2, "any", 15),
-        (3, "any", 15),
-    ],
+    [pytest.param(2, "meeting", 80, marks=pytest.mark.mpich), (3, "meeting", 60), (2, "any", 15), (3, "any", 15)],
 )
 def test_right_sums_or_an_error_on_all_ranks(run_ranks, summarize, n, ways, draws):
     first, counts, interrupted, jobs = 0, {"right": 0, "raised": 0}, 0, 0

@@ -16,10 +16,7 @@ WAY_TO_SURVIVE = ["with --ft (mpirun --with-ft ulfm) a coordinator goes on witho
 # What each program shows, and whether it succeeds.
 CASES = {
     "chief_raises": (False, ["rank 0 of 4 failed, which ends the job", "ValueError: on purpose"]),
-    "chief_fails_before_its_strategy": (
-        False,
-        ["rank 0 of 4 failed, which ends the job", "ValueError: on purpose"],
-    ),
+    "chief_fails_before_its_strategy": (False, ["rank 0 of 4 failed, which ends the job", "ValueError: on purpose"]),
     "chief_is_killed": (False, []),
     "worker_is_killed": (False, WAY_TO_SURVIVE),
     "server_is_killed": (False, []),
@@ -35,11 +32,7 @@ CASES = {
 
 
 # How long the ranks of a program wait for each other, if that is not long.
-SECONDS = {
-    "worker_is_not_there": "5",
-    "worker_is_late": "3",
-    "no_coordinator": "1",
-}
+SECONDS = {"worker_is_not_there": "5", "worker_is_late": "3", "no_coordinator": "1"}
 
 
 @pytest.fixture(scope="module")

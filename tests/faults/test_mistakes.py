@@ -52,10 +52,7 @@ TOLD = {
         r"rank 0: save of v at .*program\.py:8(.|\n)*out of its `if`",
     ),
     "no_axis": ("strategy.reduce('SUM', 1.0)", r"Strategy\.reduce\(\) missing 1 required.* 'axis'"),
-    "a_name_of_another_library": (
-        "strategy.allreduce(1.0)",
-        r"has no 'allreduce': use strategy\.all_reduce\(\)",
-    ),
+    "a_name_of_another_library": ("strategy.allreduce(1.0)", r"has no 'allreduce': use strategy\.all_reduce\(\)"),
     "a_text": (
         "strategy.reduce('SUM', 'text', axis=None)",
         r"SUM of <U4 is not defined: only integers.*strategy\.gather_object\(\) takes other objects",
@@ -164,16 +161,8 @@ if strategy.is_chief: print("told", json.dumps(everyone))
 
 # The same for what goes on without a word, and is told by MPISTRAT_DEBUG=1: an error, or a line and status 0.
 ONLY_BY_DEBUG = {
-    "an_assignment_that_differs": (
-        "v.assign(np.full(3, rank))",
-        r"'v' differs between replicas after assign",
-        1,
-    ),
-    "one_rank_changes_a_variable": (
-        "v -= np.ones(3) * rank",
-        r"'v' differs between replicas after assign",
-        1,
-    ),
+    "an_assignment_that_differs": ("v.assign(np.full(3, rank))", r"'v' differs between replicas after assign", 1),
+    "one_rank_changes_a_variable": ("v -= np.ones(3) * rank", r"'v' differs between replicas after assign", 1),
     "a_dataset_that_is_not_distributed": (
         "rows = mpistrat.data.Dataset.from_arrays(np.arange(10.0)).batch(5)\n"
         "for each in rows:\n    strategy.run(lambda each: each.sum(), args=(each,))",

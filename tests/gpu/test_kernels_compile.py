@@ -38,10 +38,7 @@ KERNELS = [
 
 def sources_of(dtype):
     """The sources of all kernels of a dtype, to be compiled together."""
-    variants = [
-        *OF_OPTIMIZERS,
-        *(_with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS),
-    ]
+    variants = [*OF_OPTIMIZERS, *(_with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS)]
     sources = [kernel._source(dtype) for kernel in variants]
     sources.append(kernels.squares_source(dtype).removeprefix(kernels._HALVES))
     if dtype.name in ("float32", "float64"):

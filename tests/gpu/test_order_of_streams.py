@@ -434,11 +434,7 @@ def test_conjugated_views(cupy):
     ("name", "value", "text"),
     [
         ("missing", True, r"does not find CUDA's compiler \(NVRTC\).*\[ctk\].*libnvrtc"),
-        (
-            "headers",
-            False,
-            r"cannot compile a kernel.*CUDA's headers, or set CUDA_PATH.*could not open source",
-        ),
+        ("headers", False, r"cannot compile a kernel.*CUDA's headers, or set CUDA_PATH.*could not open source"),
     ],
 )
 def test_what_the_compiler_lacks_is_said_where_the_device_is_asked_for(cupy, monkeypatch, name, value, text):

@@ -53,11 +53,7 @@ def test_what_fails_does_not_end_the_rest(session):
     assert grown["figure"]["times"] == 20
     assert grown["met"] is None  # too few
     assert "was not tried" in figures["growth of memory by gpu_direct"]["why"]
-    assert sorted(each.name for each in session.folder.iterdir()) == [
-        "figures.json",
-        "log.txt",
-        "summary.txt",
-    ]
+    assert sorted(each.name for each in session.folder.iterdir()) == ["figures.json", "log.txt", "summary.txt"]
     status, output, figures = session(9, "job")
     assert status == 1
     assert "job-cpu        exit   -    0 s  not begun: no time was left" in output
@@ -93,10 +89,7 @@ def test_figures(run_alone, tmp_path, well):
         ]
 
     for name in ("tests-1", "tests-2", "tests-4", "commands", "direct-tests"):
-        write(
-            f"{name}.txt",
-            "70 passed in 3.1s\n" if well else "FAILED tests/x.py::test_y\n1 failed, 69 passed\n",
-        )
+        write(f"{name}.txt", "70 passed in 3.1s\n" if well else "FAILED tests/x.py::test_y\n1 failed, 69 passed\n")
         write(f"{name}.status", "0" if well else "1")
     slow = 4.0 if well else 1.2
     write("bench-2.json", bench(**{"mpistrat, pinned": 1.0, "unpinned copy and one call": slow}))

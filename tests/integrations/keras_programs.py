@@ -58,9 +58,6 @@ for make in (Own, functional, sequential, cloned):
             if where == "nowhere" or strategy.num_replicas_in_sync == 1:
                 assert error is None, error
             else:
-                assert f".{method}: Keras' training would fit another model on each of" in str(error), (
-                    make,
-                    where,
-                )
+                assert f".{method}: Keras' training would fit another model on each of" in str(error), (make, where)
                 assert "all_reduce" in str(error)
 print("all checks passed")

@@ -36,13 +36,7 @@ OTHERS = {
         "functional_datapipe",
         "graph",
     }
-    | {
-        "graph_settings",
-        "guaranteed_datapipes_determinism",
-        "non_deterministic",
-        "runtime_validation",
-        "sampler",
-    }
+    | {"graph_settings", "guaranteed_datapipes_determinism", "non_deterministic", "runtime_validation", "sampler"}
     | {"runtime_validation_disabled", "DFIterDataPipe"},
 }
 

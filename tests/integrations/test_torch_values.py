@@ -17,18 +17,7 @@ def strategy():
     return mpistrat.MultiWorkerMirroredStrategy()
 
 
-DTYPES = [
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int16",
-    "int32",
-    "int64",
-    "complex64",
-]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "complex64"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -134,13 +134,7 @@ def test_silent_singletons(library, environ, words):
 
 
 def test_what_a_job_leaves_out_of_the_environment_of_another():
-    user = {
-        "PATH": "/bin",
-        "OMPI_MCA_btl": "self",
-        "PRTE_MCA_x": "1",
-        "PMIX_MCA_gds": "hash",
-        "SLURM_JOB_ID": "7",
-    }
+    user = {"PATH": "/bin", "OMPI_MCA_btl": "self", "PRTE_MCA_x": "1", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "7"}
     launchers = {
         "OMPI_COMM_WORLD_RANK": "1",
         "OMPI_COMM_WORLD_SIZE": "2",

@@ -7,13 +7,7 @@ from mpistrat.launch.launch import Started, started_tasks
 from mpistrat.launch.left_over_step import left_over
 
 # What Slurm gives the batch script of a job, and what is left of the step that sbatch was called in.
-OWN = {
-    "SLURM_JOB_ID": "9",
-    "SLURM_PROCID": "0",
-    "SLURM_GTIDS": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_LOCALID": "0",
-}
+OWN = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_GTIDS": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
 
 
 def script(step, job):
@@ -39,10 +33,7 @@ LEFT_OVER = {
 }
 ITS_OWN = {
     "one task a node": script(("2", "1(x2)", "n[0-1]"), ("2", "1(x2)", "n[0-1]")),
-    "several a node": {
-        **script(("4", "2(x2)", "n[0-1]"), ("4", "2(x2)", "n[0-1]")),
-        "SLURM_GTIDS": "0,1",
-    },
+    "several a node": {**script(("4", "2(x2)", "n[0-1]"), ("4", "2(x2)", "n[0-1]")), "SLURM_GTIDS": "0,1"},
     "part of the job": script(("2", "1(x2)", "n[1-2]"), ("2", "1(x2)", "n[0-2]")),
 }
 

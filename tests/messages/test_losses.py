@@ -14,19 +14,9 @@ PROGRAMS = Path(__file__).with_name("losses.py")
 LIMIT = 90
 # What each program shows, and whether it succeeds.
 CASES = {
-    "workers": (
-        True,
-        [
-            "counted 61 61",
-            "joined the function cannot run: no worker is left;",
-            *4 * ["fetched"],
-        ],
-    ),
+    "workers": (True, ["counted 61 61", "joined the function cannot run: no worker is left;", *4 * ["fetched"]]),
     "server": (True, [*6 * ["raised rank 3 (ps 1) was lost: its process has died"], "[1.]"]),
-    "server_unhandled": (
-        False,
-        ["rank 0 of 4 failed, which ends the job", "LostRankError: rank 2 (ps 0) was lost"],
-    ),
+    "server_unhandled": (False, ["rank 0 of 4 failed, which ends the job", "LostRankError: rank 2 (ps 0) was lost"]),
     "chief": (False, ["rank 0 (chief 0), the coordinator, was lost, so the job ends"]),
 }
 

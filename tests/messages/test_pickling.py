@@ -97,8 +97,7 @@ class TwoArguments(ValueError):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
-    [(KeyError("k"), KeyError), (TwoArguments(1, 2), RuntimeError), (SystemExit(3), RuntimeError)],
+    ("error", "kind"), [(KeyError("k"), KeyError), (TwoArguments(1, 2), RuntimeError), (SystemExit(3), RuntimeError)]
 )
 def test_errors_keep_their_class_where_they_can(error, kind):
     try:

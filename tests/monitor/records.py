@@ -12,13 +12,7 @@ from mpistrat.record.read import Entry, Membership, Record
 
 def record_of(rank: int, entry: Entry) -> Record:
     """Return the record of one of two ranks, which is in an entry of the communicator 7 or left it last."""
-    return Record(
-        pid=1000 + rank,
-        rank=rank,
-        size=2,
-        memberships=(Membership(7, 2, rank, entry),),
-        entries=(entry,),
-    )
+    return Record(pid=1000 + rank, rank=rank, size=2, memberships=(Membership(7, 2, rank, entry),), entries=(entry,))
 
 
 @contextlib.contextmanager

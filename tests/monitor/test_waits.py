@@ -16,10 +16,7 @@ def record(rank, *memberships):
         size=4,
         memberships=tuple(
             Membership(
-                token,
-                size,
-                rank,
-                Entry(token, number, "barrier", "a.py:1 in f", 0, 5.0, 0.0, 0.0 if inside else 6.0),
+                token, size, rank, Entry(token, number, "barrier", "a.py:1 in f", 0, 5.0, 0.0, 0.0 if inside else 6.0)
             )
             for token, size, number, inside in memberships
         ),
@@ -65,11 +62,7 @@ def test_a_chain_is_no_circle():
 
 
 def test_jobs_are_told_apart_by_their_communicators():
-    records = [
-        record(0, (7, 2, 1, False)),
-        record(1, (7, 2, 1, False), (8, 2, 1, False)),
-        record(2, (8, 2, 1, False)),
-    ]
+    records = [record(0, (7, 2, 1, False)), record(1, (7, 2, 1, False), (8, 2, 1, False)), record(2, (8, 2, 1, False))]
     other = record(3, (9, 1, 1, False))
     assert waits.of_one_job(records[0], [*records, other]) == records
     assert waits.of_one_job(other, [*records, other]) == [other]

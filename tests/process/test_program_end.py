@@ -10,18 +10,7 @@ import pytest
 import mpistrat
 from mpistrat.process.program_end import EndStep
 
-ORDER = [
-    "READERS",
-    "SAVES",
-    "EXECUTORS",
-    "SERVERS",
-    "TORCH",
-    "GOODBYES",
-    "UNREAD",
-    "NOTICES",
-    "RECORD",
-    "MPI",
-]
+ORDER = ["READERS", "SAVES", "EXECUTORS", "SERVERS", "TORCH", "GOODBYES", "UNREAD", "NOTICES", "RECORD", "MPI"]
 WITHOUT_MPI = ["READERS", "SAVES", "NOTICES", "RECORD"]  # after an error, and once MPI was finalized
 
 # A stand-in for MPI, since the steps are told nothing else about it than whether it runs.

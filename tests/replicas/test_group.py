@@ -49,8 +49,7 @@ def test_ranks_of_equal_blocks_play_one_replica_together():
 
 
 @pytest.mark.parametrize(
-    "blocks",
-    [[range(1), range(2, 3)], [range(2), range(1, 3)], [range(1, 2), range(2, 3)], [range(1), range(1, 1)]],
+    "blocks", [[range(1), range(2, 3)], [range(2), range(1, 3)], [range(1, 2), range(2, 3)], [range(1), range(1, 1)]]
 )
 def test_blocks_with_gaps_are_refused(blocks):
     with pytest.raises(ValueError, match="without a gap"):

@@ -118,11 +118,7 @@ def test_two_users_of_one_folder(tmp_path):
     subprocess.run([sys.executable, "-c", *map(str, rename), str(planted)], check=True)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(home), str(shared)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", VICTIM, str(home), str(shared)], env=environ, capture_output=True, text=True, check=False
     )
     assert done.stdout == "works True\n", done.stderr
     assert (planted / "data").read_text() == "of months"

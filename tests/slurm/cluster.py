@@ -14,16 +14,7 @@ from pathlib import Path
 
 import namespaces
 
-PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "munge",
-    "libpmix2",
-    "libfaketime",
-    "iproute2",
-    "util-linux",
-)
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libpmix2", "libfaketime", "iproute2", "util-linux")
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scontrol", "munged", "ip", "nsenter", "unshare")
 LIBRARIES = ("*/pmix2/lib/libpmix.so.2", "*/faketime/libfaketime.so.1")
 CORES = 8
@@ -200,13 +191,7 @@ class Cluster(namespaces.Nodes):
         text = CONFIGURATION.format(directory=directory, last=last, cores=CORES, gpus=GPUS)
         self.write("slurm.conf", text + self._more)
         munge = directory / "munge"
-        paths = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
+        paths = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         namespaces.checked(self.run("munged", *(f"--{name}={munge / file}" for name, file in paths.items())))
         namespaces.checked(self.run("slurmctld"))
         for i in range(self.nodes):

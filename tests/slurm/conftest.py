@@ -11,19 +11,7 @@ from pathlib import Path
 
 import cluster as clusters
 import pytest
-from jobs import (
-    EXAMPLES,
-    FARM,
-    ROOT,
-    SCRIPTS,
-    SLOW,
-    SLOW_WORDS,
-    Job,
-    run_here,
-    submitted,
-    unstuck,
-    with_digits,
-)
+from jobs import EXAMPLES, FARM, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
 from mpistrat.cli.run.mpirun import library_of
 from mpistrat.launch.launch import srun_plugin
@@ -32,9 +20,7 @@ SECONDS = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
-def record_seconds(
-    request: pytest.FixtureRequest,
-) -> Callable[[str], contextlib.AbstractContextManager[None]]:
+def record_seconds(request: pytest.FixtureRequest) -> Callable[[str], contextlib.AbstractContextManager[None]]:
     """``with record_seconds(what)``: how long it took is printed at the end of the test run."""
 
     @contextlib.contextmanager
@@ -203,14 +189,7 @@ def farm(submit_to_stop: Callable[..., Job], plugin: str, tmp_path_factory: pyte
     """A task farm whose time limit is a minute. It comes back while the other tests run."""
     folder = tmp_path_factory.mktemp("farm")
     (folder / "farm.py").write_text(FARM)
-    wanted = [
-        "--time=1",
-        "--signal=B:USR2@1",
-        "--nodes=1",
-        "--ntasks=3",
-        "--ntasks-per-node=3",
-        "--nodelist=node2",
-    ]
+    wanted = ["--time=1", "--signal=B:USR2@1", "--nodes=1", "--ntasks=3", "--ntasks-per-node=3", "--nodelist=node2"]
     job = submit_to_stop(folder, *wanted, SCRIPTS / "farm.sbatch", "farm.py")
     if plugin == "pmi2":  # the limit itself is tested with Open MPI
         ran = folder / "ran-0"

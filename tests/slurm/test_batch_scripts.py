@@ -148,18 +148,7 @@ def test_written_script(run_job, plugin, where, tmp_path):
     """It finds the --mpi of the library by itself, and hands on arguments as they are."""
     odd = ["it's", "a  $HOME", "*", "--seed=%a"]
     where.write_text(WHERE.replace("if len(sys.argv) > 1", f"assert sys.argv[1:] == {odd!r}\nif False"))
-    command = [
-        "-m",
-        "mpistrat",
-        "slurm",
-        "write",
-        "--nodes",
-        "3",
-        "--ntasks",
-        "5",
-        "--out",
-        tmp_path / "my.sbatch",
-    ]
+    command = ["-m", "mpistrat", "slurm", "write", "--nodes", "3", "--ntasks", "5", "--out", tmp_path / "my.sbatch"]
     run_here(*command, where, *odd)
     assert f"MPISTRAT_SRUN_MPI:-{plugin}}}" in (tmp_path / "my.sbatch").read_text()
     output = run_job(tmp_path / "my.sbatch", PYTHON="", MPISTRAT_SRUN_MPI="")

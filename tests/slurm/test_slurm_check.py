@@ -142,9 +142,7 @@ def test_mixed_libraries(check, other_python):
     python = f'$([ "$SLURM_PROCID" = 1 ] && echo {other_python} || echo {sys.executable})'
     # A rank that starts seconds after the others is missing in the report.
     status, checks, said = check(
-        "--ntasks-per-node=1",
-        python=python,
-        busy=lambda checks: "ranks 0, 2: " not in checks["library"]["found"],
+        "--ntasks-per-node=1", python=python, busy=lambda checks: "ranks 0, 2: " not in checks["library"]["found"]
     )
     assert status != 0
     assert checks["library"]["verdict"] == "fix", said

@@ -36,18 +36,7 @@ def jobs(stopping, submit_to_stop, plugin, digits, tmp_path_factory):
         folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
         (folder / "slow.py").write_text(SLOW)
         with_digits(folder / "out", digits)
-        arguments = [
-            *RANKS,
-            *words,
-            script,
-            "slow.py",
-            "--epochs",
-            "20",
-            "--dtype",
-            "float64",
-            "--out",
-            "out",
-        ]
+        arguments = [*RANKS, *words, script, "slow.py", "--epochs", "20", "--dtype", "float64", "--out", "out"]
         started[name] = submit_to_stop(folder, *arguments, **more)
     for job in started.values():
         job.wait_until("its first steps", lambda job=job: job.output.count("a slow step") > 4)

@@ -16,11 +16,7 @@ from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import write
 
 # Two of one shape and type: the one must not be taken for the other.
-VALUES = {
-    "a": np.arange(1.0, 1537.0),
-    "b": np.arange(5001.0, 6537.0),
-    "group/c": np.arange(7, dtype="i2"),
-}
+VALUES = {"a": np.arange(1.0, 1537.0), "b": np.arange(5001.0, 6537.0), "group/c": np.arange(7, dtype="i2")}
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +68,7 @@ def damage(draw, length):
 
 @pytest.mark.full
 @settings(
-    max_examples=600,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_damage_anywhere_is_refused_or_harmless(whole, tmp_path, draw):

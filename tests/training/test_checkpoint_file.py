@@ -119,11 +119,7 @@ def test_checksums_that_are_missing(tmp_path):
     [
         ("format_version", 2, r"a later version of mpistrat wrote it \(format 2, and 1 is the last"),
         ("format_version", [1, 2], "its attributes cannot be read"),
-        (
-            "checksum",
-            np.bytes_("crc64"),
-            "of the kind 'crc64', which this version does not know: update mpistrat",
-        ),
+        ("checksum", np.bytes_("crc64"), "of the kind 'crc64', which this version does not know: update mpistrat"),
     ],
 )
 def test_a_file_of_a_later_version(tmp_path, attribute, value, told):

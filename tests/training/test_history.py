@@ -80,12 +80,7 @@ def scalars(folder, count):
 
 def test_tensorboard(tmp_path):
     logged(History(tensorboard=tmp_path), [0.5, 0.25], accuracy=0.75)
-    assert scalars(tmp_path, 4) == [
-        (0, "accuracy", 0.75),
-        (0, "loss", 0.5),
-        (1, "accuracy", 0.75),
-        (1, "loss", 0.25),
-    ]
+    assert scalars(tmp_path, 4) == [(0, "accuracy", 0.75), (0, "loss", 0.5), (1, "accuracy", 0.75), (1, "loss", 0.25)]
 
 
 def test_without_tensorboard(monkeypatch):

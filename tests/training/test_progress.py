@@ -59,12 +59,7 @@ def test_loops_in_loops(log):
             pass
     lines = [line for line in log().splitlines() if not line.startswith("mpistrat ")]
     steps = [f"steps: {i}/3" for i in (1, 2, 3)]
-    assert [re.sub(r" +\d+%| \[.*", "", line) for line in lines] == [
-        *steps,
-        "epochs: 1/2",
-        *steps,
-        "epochs: 2/2",
-    ]
+    assert [re.sub(r" +\d+%| \[.*", "", line) for line in lines] == [*steps, "epochs: 1/2", *steps, "epochs: 2/2"]
 
 
 @pytest.mark.parametrize("desc", ["[train] epoch 1", "epoch [1/3]"])

@@ -46,10 +46,7 @@ CASES = {
         PiecewiseConstantDecay([10, 20], [0.5, 0.2, 0.1]),
         lambda s: np.where(s <= 10, 0.5, np.where(s <= 20, 0.2, 0.1)),
     ),
-    "polynomial": (
-        PolynomialDecay(0.5, 30, 0.1, power=2.0),
-        lambda s: 0.4 * (1 - np.minimum(s, 30) / 30) ** 2 + 0.1,
-    ),
+    "polynomial": (PolynomialDecay(0.5, 30, 0.1, power=2.0), lambda s: 0.4 * (1 - np.minimum(s, 30) / 30) ** 2 + 0.1),
     "polynomial in cycles": (PolynomialDecay(0.5, 30, 0.1, power=2.0, cycle=True), polynomial_in_cycles),
     "cosine": (CosineDecay(0.5, 50, alpha=0.1), lambda s: 0.5 * (0.9 * cosine(np.minimum(s, 50) / 50) + 0.1)),
     "warm-up": (CosineDecay(0.1, 50, 0.1, warmup_target=0.5, warmup_steps=10), with_warm_up),

@@ -29,10 +29,7 @@ def test_only_what_is_followed_by_assign():
     for _ in range(1000):  # until Python has specialised the instructions
         assert both(SLICED, Assigned())[:4] == (1, 3, 4, [5, 6])
     # Not in an assert: pytest would put the slice into a name first.
-    several = SLICED[
-        1,
-        ...,
-    ].assign(4)
+    several = SLICED[1, ...].assign(4)
     nested = SLICED[SLICED[3]].assign(8)
     assert (several, nested) == (4, 8)
     assert eval("v[1].assign(7)", {"v": SLICED}) == 7

@@ -76,11 +76,7 @@ class Feed:
             memory = self._ring[self._at][0][self._used : self._used + len(part)]
             memory[...] = part
             runtime.memcpyAsync(
-                target + start,
-                pinned.address(memory),
-                len(part),
-                runtime.memcpyHostToDevice,
-                self.stream.ptr,
+                target + start, pinned.address(memory), len(part), runtime.memcpyHostToDevice, self.stream.ptr
             )
             start += len(part)
             self._used += -(-len(part) // _ALIGNMENT) * _ALIGNMENT

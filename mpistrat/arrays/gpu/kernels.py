@@ -142,13 +142,7 @@ class EachElement:
         self._kernels: dict[np.dtype, Any] = {}
 
     def extended(
-        self,
-        name: str,
-        *,
-        state: Sequence[str] = (),
-        scalars: Sequence[str] = (),
-        before: str = "",
-        after: str = "",
+        self, name: str, *, state: Sequence[str] = (), scalars: Sequence[str] = (), before: str = "", after: str = ""
     ) -> EachElement:
         """Return a kernel that does more in the same launch: with further lists, read and written, numbers and
         statements.

@@ -115,12 +115,7 @@ def _broadcast(topology: Topology, cupy: Any, elements: int) -> tuple[Any, Any]:
     return data, _values(root, elements)
 
 
-_TRIALS = {
-    "Alltoall": _all_to_all,
-    "Allgather": _all_gather,
-    "Allgatherv": _all_gather_uneven,
-    "Bcast": _broadcast,
-}
+_TRIALS = {"Alltoall": _all_to_all, "Allgather": _all_gather, "Allgatherv": _all_gather_uneven, "Bcast": _broadcast}
 
 
 if __name__ == "__main__":

@@ -100,10 +100,7 @@ def _print_table(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fi
     for check, each in findings:
         colour = _COLOURS[each.severity.value]
         rows.add_row(
-            check.title,
-            escape(each.found),
-            f"[{colour}]{each.severity.value}[/{colour}]",
-            escape(each.advice),
+            check.title, escape(each.found), f"[{colour}]{each.severity.value}[/{colour}]", escape(each.advice)
         )
     console.print(rows)
     count = sum(each.severity.value == "fix" for _, each in findings)

@@ -123,10 +123,7 @@ def _directives(script: Script) -> Iterator[str]:
             yield line(f"--ntasks-per-node={component.ntasks_per_node}", f"{most}ranks per node")
         yield line(f"--cpus-per-task={component.cpus_per_task}", "cores per rank; NumPy uses as many threads")
         if component.gpus_per_node is not None:
-            yield line(
-                f"--gpus-per-node={component.gpus_per_node}",
-                "all ranks of a node see them, each uses its own",
-            )
+            yield line(f"--gpus-per-node={component.gpus_per_node}", "all ranks of a node see them, each uses its own")
         for option, comment in component.options:
             yield line(option, comment)
     yield ""

@@ -87,10 +87,7 @@ def rows(records: Sequence[Record], wait: float = _SAMPLE) -> list[dict[str, Any
     before = {each.pid: each.bytes for each in records}
     time.sleep(wait)
     return [
-        {
-            **_row(read.read(each.path) or each, before[each.pid], time.monotonic() - began),
-            "slow": each.rank in slow,
-        }
+        {**_row(read.read(each.path) or each, before[each.pid], time.monotonic() - began), "slow": each.rank in slow}
         for each in records
     ]
 

@@ -209,10 +209,5 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
     seen = jobs.view_of(ended)
     found = last_record.waits_at_end(ended.records, ended.end.first)
     echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
-    for line in (
-        *ended.notes,
-        *report.causes(seen, found),
-        "where all ranks were:",
-        *report.classes(seen, found),
-    ):
+    for line in (*ended.notes, *report.causes(seen, found), "where all ranks were:", *report.classes(seen, found)):
         echo(line)

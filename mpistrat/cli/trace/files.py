@@ -109,10 +109,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
     events = kept[good]
     events = events[np.argsort(events["began"], kind="stable")]
     bad = written - oldest - len(events)
-    ends = [
-        seconds[Word.BEGAN],
-        *(float(events[name].max()) for name in ("began", "met", "ended") if len(events)),
-    ]
+    ends = [seconds[Word.BEGAN], *(float(events[name].max()) for name in ("began", "met", "ended") if len(events))]
     complete = seconds[Word.ENDED] > 0
     return Trace(
         path=path,

@@ -25,8 +25,7 @@ def summary(tracks: Sequence[Track]) -> dict[str, Any]:
     ranks: dict[int, dict[str, Any]] = {}
     for track in main:
         row = ranks.setdefault(
-            track.rank,
-            {"rank": track.rank, "host": track.host[0], "steps": 0, "phases": dict.fromkeys(PHASES, 0.0)},
+            track.rank, {"rank": track.rank, "host": track.host[0], "steps": 0, "phases": dict.fromkeys(PHASES, 0.0)}
         )
         row["steps"] += len(track.steps)
         for phase, nanoseconds in shares(track.spans).items():
@@ -103,10 +102,7 @@ def lines(told: dict[str, Any]) -> list[str]:
             (least, first), (most, last) = of[0], of[-1]
             shown.append(f"{phase:<14} {mean:7.2%}  {least:7.2%} {f'({first})':<6}  {most:7.2%} ({last})")
     if told["collectives"]:
-        shown += [
-            "",
-            f"{'calls':>7} {'a call':>10} {'waiting':>10} {'bytes':>10} {'bytes/s':>10}  collective",
-        ]
+        shown += ["", f"{'calls':>7} {'a call':>10} {'waiting':>10} {'bytes':>10} {'bytes/s':>10}  collective"]
     for row in told["collectives"]:
         shown.append(
             f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "

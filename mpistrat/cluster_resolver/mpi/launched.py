@@ -57,12 +57,7 @@ def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | 
     host = next((name for name in launcher.host if environ.get(name)), None)
     sources["host"] = host or ""
     return Launched(
-        launcher.name,
-        rank,
-        host=environ[host] if host else None,
-        sources=sources,
-        alone=launcher.alone,
-        **numbers,
+        launcher.name, rank, host=environ[host] if host else None, sources=sources, alone=launcher.alone, **numbers
     )
 
 

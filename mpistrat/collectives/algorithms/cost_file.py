@@ -53,8 +53,7 @@ def read(topology: Topology) -> Points | None:
         return parse(path.read_text(), _key(topology))
     except FileNotFoundError:
         _log.warning(
-            "%s is set, but nothing was measured here: run mpistrat bench tune",
-            RuntimeOptions.tuned.origin(rc),
+            "%s is set, but nothing was measured here: run mpistrat bench tune", RuntimeOptions.tuned.origin(rc)
         )
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         # Not raised, since the other ranks wait for rank 0.

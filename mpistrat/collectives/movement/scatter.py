@@ -55,12 +55,7 @@ def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: i
 
 
 def _scattered(
-    topology: Topology,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    axis: int,
-    value: np.ndarray | None,
-    root: int,
+    topology: Topology, dtype: np.dtype, shape: tuple[int, ...], axis: int, value: np.ndarray | None, root: int
 ) -> np.ndarray:
     rest = (*shape[:axis], *shape[axis + 1 :])
     lengths = rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)

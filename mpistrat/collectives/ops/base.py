@@ -173,10 +173,7 @@ class CrossDeviceOps:
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 
     def batch_reduce_implementation(
-        self,
-        reduce_op: Op,
-        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
-        options: Any,
+        self, reduce_op: Op, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         """Reduce many values: the hook of `batch_reduce`. Return an array or a Mirrored for each pair."""
         raise NotImplementedError(f"{type(self).__name__} must override batch_reduce_implementation")

@@ -65,10 +65,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         return self._combine(reduce_op, [component(per_replica_value)], options)[0]
 
     def batch_reduce_implementation(
-        self,
-        reduce_op: Op,
-        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
-        options: Any,
+        self, reduce_op: Op, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         values = [component(value) for value, _ in value_destination_pairs]
         return self._combine(reduce_op, values, options, IN_PAIRS)
@@ -173,12 +170,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         return found.run(values, options.timeout_seconds)
 
     def _reduce_in_place(
-        self,
-        key: tuple[Any, ...],
-        op: Op,
-        values: list[np.ndarray],
-        options: CommunicationOptions,
-        form: Hashable,
+        self, key: tuple[Any, ...], op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
     ) -> list[np.ndarray] | None:
         """Reduce a list with buffers; None if none of them can be reduced where it is."""
         key = (*key, *map(id, values))

@@ -56,9 +56,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     """
 
     def __init__(
-        self,
-        reduce_to_device: str | None = None,
-        accumulation_fn: Callable[[Sequence[np.ndarray]], Any] | None = None,
+        self, reduce_to_device: str | None = None, accumulation_fn: Callable[[Sequence[np.ndarray]], Any] | None = None
     ):
         super().__init__()
         self._device = None if reduce_to_device is None else Device.parse(reduce_to_device)
@@ -72,10 +70,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         return self._reduce(reduce_op, component(per_replica_value), options.timeout_seconds)
 
     def batch_reduce_implementation(
-        self,
-        reduce_op: Op,
-        value_destination_pairs: Sequence[tuple[DistributedValues, Any]],
-        options: Any,
+        self, reduce_op: Op, value_destination_pairs: Sequence[tuple[DistributedValues, Any]], options: Any
     ) -> Sequence[Any]:
         return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
 

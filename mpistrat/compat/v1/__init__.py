@@ -1,20 +1,9 @@
 """``tf.compat.v1.distribute``: the strategies with the methods that only version 1 had."""
 
 from mpistrat.asynchronous.server import Server
-from mpistrat.collectives import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
-)
+from mpistrat.collectives import CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
 from mpistrat.compat.v1 import cluster_resolver, experimental
-from mpistrat.compat.v1.strategy import (
-    InputIterator,
-    MirroredStrategy,
-    OneDeviceStrategy,
-    Strategy,
-    get_loss_reduction,
-)
+from mpistrat.compat.v1.strategy import InputIterator, MirroredStrategy, OneDeviceStrategy, Strategy, get_loss_reduction
 from mpistrat.data import InputContext, InputReplicationMode
 from mpistrat.strategy import (
     ReplicaContext,

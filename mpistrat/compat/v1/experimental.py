@@ -53,10 +53,7 @@ class TPUStrategy(strategies.TPUStrategy, Strategy):
     """
 
     def __init__(
-        self,
-        tpu_cluster_resolver: Any = None,
-        steps_per_run: int | None = None,
-        device_assignment: Any = None,
+        self, tpu_cluster_resolver: Any = None, steps_per_run: int | None = None, device_assignment: Any = None
     ):
         super().__init__(tpu_cluster_resolver, device_assignment)
         self._steps_per_run = steps_per_run

@@ -87,10 +87,7 @@ class BlockReader(KeepingReader):
         """Return a block, of which some rows go to ``places`` of ``out``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
-        ends = [
-            0,
-            *np.cumsum([-(-count * each.row_bytes // _LINE) * _LINE for each in record.columns]).tolist(),
-        ]
+        ends = [0, *np.cumsum([-(-count * each.row_bytes // _LINE) * _LINE for each in record.columns]).tolist()]
 
         def columns(memory: np.ndarray) -> list[np.ndarray]:
             return [

@@ -68,8 +68,7 @@ class Csv(BlockFormat):
         for name in names:
             if known.count(name) > 1:
                 raise DataFileError.of_file(
-                    path,
-                    f"it has {known.count(name)} columns named {name!r}; fix: rename them, or header=False",
+                    path, f"it has {known.count(name)} columns named {name!r}; fix: rename them, or header=False"
                 )
         starts = np.array([*range(0, rows, _BLOCK_ROWS), rows], np.int64)
         layout = InBlocks(starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64))
@@ -131,8 +130,7 @@ def _lines(file: Any, header: bool, delimiter: bytes, path: str) -> tuple[bytes,
         rows += 1
     if quoted:
         raise DataFileError.of_file(
-            path,
-            f"a quote in row {rows} is not closed (from byte {begin} on); fix: close it, or write it twice",
+            path, f"a quote in row {rows} is not closed (from byte {begin} on); fix: close it, or write it twice"
         )
     return first, rows, places
 

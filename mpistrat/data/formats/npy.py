@@ -55,8 +55,7 @@ class Npy(Format):
         size = values * dtype.itemsize
         if begin + size > found.st_size:
             raise DataFileError.of_file(
-                path,
-                f"it is truncated ({found.st_size} bytes of {begin + size}); fix: copy or write it again",
+                path, f"it is truncated ({found.st_size} bytes of {begin + size}); fix: copy or write it again"
             )
         extents = (Extent(0, 0, begin, size),) if size else ()
         column = Column(names[0], tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, Contiguous(extents), ())

@@ -25,11 +25,7 @@ from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.spec import in_native_order
 
-_FILES = (
-    ".zarray",
-    "zarr.json",
-    ".zmetadata",
-)  # of version 2, of version 3, and of all arrays of a store together
+_FILES = (".zarray", "zarr.json", ".zmetadata")  # of version 2, of version 3, and of all arrays of a store together
 _LARGEST = 64 << 20
 _KEYS_OF_CODECS = ("id", "name")
 _KEYS_OF_DTYPES = ("dtype", "data_type")
@@ -63,13 +59,11 @@ def _refuse_in(store: str, path: str) -> None:
     for key, value in _entries(found):
         if key in _KEYS_OF_CODECS and isinstance(value, str) and "pickle" in value.lower():
             raise DataFileError.of_file(
-                store,
-                f"{path!r} names the codec {value!r}, which can run any code; fix: write it with another codec",
+                store, f"{path!r} names the codec {value!r}, which can run any code; fix: write it with another codec"
             )
         if key in _KEYS_OF_DTYPES and any(map(_OBJECTS.fullmatch, _texts(value))):
             raise DataFileError.of_file(
-                store,
-                f"{path!r} has an array of Python objects ({value}); fix: write numbers, or strings of a length",
+                store, f"{path!r} has an array of Python objects ({value}); fix: write numbers, or strings of a length"
             )
 
 
@@ -161,9 +155,7 @@ def _opened(path: str) -> Any:
         return zarr.open(path, mode="r")
     except Exception as error:
         raise not_of_format(
-            path,
-            "from_zarr",
-            f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path",
+            path, "from_zarr", f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path"
         ) from None
 
 

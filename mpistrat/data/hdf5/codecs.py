@@ -43,11 +43,7 @@ def missing(filters: Sequence[int]) -> str | None:
 
 
 def decode(
-    raw: Any,
-    filters: Sequence[tuple[int, tuple[int, ...]]],
-    mask: int,
-    nbytes: int,
-    into: np.ndarray | None = None,
+    raw: Any, filters: Sequence[tuple[int, tuple[int, ...]]], mask: int, nbytes: int, into: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the ``nbytes`` decoded bytes of a chunk, in the memory ``into`` if it is given.
 
@@ -145,12 +141,7 @@ def _decode_zstd(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarra
         raise ValueError(f"zstd: {error}") from error
 
 
-CODECS: dict[int, Codec] = {
-    DEFLATE: _inflate,
-    SHUFFLE: _unshuffle,
-    FLETCHER32: _check_fletcher32,
-    ZSTD: _decode_zstd,
-}
+CODECS: dict[int, Codec] = {DEFLATE: _inflate, SHUFFLE: _unshuffle, FLETCHER32: _check_fletcher32, ZSTD: _decode_zstd}
 
 
 @cache

@@ -66,8 +66,7 @@ def check_places(where: str, index: ChunkIndex, file_bytes: int) -> None:
     outside = np.flatnonzero((starts > end) | (sizes > end - np.minimum(starts, end)))
     if len(outside):
         raise _damaged(
-            where,
-            f"it has a chunk of {sizes[outside[0]]} bytes at byte {starts[outside[0]]} of a file of {file_bytes}",
+            where, f"it has a chunk of {sizes[outside[0]]} bytes at byte {starts[outside[0]]} of a file of {file_bytes}"
         )
     common = np.flatnonzero(sizes[:-1] > starts[1:] - starts[:-1])
     if len(common):
@@ -117,8 +116,7 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
     wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
     if len(wrong) and not dataset.dtype.hasobject:  # a string of variable length has another size in the file
         raise _damaged(
-            where,
-            f"it has a chunk of {index.sizes[wrong[0]]} bytes where chunks without filters have {whole}",
+            where, f"it has a chunk of {index.sizes[wrong[0]]} bytes where chunks without filters have {whole}"
         )
     if SHUFFLE in filters:
         # A chunk that another filter made smaller was shuffled before, as all others: HDF5 never fails in that.

@@ -246,18 +246,7 @@ def from_json(plain: Any) -> FileRecord:
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (
-        FileRecord,
-        Column,
-        OtherFile,
-        Contiguous,
-        Extent,
-        Chunked,
-        InBlocks,
-        Joined,
-        Part,
-        ThroughHdf5,
-    )
+    for kind in (FileRecord, Column, OtherFile, Contiguous, Extent, Chunked, InBlocks, Joined, Part, ThroughHdf5)
 }
 
 

@@ -10,17 +10,7 @@ from mpistrat import representation
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.padding import PaddedBatch
-from mpistrat.data.pipeline.transforms import (
-    Batch,
-    Map,
-    Repeat,
-    Shard,
-    Shuffle,
-    Skip,
-    Take,
-    Transform,
-    integer,
-)
+from mpistrat.data.pipeline.transforms import Batch, Map, Repeat, Shard, Shuffle, Skip, Take, Transform, integer
 from mpistrat.runtime import affinity
 
 if TYPE_CHECKING:
@@ -171,11 +161,7 @@ class Chain:
         return self._then(Batch(self._new_batch_size(batch_size), bool(drop_remainder)))
 
     def padded_batch(
-        self,
-        batch_size: int,
-        padded_shapes: Any = None,
-        padding_values: Any = None,
-        drop_remainder: bool = False,
+        self, batch_size: int, padded_shapes: Any = None, padding_values: Any = None, drop_remainder: bool = False
     ) -> Self:
         """Stack consecutive rows whose shapes differ, each padded to the longest.
 

@@ -12,15 +12,7 @@ from mpistrat import nest
 from mpistrat.data.options import MOST_PREFETCH
 from mpistrat.data.pipeline.mapping import Making, mapped_rows
 from mpistrat.data.pipeline.stream import Cut
-from mpistrat.data.pipeline.transforms import (
-    Batch,
-    BlocksShuffled,
-    Map,
-    Order,
-    Segment,
-    Transform,
-    before_batch,
-)
+from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform, before_batch
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
 from mpistrat.process.cache import Cache

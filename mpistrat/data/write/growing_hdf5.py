@@ -273,8 +273,7 @@ class _ChunkTree:
         numbers = np.minimum((first + np.arange(count + 1)) * span, len(chunks))
         axes = len(series.chunk)
         keys = np.zeros(
-            _CHILDREN + 1,
-            [("bytes", "<u4"), ("mask", "<u4"), ("offset", "<u8", (axes + 1,)), ("child", "<u8")],
+            _CHILDREN + 1, [("bytes", "<u4"), ("mask", "<u4"), ("offset", "<u8", (axes + 1,)), ("child", "<u8")]
         )
         keys["bytes"][:count], keys["mask"][:count] = chunks[numbers[:-1], 1:].T
         keys["child"][:count] = children

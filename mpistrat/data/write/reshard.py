@@ -75,10 +75,7 @@ def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"file {path!r}: dataset {name!r} {why}, so the two cannot be divided together; fix: name what is "
                 f"to be divided ({options})"
             )
-        for one, other, has, lacks in (
-            (found, first, path, paths[0]),
-            (first, found, paths[0], path),
-        ):
+        for one, other, has, lacks in ((found, first, path, paths[0]), (first, found, paths[0], path)):
             for name in (*one.rows, *one.single):
                 if name not in other.rows and name not in other.single:
                     raise DatasetMismatchError(

@@ -19,13 +19,7 @@ from mpistrat.data.rows.split import piece
 from mpistrat.data.write.output_file import Hdf5Output
 from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
 from mpistrat.data.write.together import Contribution, write_together
-from mpistrat.data.write.writable import (
-    WritableRows,
-    column_of,
-    is_stream,
-    named,
-    random_access,
-)
+from mpistrat.data.write.writable import WritableRows, column_of, is_stream, named, random_access
 from mpistrat.process import mpi
 from mpistrat.process.atomic_file import appearing_together
 from mpistrat.process.local_path import local_path

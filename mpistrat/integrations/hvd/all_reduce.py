@@ -93,7 +93,4 @@ grouped_reducescatter = one_by_one(reducescatter)
 allreduce_async, allreduce_async_ = with_handle(allreduce), with_handle(allreduce_)
 grouped_allreduce_async = with_handle(grouped_allreduce)
 grouped_allreduce_async_ = with_handle(grouped_allreduce_)
-reducescatter_async, grouped_reducescatter_async = (
-    with_handle(reducescatter),
-    with_handle(grouped_reducescatter),
-)
+reducescatter_async, grouped_reducescatter_async = (with_handle(reducescatter), with_handle(grouped_reducescatter))

@@ -87,12 +87,7 @@ def _without_data(op: Op, described: Sequence[tuple[np.dtype, tuple[int, ...]]],
 
 
 def reduce_scattered(
-    value: Any,
-    name: str | None,
-    op: Op,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
+    value: Any, name: str | None, op: Op, prescale_factor: float, postscale_factor: float, process_set: ProcessSet
 ) -> np.ndarray:
     """Return this rank's rows of the combination of arrays of any library, as a NumPy array."""
     topology = process_set.topology

@@ -8,13 +8,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from mpistrat.data import (
-    INFINITE_CARDINALITY,
-    UNKNOWN_CARDINALITY,
-    Dataset,
-    DistributedDataset,
-    InputOptions,
-)
+from mpistrat.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, DistributedDataset, InputOptions
 from mpistrat.engine import Engine
 from mpistrat.integrations.keras import hooks, host_calls
 

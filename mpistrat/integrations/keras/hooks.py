@@ -39,17 +39,8 @@ _NEEDED = {
     "keras.src.trainers.data_adapters.array_slicing": ("convert_to_sliceable", "train_validation_split"),
     "keras.src.trainers.data_adapters.data_adapter_utils": ("class_weight_to_sample_weights",),
     "keras.src.utils.python_utils": ("pythonify_logs",),
-    "keras.src.optimizers.base_optimizer.BaseOptimizer": (
-        "apply",
-        "stateless_apply",
-        "scale_loss",
-        "build",
-    ),
-    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": (
-        "apply",
-        "stateless_apply",
-        "scale_loss",
-    ),
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": ("apply", "stateless_apply", "scale_loss", "build"),
+    "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer": ("apply", "stateless_apply", "scale_loss"),
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
     "keras.src.layers.normalization.batch_normalization.BatchNormalization": ("_moments",),
     "keras.src.callbacks.backup_and_restore.BackupAndRestore": ("_save_model", "_load_model"),
@@ -301,8 +292,7 @@ def wrap_loss_reduction(wrapper: Callable[[Callable[..., Any]], Callable[..., An
 
 
 def wrap_optimizers(
-    apply: Callable[[Callable[..., Any]], Callable[..., Any]],
-    scale: Callable[[Callable[..., Any]], Callable[..., Any]],
+    apply: Callable[[Callable[..., Any]], Callable[..., Any]], scale: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
     """Replace the methods with which optimizers take gradients, and with which they scale a loss."""
     for path in (
@@ -310,10 +300,7 @@ def wrap_optimizers(
         "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer",
     ):
         owner = _found(path)
-        for name, wrapper in (
-            ("stateless_apply" if BACKEND == "jax" else "apply", apply),
-            ("scale_loss", scale),
-        ):
+        for name, wrapper in (("stateless_apply" if BACKEND == "jax" else "apply", apply), ("scale_loss", scale)):
             setattr(owner, name, wrapper(getattr(owner, name)))
 
 

@@ -74,10 +74,7 @@ def _record_itself() -> None:
 
 # torch moves what it sends to a device of the backend: without a GPU it found no driver where "cuda" was registered.
 torch.distributed.Backend.register_backend(
-    BACKEND,
-    _process_group,
-    extended_api=True,
-    devices=["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"],
+    BACKEND, _process_group, extended_api=True, devices=["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
 )
 _record_itself()
 _register_rendezvous()

@@ -40,10 +40,7 @@ def require_dtype(name: str, *tensors: torch.Tensor) -> None:
 
 def require_one_for_each_rank(name: str, kind: str, tensors: Sequence[torch.Tensor], size: int) -> None:
     """Raise a ValueError if a list does not have one tensor for each of ``size`` ranks."""
-    require(
-        len(tensors) == size,
-        f"{name}: the list must have one {kind} for each of {size} ranks, not {len(tensors)}",
-    )
+    require(len(tensors) == size, f"{name}: the list must have one {kind} for each of {size} ranks, not {len(tensors)}")
 
 
 def require_dense(tensor: torch.Tensor) -> None:

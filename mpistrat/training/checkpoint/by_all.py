@@ -54,9 +54,7 @@ class _Save:
         path: Path,
         compared: Mapping[str, np.ndarray] = MappingProxyType({}),
     ):
-        from mpistrat.training.checkpoint import (
-            write,
-        )  # h5py. Not in a thread: the program may be at its end there
+        from mpistrat.training.checkpoint import write  # h5py. Not in a thread: the program may be at its end there
 
         seen, self._hdf5 = writers(ranks, path.parent), write
         self.shares = divided(arrays, seen, ranks.size)

@@ -16,14 +16,7 @@ from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
 from mpistrat.process.local_path import local_path
 from mpistrat.training.checkpoint import pending_save
-from mpistrat.training.checkpoint.object_graph import (
-    Stateful,
-    as_before,
-    check,
-    graph_of,
-    packed,
-    unpacked,
-)
+from mpistrat.training.checkpoint.object_graph import Stateful, as_before, check, graph_of, packed, unpacked
 from mpistrat.training.checkpoint.variables import contents_of, load, loaded_arrays, ranks_of, save
 
 _COUNTER = "save_counter"

@@ -81,10 +81,7 @@ def disk_writer(descriptor: int) -> Iterator[DiskWriter]:
     ...     file.read()
     b'\\x00\\x00abc'
     """
-    with (
-        ThreadPoolExecutor(1, "mpistrat-write") as writing,
-        ThreadPoolExecutor(1, "mpistrat-flush") as flushing,
-    ):
+    with ThreadPoolExecutor(1, "mpistrat-write") as writing, ThreadPoolExecutor(1, "mpistrat-flush") as flushing:
         try:
             yield DiskWriter(descriptor, writing, flushing)
         except BaseException:

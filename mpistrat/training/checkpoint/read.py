@@ -316,9 +316,7 @@ def _format(path: Path, file: h5py.File) -> _Format | None:
         _refuse(path, None, f"its checksums are of {piece} bytes each")
     if kind not in FUNCTIONS:
         _refuse(
-            path,
-            None,
-            f"its checksums are of the kind {kind!r}, which this version does not know: update mpistrat",
+            path, None, f"its checksums are of the kind {kind!r}, which this version does not know: update mpistrat"
         )
     return _Format(piece, FUNCTIONS[kind])
 

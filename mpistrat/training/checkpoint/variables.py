@@ -41,10 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def save(
-    state: Any,
-    path: str | os.PathLike[str],
-    differing: Literal["error", "chief"] = "error",
-    own: Any = None,
+    state: Any, path: str | os.PathLike[str], differing: Literal["error", "chief"] = "error", own: Any = None
 ) -> None:
     """Save variables and arrays to an HDF5 file. Collective; all ranks write, or replica 0 alone if it is small.
 
@@ -108,10 +105,7 @@ def save(
 
 
 def save_async(
-    state: Any,
-    path: str | os.PathLike[str],
-    differing: Literal["error", "chief"] = "error",
-    own: Any = None,
+    state: Any, path: str | os.PathLike[str], differing: Literal["error", "chief"] = "error", own: Any = None
 ) -> PendingSave:
     """Copy variables and arrays, and save the copies to an HDF5 file in a thread. Collective; written as by `save`.
 

@@ -101,10 +101,6 @@ class F1Score(FBetaScore):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        average: str | None = None,
-        threshold: float | None = None,
-        name: str = "f1_score",
+        self, num_classes: int, average: str | None = None, threshold: float | None = None, name: str = "f1_score"
     ):
         super().__init__(num_classes, average, 1.0, threshold, name)

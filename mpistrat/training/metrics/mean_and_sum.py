@@ -197,12 +197,7 @@ class R2Score(Metric):
     0.5
     """
 
-    def __init__(
-        self,
-        class_aggregation: str | None = "uniform_average",
-        name: str = "r2_score",
-        num_outputs: int = 1,
-    ):
+    def __init__(self, class_aggregation: str | None = "uniform_average", name: str = "r2_score", num_outputs: int = 1):
         if class_aggregation not in ("uniform_average", "variance_weighted_average", None):
             raise ValueError(
                 "class_aggregation must be 'uniform_average', 'variance_weighted_average' or None, not "

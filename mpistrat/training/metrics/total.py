@@ -15,10 +15,7 @@ def summed_when_read(name: str, value: np.ndarray) -> Variable:
     """Create a variable on the host whose copies are summed over the replicas when it is read."""
     with get_strategy().extended.engine.variables_on_host():
         return Variable(
-            value,
-            name=name,
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.SUM,
+            value, name=name, synchronization=VariableSynchronization.ON_READ, aggregation=VariableAggregation.SUM
         )
 
 

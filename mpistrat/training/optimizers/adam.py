@@ -15,11 +15,7 @@ from mpistrat.training.optimizers.rule import blocks
 _NUMBERS = ["rate", "rest_1", "rest_2", "epsilon"]
 _MOMENTS = "m += (g - m) * rest_1; v += (g * g - v) * rest_2;"
 _ADAM = EachElement(
-    "mpistrat_adam",
-    ["g", "w", "m", "v"],
-    ["w", "m", "v"],
-    _NUMBERS,
-    f"{_MOMENTS} w -= m / (sqrt(v) + epsilon) * rate;",
+    "mpistrat_adam", ["g", "w", "m", "v"], ["w", "m", "v"], _NUMBERS, f"{_MOMENTS} w -= m / (sqrt(v) + epsilon) * rate;"
 )
 _AMSGRAD = EachElement(
     "mpistrat_amsgrad",

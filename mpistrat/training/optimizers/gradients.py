@@ -36,11 +36,7 @@ def as_pair(each: Any) -> tuple[Any, Any]:
 
 
 def checked(
-    variables: Sequence[Variable],
-    gradients: Sequence[Any],
-    replicas: ReplicaGroup,
-    step: int,
-    aggregate: bool,
+    variables: Sequence[Variable], gradients: Sequence[Any], replicas: ReplicaGroup, step: int, aggregate: bool
 ) -> None:
     """Raise FloatingPointError if a gradient has NaN. Warn if it may be a mean, and is to be added to others."""
     if aggregate and replicas.size > 1:

@@ -231,10 +231,7 @@ class Optimizer(ABC):
 
     def _facts(self) -> dict[str, Any]:
         config = self.get_config()
-        shown = {
-            "learning_rate": config.pop("learning_rate"),
-            **representation.other_than_default(type(self), config),
-        }
+        shown = {"learning_rate": config.pop("learning_rate"), **representation.other_than_default(type(self), config)}
         if self._name == type(self).__name__:
             del shown["name"]
         return {**shown, "steps": self.iterations, "variables": len(self._state.slots)}

@@ -29,11 +29,7 @@ class SeparateStep:
     """
 
     def __init__(
-        self,
-        extended: StrategyExtended,
-        variables: list[Variable],
-        slots: Slots,
-        names: tuple[Hashable, ...],
+        self, extended: StrategyExtended, variables: list[Variable], slots: Slots, names: tuple[Hashable, ...]
     ):
         self._extended, self._slots = extended, slots
         self.variables, self.form = variables, names

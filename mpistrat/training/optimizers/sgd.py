@@ -14,11 +14,7 @@ from mpistrat.values import IndexedSlices
 
 _PLAIN = EachElement("mpistrat_sgd", ["g", "w"], ["w"], ["rate"], "w += g * -rate;")
 _MOMENTUM = EachElement(
-    "mpistrat_sgd_momentum",
-    ["g", "w", "m"],
-    ["w", "m"],
-    ["rate", "momentum"],
-    "m = m * momentum + g * -rate; w += m;",
+    "mpistrat_sgd_momentum", ["g", "w", "m"], ["w", "m"], ["rate", "momentum"], "m = m * momentum + g * -rate; w += m;"
 )
 _NESTEROV = EachElement(
     "mpistrat_sgd_nesterov",

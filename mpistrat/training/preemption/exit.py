@@ -65,10 +65,7 @@ def end(environ: Mapping[str, str], *, comes_back: bool, progress: bool) -> tupl
         _, why_not = _scontrol(environ, "requeue", job)
     if why_not is None:
         return DONE, "the job was put back into the queue"
-    return (
-        RESTART,
-        f"the job is not put back into the queue: {why_not}; status {RESTART} asks to be started again",
-    )
+    return (RESTART, f"the job is not put back into the queue: {why_not}; status {RESTART} asks to be started again")
 
 
 def leave(status: int) -> None:

@@ -37,10 +37,7 @@ def training(resolver):
 
 def optimizers_update_on_the_servers(resolver):
     """As many steps as a serial optimizer takes, on whole and on divided variables, dense and sparse."""
-    makers = (
-        lambda: mpistrat.optimizers.SGD(0.1, momentum=0.9),
-        lambda: mpistrat.optimizers.Adam(0.1),
-    )
+    makers = (lambda: mpistrat.optimizers.SGD(0.1, momentum=0.9), lambda: mpistrat.optimizers.Adam(0.1))
     for make in makers:
         for partitioner in (None, partitioners.FixedShardsPartitioner(2)):
             optimizer_updates_on_the_servers(mpistrat.ParameterServerStrategy(resolver, partitioner), make)
@@ -111,15 +108,7 @@ def writes_to(strategy, divided):
     np.testing.assert_array_equal(v.numpy(), u.numpy())
     np.testing.assert_array_equal(v.sparse_read([[6, 0], [0, 3]]), u.sparse_read([[6, 0], [0, 3]]))
     np.testing.assert_array_equal(v.gather_nd([[6, 1], [0, 0]]), u.gather_nd([[6, 1], [0, 0]]))
-    for key in (
-        -1,
-        slice(None, None, -2),
-        (slice(1, 6), 1),
-        ...,
-        np.arange(7) % 2 == 0,
-        [0, 5],
-        slice(3, 3),
-    ):
+    for key in (-1, slice(None, None, -2), (slice(1, 6), 1), ..., np.arange(7) % 2 == 0, [0, 5], slice(3, 3)):
         np.testing.assert_array_equal(v[key], u[key])
     before = v.numpy()
     assert type(raised(lambda: v.assign(np.zeros((8, 2))))) is ValueError

@@ -73,11 +73,7 @@ def a_function_that_fails_writes_nothing(coordinator, variables):
         number.assign_add(1)
         return (i for i in range(3))
 
-    for function, error in (
-        (raises, ArithmeticError),
-        (does_not_fit, IndexError),
-        (cannot_be_sent, TypeError),
-    ):
+    for function, error in ((raises, ArithmeticError), (does_not_fit, IndexError), (cannot_be_sent, TypeError)):
         coordinator.schedule(function)
         try:
             coordinator.join()

@@ -11,15 +11,7 @@ from mpistrat.coordinator import ClusterCoordinator
 from mpistrat.experimental import partitioners
 
 RANDOM = np.random.default_rng(3)
-SHAPES = (
-    (),
-    (3,),
-    (5, 7),
-    (300, 200),
-    (0, 4),
-    (1,),
-    (70_000,),
-)  # from bytes to more than a message carries inside
+SHAPES = ((), (3,), (5, 7), (300, 200), (0, 4), (1,), (70_000,))  # from bytes to more than a message carries inside
 
 
 def same(values, expected):

@@ -29,10 +29,7 @@ def gradients(step):
 
 def serial():
     """The variables after all steps."""
-    variables, optimizer = (
-        [mpistrat.Variable(np.ones(shape)) for shape in SHAPES],
-        mpistrat.optimizers.Adam(0.1),
-    )
+    variables, optimizer = ([mpistrat.Variable(np.ones(shape)) for shape in SHAPES], mpistrat.optimizers.Adam(0.1))
     for step in range(STEPS):
         optimizer.apply_gradients(zip(gradients(step), variables, strict=True))
     return [each.numpy() for each in variables]

@@ -58,8 +58,7 @@ def test_intel_binds_by_itself_unless_told_not_to():
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name"),
-    [(OPEN_MPI_5, "OMPI_MCA_mpi_yield_when_idle"), (MPICH, "MPIR_CVAR_POLLS_BEFORE_YIELD")],
+    ("launcher", "name"), [(OPEN_MPI_5, "OMPI_MCA_mpi_yield_when_idle"), (MPICH, "MPIR_CVAR_POLLS_BEFORE_YIELD")]
 )
 def test_ranks_yield_where_there_are_more_than_cores(launcher, name):
     assert name not in settings(launcher, ranks=16)

@@ -217,8 +217,7 @@ def test_killed_by_a_signal(write, number):
     if FAMILY != "openmpi":  # it does not always say
         who, more = "(rank 1|a rank)", r"( or \d+ \(SIG\w+\))*"
     assert re.fullmatch(
-        rf"no newline\nmpistrat run: {who} was killed by signal {number:d} \({number.name}\){more}\n",
-        err,
+        rf"no newline\nmpistrat run: {who} was killed by signal {number:d} \({number.name}\){more}\n", err
     )
 
 
@@ -305,13 +304,7 @@ def test_lines_of_ranks_do_not_mix(write):
 
 @pytest.mark.full
 def test_signals_reach_every_rank(write):
-    names = [
-        "SIGTERM",
-        "SIGUSR1",
-        "SIGUSR2",
-        "SIGHUP",
-        "SIGINT",
-    ]  # the last tells of ranks that go on for long
+    names = ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"]  # the last tells of ranks that go on for long
     with waiting(write(WAIT), *names) as (job, pids):
         launcher = launcher_of(job)
         assert sorted(running_job.ranks_below(launcher)) == sorted(pids)

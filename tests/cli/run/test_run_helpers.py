@@ -54,16 +54,7 @@ def start(tmp_path):
         with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
             jobs.append(
                 subprocess.Popen(
-                    [
-                        sys.executable,
-                        *command,
-                        "run",
-                        "-n",
-                        str(ranks),
-                        str(program),
-                        str(status),
-                        holds,
-                    ],
+                    [sys.executable, *command, "run", "-n", str(ranks), str(program), str(status), holds],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,

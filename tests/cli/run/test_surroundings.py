@@ -99,11 +99,6 @@ def test_nothing_is_left_open(tmp_path):
     (tmp_path / "program.py").write_text("print('said')")
     command = [sys.executable, "-X", "dev", "-W", "error", "-m", "mpistrat", "run", "-n", "2", "program.py"]
     ended = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["said"] * 2, "")

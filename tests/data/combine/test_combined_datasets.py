@@ -83,11 +83,7 @@ def test_concatenations_in_any_order():
 
 
 def test_concatenated_datasets_must_be_alike():
-    for other in (
-        Dataset.from_arrays([1.0]),
-        Dataset.range(2).map(lambda x: (x, x)),
-        Dataset.range(2).enumerate(),
-    ):
+    for other in (Dataset.from_arrays([1.0]), Dataset.range(2).map(lambda x: (x, x)), Dataset.range(2).enumerate()):
         with pytest.raises(DatasetMismatchError, match="dataset 1"):
             lists(Dataset.range(3).concatenate(other))
     wider = Dataset.from_arrays([[1, 2]]).concatenate(Dataset.from_arrays([[1, 2, 3]]))
@@ -110,10 +106,7 @@ def test_filter():
     assert isinstance(kept, IterableDataset)
     order = lists(Dataset.range(9).shuffle(seed=1))
     assert [x for batch in lists(kept.batch(4)) for x in batch] == lists(kept) == [x for x in order if x > 2]
-    assert lists(Dataset.zip(Dataset.range(3), some(3)).filter(lambda a, b: a == b and a > 0)) == [
-        (1, 1),
-        (2, 2),
-    ]
+    assert lists(Dataset.zip(Dataset.range(3), some(3)).filter(lambda a, b: a == b and a > 0)) == [(1, 1), (2, 2)]
     for wrong in (lambda x: x, lambda x: None, lambda x: np.array([True])):
         with pytest.raises(ValueError, match="True or False"):
             lists(Dataset.range(3).filter(wrong))
@@ -229,12 +222,7 @@ def test_states_continue_exactly(replicas, kind, steps):
             iterator = iter(distributed)
             begun = [*itertools.islice(iterator, steps)]
         state = iterator.state()
-        return (
-            state,
-            [x.tolist() for x in begun],
-            [x.tolist() for x in iterator],
-            [x.tolist() for x in distributed],
-        )
+        return (state, [x.tolist() for x in begun], [x.tolist() for x in iterator], [x.tolist() for x in distributed])
 
     def again(peer):
         distributed = DistributedDataset(kinds()[kind].batch(5), peer)

@@ -80,11 +80,7 @@ def test_functions_after_batch_are_not_cached():
 def test_replicas_must_mix_the_same(replicas):
     def replica(peer):
         parts = [Dataset.range(9), Dataset.range(9).filter(lambda x: x > 1)]
-        for other in (
-            {"weights": [1, 1 + peer.rank]},
-            {"seed": peer.rank},
-            {"stop_on_empty_dataset": peer.rank > 0},
-        ):
+        for other in ({"weights": [1, 1 + peer.rank]}, {"seed": peer.rank}, {"stop_on_empty_dataset": peer.rank > 0}):
             mixed = Dataset.sample_from_datasets(parts, **{"seed": 1, **other})
             with pytest.raises(ValueError, match="rank 1"):
                 DistributedDataset(mixed.batch(2), peer)

@@ -64,11 +64,7 @@ def distributed(strategy, files, datasets="x", policy="DATA", several=None, **op
 # How file 1 of 4, which rank 1 describes, is spoilt, and the error that every rank must raise.
 ONE = r"^rank 1 \(.+\): file '.*/1\.h5'"
 BAD = {
-    "truncated": (
-        lambda p: os.truncate(p, p.stat().st_size - 8),
-        "DataFileError",
-        ONE + r".*truncated \(\d+ byte",
-    ),
+    "truncated": (lambda p: os.truncate(p, p.stat().st_size - 8), "DataFileError", ONE + r".*truncated \(\d+ byte"),
     "no HDF5": (lambda p: p.write_text("text"), "DataFileError", ONE + r".*not an HDF5 file \(4 bytes\)"),
     "0 bytes": (lambda p: p.write_text(""), "DataFileError", ONE + r".*empty \(0 bytes\)"),
     "no link": (
@@ -149,12 +145,7 @@ def bad_files():
         empty_all,
     )
     expect("no file", "ValueError", "list of files is empty", lambda: distributed(strategy, []))
-    expect(
-        "no match",
-        "FileNotFoundError",
-        "matches no file",
-        lambda: distributed(strategy, str(FOLDER / "n*.h5")),
-    )
+    expect("no match", "FileNotFoundError", "matches no file", lambda: distributed(strategy, str(FOLDER / "n*.h5")))
     expect(
         "too few",
         "ValueError",

@@ -201,10 +201,7 @@ def test_hint_replaces_the_marked_shard_only(replicas):
     plain = with_policy(Dataset.range(6).batch(2), "HINT")
     assert replicas(2, lambda p: flat(lists(DistributedDataset(plain, p))[0])) == [list(range(6))] * 2
     marked = with_policy(Dataset.range(5).shard(SHARD_HINT, SHARD_HINT).batch(2), "HINT")
-    assert replicas(2, lambda p: lists(DistributedDataset(marked, p))[0]) == [
-        [[0], [2], [4], []],
-        [[1], [3], [], []],
-    ]
+    assert replicas(2, lambda p: lists(DistributedDataset(marked, p))[0]) == [[[0], [2], [4], []], [[1], [3], [], []]]
 
 
 @pytest.mark.parametrize("name", ["AUTO", "DATA", "OFF"])
@@ -234,10 +231,7 @@ def test_unbatched_and_foreign_datasets(replica_errors):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (
-            lambda r: Dataset.range(5 + r).batch(2),
-            "source is range(0, 6) on rank 1 and range(0, 5) on rank 0",
-        ),
+        (lambda r: Dataset.range(5 + r).batch(2), "source is range(0, 6) on rank 1 and range(0, 5) on rank 0"),
         (lambda r: Dataset.range(5).batch(2 + r), "Batch(size=3"),
         (lambda r: Dataset.range(5).shuffle(seed=r).batch(2), "seed=1"),
         (lambda r: Dataset.range(5).batch(2).repeat(1 + r), "Repeat(count=2)"),

@@ -47,10 +47,7 @@ def test_the_log_tells_two_datasets_apart(run_ranks, tmp_path):
 READ = {
     "truncated_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it was truncated", "bytes now)"),
     "vanished_while_read": ("DataFileError: file ", "1.h5', dataset 'x': it can no longer be found"),
-    "vanished_while_several_replicas_read": (
-        "DataFileError: file ",
-        "1.h5', dataset 'x': it can no longer be found",
-    ),
+    "vanished_while_several_replicas_read": ("DataFileError: file ", "1.h5', dataset 'x': it can no longer be found"),
     "flipped_while_read": ("ChecksumError: file ", "1.h5', dataset 'x': rows ", "stored checksum is 0x"),
     "not_finite": ("NotFiniteError: file ", "1.h5', dataset 'x': row 301 has the value nan"),
 }

@@ -265,10 +265,7 @@ def test_endless_and_batches_that_move():
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (
-            Dataset.range(11).shuffle(seed=1).batch(4),
-            r"a state of range\(0, 10\), but this is range\(0, 11\)",
-        ),
+        (Dataset.range(11).shuffle(seed=1).batch(4), r"a state of range\(0, 10\), but this is range\(0, 11\)"),
         (Dataset.range(10).shuffle(seed=2).batch(4), "seed of shuffle number 0 is 1, but here it is 2"),
         (Dataset.range(10).batch(4), "pipeline"),
         (Dataset.range(10).shuffle(seed=1, mode="exact").batch(4), "pipeline"),

@@ -201,11 +201,7 @@ def test_csv_lines_of_any_form(tmp_path):
     path.write_bytes(b'\xef\xbb\xbfa;text;b\r\n1;"one; \r\ntwo";2\r\n\r\n3;"say ""hi""";4\r\n5;;6')
     dataset = Dataset.from_csv(path, ("a", "text", "b"), {"a": "i4", "text": str}, delimiter=";")
     (batch,) = dataset.batch(9)
-    assert [column.tolist() for column in batch] == [
-        [1, 3, 5],
-        ["one; \r\ntwo", 'say "hi"', ""],
-        [2.0, 4.0, 6.0],
-    ]
+    assert [column.tolist() for column in batch] == [[1, 3, 5], ["one; \r\ntwo", 'say "hi"', ""], [2.0, 4.0, 6.0]]
     assert batch[0].dtype == "i4"
     (tmp_path / "b.csv").write_text("1,2\n3,4\n")
     assert [x.tolist() for x in Dataset.from_csv(tmp_path / "b.csv", "1", header=False).batch(2)] == [[2, 4]]
@@ -243,20 +239,7 @@ def test_csv_rows_that_are_wrong(tmp_path):
             Dataset.from_csv(tmp_path / "a.csv", "a", delimiter=delimiter)
 
 
-NO_NUMBERS = [
-    "1_000",
-    "\u0661\u0662",
-    "\uff11",
-    "1\x1c",
-    "1\x00",
-    "\u20071",
-    "0x10",
-    "1e",
-    "--1",
-    "1 2",
-    ".",
-    "",
-]
+NO_NUMBERS = ["1_000", "\u0661\u0662", "\uff11", "1\x1c", "1\x00", "\u20071", "0x10", "1e", "--1", "1 2", ".", ""]
 NUMBERS = ["1", "-1", "+1", " 1", "1\t", "007"]
 NO_VALUES_OF = {
     "u1": ["-1", "256", "1.0", "nan", "1e2", "1" * 30],

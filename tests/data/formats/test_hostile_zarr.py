@@ -8,35 +8,15 @@ import pytest
 from mpistrat.data import DataFileError, Dataset
 
 pytest.importorskip("zarr", reason="zarr is not installed")
-V2 = {
-    "zarr_format": 2,
-    "shape": [3],
-    "chunks": [3],
-    "order": "C",
-    "compressor": None,
-    "fill_value": 0,
-    "filters": None,
-}
-V3 = {
-    "zarr_format": 3,
-    "node_type": "array",
-    "shape": [3],
-    "fill_value": 0,
-    "attributes": {"name": "pickle jar"},
-}
+V2 = {"zarr_format": 2, "shape": [3], "chunks": [3], "order": "C", "compressor": None, "fill_value": 0, "filters": None}
+V3 = {"zarr_format": 3, "node_type": "array", "shape": [3], "fill_value": 0, "attributes": {"name": "pickle jar"}}
 HOSTILE = {
     "a pickle filter": (".zarray", {**V2, "dtype": "|O", "filters": [{"id": "pickle"}]}),
-    "a pickle filter of numbers": (
-        ".zarray",
-        {**V2, "dtype": "<i8", "filters": [{"id": "pickle", "protocol": 4}]},
-    ),
+    "a pickle filter of numbers": (".zarray", {**V2, "dtype": "<i8", "filters": [{"id": "pickle", "protocol": 4}]}),
     "a pickle compressor": (".zarray", {**V2, "dtype": "<i8", "compressor": {"id": "Pickle"}}),
     "objects": (".zarray", {**V2, "dtype": "|O", "fill_value": "gASVBAAAAAAAAABLAS4="}),
     "fields of objects": (".zarray", {**V2, "dtype": [["a", "<i8"], ["b", "|O8"]]}),
-    "a codec of numcodecs": (
-        "zarr.json",
-        {**V3, "data_type": "int64", "codecs": [{"name": "numcodecs.pickle"}]},
-    ),
+    "a codec of numcodecs": ("zarr.json", {**V3, "data_type": "int64", "codecs": [{"name": "numcodecs.pickle"}]}),
     "a nested codec": (
         "zarr.json",
         {
@@ -45,10 +25,7 @@ HOSTILE = {
             "codecs": [{"name": "sharding_indexed", "configuration": {"codecs": [{"name": "pickle"}]}}],
         },
     ),
-    "an object of version 3": (
-        "zarr.json",
-        {**V3, "data_type": {"name": "object"}, "codecs": [{"name": "bytes"}]},
-    ),
+    "an object of version 3": ("zarr.json", {**V3, "data_type": {"name": "object"}, "codecs": [{"name": "bytes"}]}),
 }
 
 

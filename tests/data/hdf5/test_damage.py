@@ -20,13 +20,7 @@ from mpistrat.data import (
 from mpistrat.data.write.reshard import shard
 
 # What damage may look like: a type, a shape, a name or a filter that another file could have had.
-REFUSED = (
-    DataFileError,
-    DatasetMismatchError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    FilterUnavailableError,
-)
+REFUSED = (DataFileError, DatasetMismatchError, DatasetNotFoundError, EmptyDatasetError, FilterUnavailableError)
 ROWS = np.arange(1, 73, dtype="f4").reshape(24, 3)
 
 
@@ -124,10 +118,7 @@ INDEXES = {
     "fixed array": ("FADB", {"libver": "latest"}),
     "extensible array": ("EAIB", {"libver": "latest", "maxshape": (None, 3)}),
     "B-tree of version 2": ("BTLF", {"libver": "latest", "maxshape": (None, None)}),
-    "B-tree of version 2, filters": (
-        "BTLF",
-        {"libver": "latest", "maxshape": (None, None), "filters": ("gzip",)},
-    ),
+    "B-tree of version 2, filters": ("BTLF", {"libver": "latest", "maxshape": (None, None), "filters": ("gzip",)}),
     "implicit": ("OHDR", {"libver": "latest", "early": True}),
     "single chunk": ("OHDR", {"libver": "latest", "chunk": (24, 3)}),
 }

@@ -150,13 +150,7 @@ def test_a_state_names_the_blocks_on_which_the_order_depends(tmp_path):
         for policy in ("DATA", "FILE"):
             peers = [ReplicaGroup(SimpleNamespace(size=2, rank=rank)) for rank in range(2)]
             made = [
-                divide(
-                    AutoShardPolicy[policy],
-                    dataset.definition.source,
-                    dataset.definition.transforms,
-                    peer,
-                    False,
-                )
+                divide(AutoShardPolicy[policy], dataset.definition.source, dataset.definition.transforms, peer, False)
                 for peer in peers
             ]
             states = [state_of(each, Position(each, 0, 3)) for each in made]

@@ -8,14 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpistrat.data import (
-    AutoShardPolicy,
-    DataFileError,
-    Dataset,
-    DatasetMismatchError,
-    DistributedDataset,
-    Options,
-)
+from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, DatasetMismatchError, DistributedDataset, Options
 from mpistrat.data.formats import hdf5
 
 
@@ -46,11 +39,7 @@ def by_data(dataset):
 def described(monkeypatch):
     """Record the files that are described, in order."""
     names, real = [], hdf5.describe
-    monkeypatch.setattr(
-        hdf5,
-        "describe",
-        lambda path, *more: names.append(os.path.basename(path)) or real(path, *more),
-    )
+    monkeypatch.setattr(hdf5, "describe", lambda path, *more: names.append(os.path.basename(path)) or real(path, *more))
     return names
 
 

@@ -54,11 +54,7 @@ STORED = {
     "lzf": (FLOATS, {**WHOLE, "compression": "lzf"}, "h5py: its filter lzf"),
     "blosc2": (FLOATS, {**WHOLE, **hdf5plugin.Blosc2()}, "h5py: its filter blosc2"),
     "scaleoffset": (np.arange(ROWS), {"chunks": (9,), "scaleoffset": 0}, "h5py: its filter scaleoffset"),
-    "filled": (
-        None,
-        {"shape": (ROWS, 2), "dtype": "i4", "chunks": (8, 2), "fillvalue": 7},
-        "h5py: a fill value",
-    ),
+    "filled": (None, {"shape": (ROWS, 2), "dtype": "i4", "chunks": (8, 2), "fillvalue": 7}, "h5py: a fill value"),
     "big": (FLOATS.astype(">f4"), {}, "direct: contiguous"),
     "big chunks": (FLOATS.astype(">f8"), WHOLE, "direct: chunks"),
     "big gzip": (FLOATS.astype(">u2"), {**CUT, "compression": "gzip"}, "direct: "),
@@ -73,11 +69,7 @@ STORED = {
         {"chunks": (9,)},
         "direct: ",
     ),
-    "any length": (
-        np.array(["a" * i for i in range(ROWS)], object),
-        {"dtype": h5py.string_dtype()},
-        "h5py: its type",
-    ),
+    "any length": (np.array(["a" * i for i in range(ROWS)], object), {"dtype": h5py.string_dtype()}, "h5py: its type"),
 }
 
 

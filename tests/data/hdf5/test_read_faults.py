@@ -7,13 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpistrat.data import (
-    ChecksumError,
-    DataFileError,
-    Dataset,
-    DatasetNotFoundError,
-    DistributedDataset,
-)
+from mpistrat.data import ChecksumError, DataFileError, Dataset, DatasetNotFoundError, DistributedDataset
 from mpistrat.data.hdf5.describe import describe, way_of_reading
 
 
@@ -223,10 +217,7 @@ def test_a_gap_in_numbered_sources(tmp_path):
 def test_external_storage_that_is_short(tmp_path):
     raw = tmp_path / "x.raw"
     stored(tmp_path / "a.h5", external=[(str(raw), 0, 160)])
-    assert [float(x) for x in opened(tmp_path / "a.h5").definition.source.read(np.array([3, 0]))[:, 0]] == [
-        7.0,
-        1.0,
-    ]
+    assert [float(x) for x in opened(tmp_path / "a.h5").definition.source.read(np.array([3, 0]))[:, 0]] == [7.0, 1.0]
     dataset = opened(tmp_path / "a.h5")
     os.truncate(raw, 150)
     with pytest.raises(DataFileError, match=r"x\.raw', dataset 'x': it was truncated"):

@@ -19,10 +19,7 @@ def lists(dataset):
 def test_rows_are_padded_to_the_longest(rows):
     assert lists(rows.padded_batch(2)) == [[[1, 0], [2, 2]], [[3, 3, 3, 0], [4, 4, 4, 4]]]
     fixed = rows.padded_batch(3, padded_shapes=[5], padding_values=-1)
-    assert lists(fixed) == [
-        [[1, -1, -1, -1, -1], [2, 2, -1, -1, -1], [3, 3, 3, -1, -1]],
-        [[4, 4, 4, 4, -1]],
-    ]
+    assert lists(fixed) == [[[1, -1, -1, -1, -1], [2, 2, -1, -1, -1], [3, 3, 3, -1, -1]], [[4, 4, 4, 4, -1]]]
     assert fixed.element_spec == ArraySpec((None, 5), "i8")
     dropped = rows.padded_batch(3, padded_shapes=(-1,), drop_remainder=True)
     assert lists(dropped) == [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
@@ -59,10 +56,7 @@ def test_each_replica_pads_its_piece(replicas, rows):
     def replica(peer):
         return lists(DistributedDataset(rows.padded_batch(3), peer))
 
-    assert replicas(2, replica) == [
-        [[[1, 0], [2, 2]], [[4, 4, 4, 4]]],
-        [[[3, 3, 3]], []],
-    ]
+    assert replicas(2, replica) == [[[[1, 0], [2, 2]], [[4, 4, 4, 4]]], [[[3, 3, 3]], []]]
 
 
 def test_states_of_padded_batches(replicas):

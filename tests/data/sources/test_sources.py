@@ -190,10 +190,7 @@ def test_iterables_are_shared_as_rows_are(replicas, n, size, batch, drop, buffer
 
 def test_hint_and_file(replicas, replica_errors):
     marked = with_policy(Dataset.from_iterable(range(5)).shard(SHARD_HINT, SHARD_HINT).batch(2), "HINT")
-    assert replicas(2, lambda p: lists(DistributedDataset(marked, p))) == [
-        [[0], [2], [4], []],
-        [[1], [3], [], []],
-    ]
+    assert replicas(2, lambda p: lists(DistributedDataset(marked, p))) == [[[0], [2], [4], []], [[1], [3], [], []]]
     for error in replica_errors(
         2, lambda p: DistributedDataset(with_policy(Dataset.from_iterable(range(5)).batch(2), "FILE"), p)
     ):
@@ -223,11 +220,7 @@ def test_iterables_of_different_lengths_end_together(replicas):
         )
         return [[batch["x"].shape for batch in made] for _ in range(2)]
 
-    expected = [
-        [(0, 2)] * 3,
-        [(2, 2), (1, 2), (0, 2)],
-        [(2, 2)] * 3,
-    ]
+    expected = [[(0, 2)] * 3, [(2, 2), (1, 2), (0, 2)], [(2, 2)] * 3]
     assert replicas(3, replica) == [[each, each] for each in expected]
 
 

@@ -40,12 +40,7 @@ def test_a_box_lies_where_numpy_says(tmp_path_factory, box, dtype, transposed):
 
 @pytest.mark.parametrize(
     ("offset", "shape", "whole", "calls"),
-    [
-        ((2, 0), (3, 4), (9, 4), 1),
-        ((2, 0), (3, 2), (9, 4), 3),
-        ((1, 1, 0), (1, 2, 3), (2, 4, 3), 1),
-        ((), (), (), 1),
-    ],
+    [((2, 0), (3, 4), (9, 4), 1), ((2, 0), (3, 2), (9, 4), 3), ((1, 1, 0), (1, 2, 3), (2, 4, 3), 1), ((), (), (), 1)],
 )
 def test_what_follows_in_the_file_is_one_call(offset, shape, whole, calls):
     count, starts = runs(offset, shape, whole)
@@ -67,9 +62,7 @@ def test_boxes_of_all_ranks_cover_the_array_once(box, data):
     lost = data.draw(st.sampled_from(grid))
     with pytest.raises(ValueError, match=r"'u': the blocks of all .* ranks have"):
         require_cover(
-            "u",
-            [[Box(each.offset, each.shape if each != lost else (0,) * len(whole))] for each in grid],
-            tuple(whole),
+            "u", [[Box(each.offset, each.shape if each != lost else (0,) * len(whole))] for each in grid], tuple(whole)
         )
     with pytest.raises(ValueError, match=r"'u': the blocks of rank \d+ .* and rank \d+ .* overlap"):
         require_cover("u", [grid, [lost]], tuple(whole))
@@ -101,11 +94,7 @@ def test_a_block_knows_its_box():
     ("arguments", "error", "text"),
     [
         ((np.zeros(2), (0, 0), (2, 2)), ValueError, "of 1 axes needs as many numbers"),
-        (
-            (np.zeros(2), (1,), (2,)),
-            ValueError,
-            r"shape \(2,\) at \(1,\) is not inside of the global shape \(2,\)",
-        ),
+        ((np.zeros(2), (1,), (2,)), ValueError, r"shape \(2,\) at \(1,\) is not inside of the global shape \(2,\)"),
         ((np.zeros(2), (-1,), (2,)), ValueError, "is not inside"),
         ((np.zeros(2), 0, (2,)), TypeError, "offset must be a sequence of integers, not 0"),
         ((np.zeros(2), (0,), (2.0,)), TypeError, "global_shape must be a sequence of integers"),

@@ -72,10 +72,9 @@ def test_many_files_from_one_and_back(varied, tmp_path, options):
     with h5py.File(made[0]) as file:
         plist = file["x"].id.get_create_plist()
         filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
-        assert [each for each in filters if each != h5py.h5z.FILTER_SHUFFLE] == {
-            "gzip": [1],
-            "zstd": [32015],
-        }.get(options.get("compress"), [])
+        assert [each for each in filters if each != h5py.h5z.FILTER_SHUFFLE] == {"gzip": [1], "zstd": [32015]}.get(
+            options.get("compress"), []
+        )
         assert file["x"].chunks == ((4, 3) if "chunk" in options else (8, 3) if options else None)
     (back,) = shard([str(path) for path in made], tmp_path / "one", 1)
     assert back.name == "in-00000-of-00001.h5"

@@ -52,16 +52,7 @@ class RawKernel:
             folder.mkdir(exist_ok=True, mode=0o700)
             mine = folder / f"{digest}-{os.getpid()}"
             mine.with_suffix(".cc").write_text(self._source)
-            command = [
-                COMPILER,
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-ffp-contract=off",
-                "-w",
-                "-o",
-                mine.with_suffix(".so"),
-            ]
+            command = [COMPILER, "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-w", "-o", mine.with_suffix(".so")]
             subprocess.run([*command, mine.with_suffix(".cc")], check=True)
             mine.with_suffix(".cc").unlink()
             mine.with_suffix(".so").replace(library)

@@ -53,9 +53,7 @@ def sleep():
 def stopped():
     arguments = [*REPORTS, str(before + 1), str(os.getpid())]
     subprocess.Popen(
-        [sys.executable, hang_reports.__file__, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, hang_reports.__file__, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     os.kill(os.getpid(), signal.SIGSTOP)
 

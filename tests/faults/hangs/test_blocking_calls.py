@@ -37,11 +37,7 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
     ways = (f"if strategy.comm.rank == {rank}:\n    {do}\n" for rank, (_, do) in enumerate(WAYS, 1))
     program.write_text(f"{BEGIN}{''.join(ways)}strategy.barrier()\n")
     ended = run_ranks(
-        6,
-        program,
-        MPISTRAT_HANG_SECONDS="1",
-        MPISTRAT_HANG_ABORT_SECONDS="6",
-        MPISTRAT_RECORD_DIR=str(tmp_path),
+        6, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="6", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
     assert ended.status == 42, str(ended)
     ended.shows("rank 0 of 6 has waited for ranks 1-5 since")
@@ -84,11 +80,7 @@ def test_a_lock_that_one_replica_holds_and_another_wants(run_ranks, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(REPLICAS)
     ended = run_ranks(
-        2,
-        program,
-        MPISTRAT_HANG_SECONDS="1",
-        MPISTRAT_HANG_ABORT_SECONDS="6",
-        MPISTRAT_RECORD_DIR=str(tmp_path),
+        2, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="6", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
     assert ended.status == 42, str(ended)
     ended.shows("rank 0 of 2 has waited for rank 1 since", "cause: lock. Its other thread is shown below")
@@ -115,11 +107,7 @@ def test_a_rank_that_does_not_come_to_an_exchange_of_halos(run_ranks, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HALO)
     ended = run_ranks(
-        3,
-        program,
-        MPISTRAT_HANG_SECONDS="1",
-        MPISTRAT_HANG_ABORT_SECONDS="4",
-        MPISTRAT_RECORD_DIR=str(tmp_path),
+        3, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="4", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
     assert ended.status == 42, str(ended)
     ended.shows("waited for rank 1 since", "ShardedArray.halo", "cause: sleep")

@@ -84,10 +84,7 @@ def test_the_last_record_names_a_rank_that_is_gone(jobs, name):
         ended.shows(f"mpistrat run: rank {CULPRIT} (", "ended by os._exit(0) without telling the others; its last")
     (record,) = folder.glob("last-*.json")
     shown = subprocess.run(
-        [sys.executable, "-m", "mpistrat", "top", "--last", record],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "mpistrat", "top", "--last", record], capture_output=True, text=True, check=False
     )
     assert shown.returncode == 0, shown.stderr
     # The launcher may have ended other ranks before they came to the call.
@@ -254,11 +251,7 @@ def test_a_program_of_torch_alone(run_ranks, tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "program.py").write_text(TORCH)
     ended = run_ranks(
-        2,
-        tmp_path / "program.py",
-        limit=250,
-        MPISTRAT_HANG_SECONDS="1",
-        MPISTRAT_RECORD_DIR=str(tmp_path),
+        2, tmp_path / "program.py", limit=250, MPISTRAT_HANG_SECONDS="1", MPISTRAT_RECORD_DIR=str(tmp_path)
     ).check()
     named = (
         r"rank 0 of 2 has waited for rank 1 since.*\n  in all_reduce SUM float32\[3\].* at .*program\.py:11 in <module>"

@@ -7,22 +7,7 @@ from functools import partial
 import checking
 import keras
 import numpy as np
-from checking import (
-    BACKEND,
-    FIT,
-    RANK,
-    RANKS,
-    STEPS,
-    Chiefs,
-    Counts,
-    X,
-    Y,
-    alike,
-    everywhere,
-    folder,
-    made,
-    refused,
-)
+from checking import BACKEND, FIT, RANK, RANKS, STEPS, Chiefs, Counts, X, Y, alike, everywhere, folder, made, refused
 from checks_of_files import FILES, backup, backup_that_ends_anywhere, preemption
 from keras import layers, ops
 
@@ -85,11 +70,7 @@ def weights_of_one_rank():
         before = model.layers[0].get_weights()
         if RANK == RANKS - 1:
             model.layers[0].set_weights([each + 1 for each in before])
-        refused(
-            ValueError,
-            f"first/kernel of rank {RANKS - 1} is not",
-            lambda model=model: model.fit(X, Y, **FIT),
-        )
+        refused(ValueError, f"first/kernel of rank {RANKS - 1} is not", lambda model=model: model.fit(X, Y, **FIT))
     model.layers[0].set_weights(before)
     model.fit(X, Y, epochs=1, **FIT)
     assert alike(model)

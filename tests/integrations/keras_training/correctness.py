@@ -95,11 +95,7 @@ def images(rows, rows_of_evaluation=None):
 
 def dnn():
     l2 = keras.regularizers.L2(1e-4)
-    hidden = [
-        layers.Dense(10, "relu"),
-        layers.Dense(10, "relu", kernel_regularizer=l2),
-        layers.Dense(10, "relu"),
-    ]
+    hidden = [layers.Dense(10, "relu"), layers.Dense(10, "relu", kernel_regularizer=l2), layers.Dense(10, "relu")]
     model = keras.Sequential([keras.Input((1,)), *hidden, layers.Dense(1)])
     return model, keras.optimizers.SGD(0.05), "mse", ["mse"]
 
@@ -176,12 +172,7 @@ def results(make, data, arrays, validated, start, epochs, rate_of_batch):
     model, optimizer, loss, metrics = make()
     model.set_weights(start)
     model.compile(optimizer, loss, metrics=metrics)
-    fit = {
-        "epochs": epochs,
-        "shuffle": False,
-        "verbose": 0,
-        "callbacks": [RateOfBatch()] if rate_of_batch else [],
-    }
+    fit = {"epochs": epochs, "shuffle": False, "verbose": 0, "callbacks": [RateOfBatch()] if rate_of_batch else []}
     steps = [-(-len(each) // BATCH) for each in (y, held_y)]
     if arrays:
         fit |= {"x": x, "y": y, "batch_size": BATCH}
@@ -283,10 +274,7 @@ if __name__ == "__main__":
         start = time.monotonic()
         found, right = compare(*args, **more)
         if strategy.is_chief:
-            print(
-                f"case {name}: {'ok' if right else 'OFF'} {found:.1e} {time.monotonic() - start:.1f} s",
-                flush=True,
-            )
+            print(f"case {name}: {'ok' if right else 'OFF'} {found:.1e} {time.monotonic() - start:.1f} s", flush=True)
     for function in (metric, metrics_of_evaluation, stateful_lstm):
         if asked and function.__name__ not in asked:
             continue

@@ -121,12 +121,7 @@ def repeated(optimizer=None, seed=1, **more):
     """The model of most tests, and rows of this rank for it."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            layers.Dense(2),
-            layers.RepeatVector(3),
-            layers.TimeDistributed(layers.Dense(3)),
-        ]
+        [keras.Input((3,)), layers.Dense(2), layers.RepeatVector(3), layers.TimeDistributed(layers.Dense(3))]
     )
     if optimizer is not None:
         model.compile(optimizer, "mse", metrics=["categorical_accuracy"], **more)

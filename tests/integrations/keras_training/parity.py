@@ -164,13 +164,7 @@ row(
     fit=weighted,
     quick=True,
 )
-row(
-    "weights and sum",
-    dense,
-    lambda: optimizers.SGD(0.001),
-    lambda: losses.Huber(reduction="sum"),
-    fit=weighted,
-)
+row("weights and sum", dense, lambda: optimizers.SGD(0.001), lambda: losses.Huber(reduction="sum"), fit=weighted)
 crossentropy = losses.SparseCategoricalCrossentropy
 row(
     "classes",
@@ -191,13 +185,7 @@ row(
     metrics=lambda: ["accuracy"],
     quick=True,
 )
-row(
-    "mask and sum",
-    tokens,
-    lambda: optimizers.SGD(0.001),
-    lambda: crossentropy(True, reduction="sum"),
-    (TOKENS, NEXT),
-)
+row("mask and sum", tokens, lambda: optimizers.SGD(0.001), lambda: crossentropy(True, reduction="sum"), (TOKENS, NEXT))
 row(
     "mask and weights",
     tokens,
@@ -218,13 +206,7 @@ row(
     loss_weights=lambda: {"a": 0.01, "b": 2.0},
     metrics=lambda: {"a": ["mae"], "b": ["accuracy"]},
 )
-row(
-    "AUC",
-    lambda: dense(),
-    loss="mse",
-    metrics=lambda: [metrics.AUC(from_logits=True)],
-    data=(X, (Y > 0).astype("f")),
-)
+row("AUC", lambda: dense(), loss="mse", metrics=lambda: [metrics.AUC(from_logits=True)], data=(X, (Y > 0).astype("f")))
 row("sync norm", lambda: images(distributed.SyncBatchNormalization), data=(IMAGES, Y), quick=True)
 # A scale with which no sum of gradients overflows: a rank's part of it may fit where that of the batch does not.
 scaled = lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01), initial_scale=256.0)  # noqa: E731
@@ -261,14 +243,7 @@ row(
 )
 compiled = {"jit_compile": True, "backends": ("jax", "tensorflow")}
 row("XLA", dense, lambda: optimizers.Adam(0.01, global_clipnorm=0.1), metrics=lambda: ["mae"], **compiled)
-row(
-    "XLA, embedding",
-    embedded,
-    lambda: optimizers.Adam(0.01),
-    data=(TOKENS, Y),
-    steps_per_execution=2,
-    **compiled,
-)
+row("XLA, embedding", embedded, lambda: optimizers.Adam(0.01), data=(TOKENS, Y), steps_per_execution=2, **compiled)
 row("XLA, few rows", dense, fit={"batch_size": 2, "epochs": 1, **weighted}, **compiled)
 row("XLA, mask", tokens, loss=lambda: crossentropy(True), data=(TOKENS, NEXT), **compiled)
 row(
@@ -281,14 +256,7 @@ row(
 row("XLA, float16", typed("mixed_float16"), scaled, tolerance=1e-3, **compiled)
 row("few rows", dense, fit={"batch_size": 2, "epochs": 1}, quick=True, metrics=lambda: ["mae"])
 row("one row", dense, fit={"batch_size": 1, "epochs": 1}, metrics=lambda: ["mae"])
-row(
-    "few rows, mask",
-    tokens,
-    "sgd",
-    lambda: crossentropy(True),
-    (TOKENS, NEXT),
-    {"batch_size": 2, "epochs": 1},
-)
+row("few rows, mask", tokens, "sgd", lambda: crossentropy(True), (TOKENS, NEXT), {"batch_size": 2, "epochs": 1})
 row(
     "few rows, sync norm",
     lambda: images(distributed.SyncBatchNormalization),
@@ -324,13 +292,7 @@ row(
     fit={"class_weight": lambda: {1: 3.0, 2: 0.5} if mpistrat.has_strategy() else None, "steps_per_epoch": 3},
     **given,
 )
-row(
-    "Dataset of few rows",
-    dense,
-    data=read(lambda: rows(X, Y).batch(2)),
-    fit={**once(39), "epochs": 1},
-    **given,
-)
+row("Dataset of few rows", dense, data=read(lambda: rows(X, Y).batch(2)), fit={**once(39), "epochs": 1}, **given)
 distribute = strategy.experimental_distribute_dataset
 row(
     "DistributedDataset",
@@ -386,7 +348,4 @@ if __name__ == "__main__":
             raise
         if strategy.is_chief:
             figures = " ".join(f"{each:.1e}" for each in found)
-            print(
-                f"row {name}: {'ok' if right else 'OFF'} {figures} {time.monotonic() - start:.1f} s",
-                flush=True,
-            )
+            print(f"row {name}: {'ok' if right else 'OFF'} {figures} {time.monotonic() - start:.1f} s", flush=True)

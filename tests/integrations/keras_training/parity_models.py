@@ -32,11 +32,7 @@ WEIGHTS[::5] = 0
 
 def dense(**more):
     return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(8, activation="tanh", kernel_regularizer="l2", **more),
-            layers.Dense(1),
-        ]
+        [keras.Input((6,)), layers.Dense(8, activation="tanh", kernel_regularizer="l2", **more), layers.Dense(1)]
     )
 
 
@@ -53,12 +49,7 @@ def tokens(masked=True):
 
 def embedded():
     return keras.Sequential(
-        [
-            keras.Input((7,), dtype="int32"),
-            layers.Embedding(12, 4),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(1),
-        ]
+        [keras.Input((7,), dtype="int32"), layers.Embedding(12, 4), layers.GlobalAveragePooling1D(), layers.Dense(1)]
     )
 
 
@@ -184,12 +175,7 @@ class Adversaries(keras.Model):
                     states[number], gradients, [*others, *weights[number]]
                 )
                 weights[number] = new[len(others) :]
-            return dict(zip("ab", found, strict=True)), (
-                [*weights[0], *weights[1]],
-                args[0][1],
-                states[1],
-                args[0][3],
-            )
+            return dict(zip("ab", found, strict=True)), ([*weights[0], *weights[1]], args[0][1], states[1], args[0][3])
         for model, optimizer, loss_of in zip(models, learns, (of_judge, of_forger), strict=True):
             variables = model.trainable_variables
             if BACKEND == "torch":

@@ -52,12 +52,7 @@ if ALL:
         run(run_ranks, backend, 2, CHECKS, tmp_path, limit=800).check().shows("all checks passed")
 
 else:
-    CASES = [
-        "dnn, partial, arrays",
-        "siamese, dataset",
-        "cnn, sync batch norm, arrays validated",
-        "stateful_lstm",
-    ]
+    CASES = ["dnn, partial, arrays", "siamese, dataset", "cnn, sync batch norm, arrays validated", "stateful_lstm"]
 
     @pytest.mark.timeout(620)
     @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,11 +9,7 @@ from every_way import SUM_OF_RANKS, all_reduce, ways
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import (
-    CollectiveHints,
-    CommunicationImplementation,
-    CommunicationOptions,
-)
+from mpistrat.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

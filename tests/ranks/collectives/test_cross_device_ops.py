@@ -6,9 +6,7 @@ from every_way import ALL_OPS, SUM_OF_RANKS, all_reduce, ways
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import (
-    CommunicationOptions,
-)
+from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Identity
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy
 from mpistrat.runtime.limits import Limits
@@ -52,11 +50,7 @@ def test_large_arrays_go_alone_and_small_ones_together(messages, bytes_per_pack)
     lengths = [3, limit, 5, limit - 1, 0, limit + 1]
     value = [np.full(n, i, np.float32) for i, n in enumerate(lengths)]
     got = strategy.reduce("SUM", value, axis=None)
-    together = {
-        0: [limit, limit + 1, limit + 7],
-        1000: [limit, limit + 1, limit - 1, 8],
-        1 << 20: [3 * limit + 8],
-    }
+    together = {0: [limit, limit + 1, limit + 7], 1000: [limit, limit + 1, limit - 1, 8], 1 << 20: [3 * limit + 8]}
     assert sorted(messages) == sorted(together[bytes_per_pack])
     assert [each.tolist() for each in got] == [[float(i * SIZE)] * n for i, n in enumerate(lengths)]
 

@@ -116,8 +116,7 @@ def test_call_is_not_repeated_alone(name, tmp_path, monkeypatch):
     if name == "begin":  # MPI may still write to the messages
         assert case.topology.slot(InFlight)
     with pytest.raises(
-        MismatchError,
-        match=f"rank {SIZE - 1}'s call .* was interrupted by InterruptError after its part in collective",
+        MismatchError, match=f"rank {SIZE - 1}'s call .* was interrupted by InterruptError after its part in collective"
     ):
         call(case)
     for pending in list(case.topology.slot(InFlight)):

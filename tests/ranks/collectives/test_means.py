@@ -101,9 +101,7 @@ def test_variables(strategy):
         mirrored = mpistrat.Variable(np.zeros(ROWS, complex), aggregation=VariableAggregation.MEAN)
         averaged, summed = (
             mpistrat.Variable(
-                np.zeros(ROWS, complex),
-                synchronization=VariableSynchronization.ON_READ,
-                aggregation=aggregation,
+                np.zeros(ROWS, complex), synchronization=VariableSynchronization.ON_READ, aggregation=aggregation
             )
             for aggregation in (VariableAggregation.MEAN, VariableAggregation.SUM)
         )

@@ -7,9 +7,7 @@ from every_way import ALL_OPS
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import (
-    CollectiveAllReduce,
-)
+from mpistrat.collectives import CollectiveAllReduce
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

@@ -346,13 +346,7 @@ def test_gather(worlds, place, call, name, rest, axis, longest, layout, seed):
 
 
 @settings(max_examples=100)
-@given(
-    place=places,
-    name=st.sampled_from([*NUMBERS, "bool", "U3", "M8[ns]"]),
-    shape=shapes,
-    layout=layouts,
-    seed=seeds,
-)
+@given(place=places, name=st.sampled_from([*NUMBERS, "bool", "U3", "M8[ns]"]), shape=shapes, layout=layouts, seed=seeds)
 def test_broadcast_to(worlds, place, name, shape, layout, seed):
     strategy, members = worlds[place]
 

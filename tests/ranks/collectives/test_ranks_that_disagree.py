@@ -43,10 +43,7 @@ def test_different_values(strategy, in_step, value):
     for way in (
         ways(strategy, "SUM", value())
         if not isinstance(value(), (list, dict))
-        else [
-            lambda: strategy.reduce("SUM", value(), axis=None),
-            lambda: all_reduce(strategy, "SUM", value()),
-        ]
+        else [lambda: strategy.reduce("SUM", value(), axis=None), lambda: all_reduce(strategy, "SUM", value())]
     ):
         with pytest.raises(ValueMismatchError) as caught:
             way()

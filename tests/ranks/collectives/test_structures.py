@@ -156,9 +156,7 @@ class Call:
 def in_replica(method, *more):
     def make(strategy, op, value):
         first = () if method == "all_gather" else (op,)
-        return strategy.run(
-            lambda: getattr(mpistrat.get_replica_context(), method)(*first, value, *more),
-        )
+        return strategy.run(lambda: getattr(mpistrat.get_replica_context(), method)(*first, value, *more))
 
     return make
 
@@ -189,9 +187,7 @@ def local(value):
 
 CALLS = {
     "reduce": Call(
-        lambda strategy, op, value: strategy.reduce(op, value, axis=None),
-        reduced,
-        ("array", "rows", "mirrored"),
+        lambda strategy, op, value: strategy.reduce(op, value, axis=None), reduced, ("array", "rows", "mirrored")
     ),
     "reduce, version 1": Call(by_v1, reduced, ("array", "rows", "mirrored"), one_node=True),
     "reduce, hierarchical": Call(by_ops(mpistrat.HierarchicalCopyAllReduce), reduced, ("array",), one_node=True),
@@ -239,11 +235,7 @@ CALLS = {
         form="list",
     ),
     "batch_reduce, to one device": Call(
-        batch_by_ops(mpistrat.ReductionToOneDevice),
-        reduced,
-        ("array", "rows", "mirrored"),
-        form="list",
-        one_node=True,
+        batch_by_ops(mpistrat.ReductionToOneDevice), reduced, ("array", "rows", "mirrored"), form="list", one_node=True
     ),
     "batch_reduce, own ops": Call(batch_by_ops(OneByOne), reduced, ("array",), form="list", one_node=True),
     "broadcast_to": Call(
@@ -298,11 +290,7 @@ def changed(tree, rng):
         ways += [tuple(tree) if isinstance(tree, list) else list(tree), dict(zip("abcd", tree, strict=False))]
         ways += [type(tree)(), tree[:-1] or type(tree)([None]), [*tree, None], type(tree)(reversed(tree))]
     elif isinstance(tree, dict):
-        ways += [
-            {"d" + key: each for key, each in tree.items()} or [],
-            list(tree.values()),
-            {**tree, "e": None},
-        ]
+        ways += [{"d" + key: each for key, each in tree.items()} or [], list(tree.values()), {**tree, "e": None}]
     elif isinstance(tree, Pair):
         ways += [(tree.first, tree.second), Pair(tree.second, tree.first)]
     return rng.choice(ways)
@@ -408,11 +396,7 @@ def test_apply_gradients(nodes, first, second, equal, odd):
     pairs = []
     for i, (what, variable) in enumerate(zip(mine, variables, strict=True)):
         value = np.full((3, 2), float(i + 1 + RANK))
-        gradient = {
-            "array": value,
-            "rows": mpistrat.IndexedSlices(value, np.arange(3), (3, 2)),
-            "none": None,
-        }.get(what)
+        gradient = {"array": value, "rows": mpistrat.IndexedSlices(value, np.arange(3), (3, 2)), "none": None}.get(what)
         if what != "left out":
             pairs.append((gradient, variable))
     lacking = [{"none", "left out"}.issuperset(each) for each in ([first] * (SIZE > 1) + [second])]

@@ -73,13 +73,7 @@ LISTS = {
     "more than a message": [("u1", (8 << 10,)), ("u1", (1,))],
     "just a slot": [("u1", (SLOT_BYTES,))],
     "many": [("f4", (each % 5, 3, each % 7)) for each in range(200)],
-    "large": [
-        ("f8", (3,)),
-        (">i4", (9_001,)),
-        ("f2", (5,)),
-        ("M8[s]", (4_001,)),
-        (ml_dtypes.bfloat16, (17,)),
-    ],
+    "large": [("f8", (3,)), (">i4", (9_001,)), ("f2", (5,)), ("M8[s]", (4_001,)), (ml_dtypes.bfloat16, (17,))],
 }
 
 

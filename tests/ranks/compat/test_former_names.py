@@ -62,10 +62,7 @@ def test_numpy_dataset_and_configuration(multi, one):
     for strategy in (multi, one):
         dataset = strategy.experimental_make_numpy_dataset((np.arange(3), np.ones((3, 2))))
         assert [len(x) for x in next(iter(dataset.batch(2)))] == [2, 2]
-        for make in (
-            strategy.experimental_make_numpy_dataset,
-            strategy.extended.experimental_make_numpy_dataset,
-        ):
+        for make in (strategy.experimental_make_numpy_dataset, strategy.extended.experimental_make_numpy_dataset):
             with pytest.raises(RuntimeError, match="cross-replica context"):
                 strategy.run(make, args=(np.arange(3),))
         config = {"a": [1]}
@@ -93,10 +90,7 @@ def test_former_names_say_the_new_ones(strategy):
     dataset_fn = lambda context: data.Dataset.range(2).batch(1)  # noqa: E731
     with strategy.scope():
         v = mpistrat.Variable(1.0)
-        with (
-            pytest.warns(DeprecationWarning, match="extended.colocate_vars_with"),
-            strategy.colocate_vars_with(v),
-        ):
+        with pytest.warns(DeprecationWarning, match="extended.colocate_vars_with"), strategy.colocate_vars_with(v):
             pass
     with pytest.warns(DeprecationWarning, match="experimental_local_results"):
         assert strategy.unwrap(3) == (3,)

@@ -22,11 +22,7 @@ def strategy():
 
 def rows_of(rank, count):
     numbers = np.arange(count) + 10_000 * rank
-    return {
-        "x": np.repeat(numbers[:, None], 3, 1).astype("f4"),
-        "group/label": numbers,
-        "flag": numbers % 2 == 0,
-    }
+    return {"x": np.repeat(numbers[:, None], 3, 1).astype("f4"), "group/label": numbers, "flag": numbers % 2 == 0}
 
 
 def expected(counts):

@@ -280,11 +280,7 @@ WRONG = [
     (TypeError, "no native HDF5", lambda writer: writer.append("s", np.zeros(1), attributes={"a": object()})),
     (ValueError, "a dataset is named as", lambda writer: writer.append("../s", 1)),
     (ValueError, "a dataset is named as", lambda writer: writer.append(3, 1)),
-    (
-        DatasetMismatchError,
-        "'u': step 1 has a block float64",
-        lambda writer: writer.append("u", np.zeros((2, 2))),
-    ),
+    (DatasetMismatchError, "'u': step 1 has a block float64", lambda writer: writer.append("u", np.zeros((2, 2)))),
     (
         DatasetMismatchError,
         "'u': step 1 has a block complex",

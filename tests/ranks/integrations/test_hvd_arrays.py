@@ -11,13 +11,7 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
 pytestmark = pytest.mark.full
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
-OPS = {
-    hvd.Sum: np.sum,
-    hvd.Average: np.mean,
-    hvd.Min: np.min,
-    hvd.Max: np.max,
-    hvd.Product: np.prod,
-}
+OPS = {hvd.Sum: np.sum, hvd.Average: np.mean, hvd.Min: np.min, hvd.Max: np.max, hvd.Product: np.prod}
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +54,7 @@ def test_init_and_shutdown_in_turns():
 
 
 def test_names_that_are_left_out_say_what_to_use():
-    for name, advice in {
-        "elastic": "checkpoints",
-        "SyncBatchNorm": "torch.nn",
-        "start_timeline": "trace",
-    }.items():
+    for name, advice in {"elastic": "checkpoints", "SyncBatchNorm": "torch.nn", "start_timeline": "trace"}.items():
         with pytest.raises(AttributeError, match=advice):
             getattr(hvd, name)
     with pytest.raises(AttributeError, match="has no 'nonsense'"):

@@ -28,8 +28,7 @@ def initialized():
 def images(count=48):
     generator = torch.Generator().manual_seed(7)
     return TensorDataset(
-        torch.randn(count, 1, 8, 8, generator=generator),
-        torch.randint(0, 5, (count,), generator=generator),
+        torch.randn(count, 1, 8, 8, generator=generator), torch.randint(0, 5, (count,), generator=generator)
     )
 
 

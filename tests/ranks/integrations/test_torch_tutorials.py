@@ -327,10 +327,7 @@ def test_state_of_an_application(tmp_path):
 
         def load_state_dict(self, state_dict):
             set_state_dict(
-                self.model,
-                self.optimizer,
-                model_state_dict=state_dict["model"],
-                optim_state_dict=state_dict["optim"],
+                self.model, self.optimizer, model_state_dict=state_dict["model"], optim_state_dict=state_dict["optim"]
             )
 
     def made(seed):

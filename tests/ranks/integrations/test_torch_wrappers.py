@@ -73,10 +73,7 @@ def plane():
 SHARDED = {
     "one axis": lambda: {"mesh": dist.init_device_mesh("cpu", (SIZE,))},
     "two axes": lambda: {"mesh": plane()},
-    "parts that stay whole": lambda: {
-        "mesh": dist.init_device_mesh("cpu", (SIZE,)),
-        "reshard_after_forward": False,
-    },
+    "parts that stay whole": lambda: {"mesh": dist.init_device_mesh("cpu", (SIZE,)), "reshard_after_forward": False},
 }
 
 
@@ -231,9 +228,7 @@ def test_a_sharded_optimizer_with_uneven_inputs():
 
 def test_optimizers_that_average_seldom():
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
-        HierarchicalModelAverager,
-    )
+    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
     model = torch.nn.Linear(2, 2)

@@ -96,12 +96,7 @@ def test_redistribute():
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [
-        (("x", None), (None, None)),
-        ((None, "x"), ("x", None)),
-        ((None, None), (None, "x")),
-        ((None, "x"), (None, None)),
-    ],
+    [(("x", None), (None, None)), ((None, "x"), ("x", None)), ((None, None), (None, "x")), ((None, "x"), (None, None))],
 )
 def test_matmul(left, right):
     a, b = (np.random.default_rng(2).normal(size=shape) for shape in ((5, 7), (7, 6)))

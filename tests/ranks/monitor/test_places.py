@@ -48,11 +48,7 @@ def test_one_line_that_calls_through_several_functions(strategy):
     for _ in range(2):
         for call in (directly, in_a_function, lambda value: in_a_function(value)):
             call(ONE)
-    assert [place.split(" in ")[1] for place in places(6)] == [
-        "directly",
-        "in_a_function",
-        "in_a_function",
-    ] * 2
+    assert [place.split(" in ")[1] for place in places(6)] == ["directly", "in_a_function", "in_a_function"] * 2
 
 
 def test_more_lines_than_the_record_keeps(strategy):

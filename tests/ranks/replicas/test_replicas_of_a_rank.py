@@ -169,11 +169,7 @@ def test_variables(strategy):
         plain = mpistrat.Variable(0.0)
         counts = [
             mpistrat.Variable(0.0, synchronization=VariableSynchronization.ON_READ, aggregation=how)
-            for how in (
-                VariableAggregation.SUM,
-                VariableAggregation.MEAN,
-                VariableAggregation.ONLY_FIRST_REPLICA,
-            )
+            for how in (VariableAggregation.SUM, VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA)
         ]
 
     def fn():
@@ -426,8 +422,7 @@ def test_replicas_stay_in_step_after_a_call_that_was_refused(strategy):
 def test_the_fastest_algorithm_is_there_by_name():
     def algorithm(replicas, **options):
         made = mpistrat.MultiWorkerMirroredStrategy(
-            virtual_replicas=replicas,
-            communication_options=mpistrat.experimental.CommunicationOptions(**options),
+            virtual_replicas=replicas, communication_options=mpistrat.experimental.CommunicationOptions(**options)
         )
         assert float(made.reduce("SUM", made.run(lambda: 2.0), axis=None)) == 2.0 * replicas
         return made.extended.engine.options.algorithm

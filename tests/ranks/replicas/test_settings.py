@@ -49,11 +49,7 @@ def test_jax():
     jax = pytest.importorskip("jax")
 
     def look():
-        return (
-            jax.numpy.arange(3.0).dtype.name,
-            jax.config.jax_default_matmul_precision,
-            jax.config.jax_debug_nans,
-        )
+        return (jax.numpy.arange(3.0).dtype.name, jax.config.jax_default_matmul_precision, jax.config.jax_debug_nans)
 
     def change():
         return jax.debug_nans(True)

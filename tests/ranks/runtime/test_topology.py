@@ -192,11 +192,7 @@ def test_one_thread_at_a_time(topology):
     thread = threading.Thread(target=hold)
     thread.start()
     entered.wait(20)
-    for call in (
-        topology.barrier,
-        lambda: topology.all_true(True),
-        lambda: mpistrat.MirroredStrategy().barrier(),
-    ):
+    for call in (topology.barrier, lambda: topology.all_true(True), lambda: mpistrat.MirroredStrategy().barrier()):
         with pytest.raises(RuntimeError, match="another thread"):
             call()
     leave.set()

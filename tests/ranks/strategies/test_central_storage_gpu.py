@@ -32,10 +32,7 @@ def test_optimizers(strategy, cupy):
     with strategy.scope():
         weights = [mpistrat.Variable(np.ones(5)), mpistrat.Variable(np.ones((4, 2)))]
         optimizer = mpistrat.optimizers.SGD(0.5, momentum=0.5)
-    gradients = [
-        cupy.full(5, 1.0 + RANK),
-        IndexedSlices(cupy.full((1, 2), 1.0), cupy.asarray([RANK % 4])),
-    ]
+    gradients = [cupy.full(5, 1.0 + RANK), IndexedSlices(cupy.full((1, 2), 1.0), cupy.asarray([RANK % 4]))]
     strategy.run(lambda: optimizer.apply_gradients(list(zip(gradients, weights, strict=True))))
     total = SIZE * (SIZE + 1) / 2
     np.testing.assert_allclose(weights[0], 1 - 0.5 * total)

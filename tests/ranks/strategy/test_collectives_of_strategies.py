@@ -136,10 +136,7 @@ class Pair:
 @pytest.mark.parametrize("src", sorted({0, LAST}))
 def test_broadcast_of_a_structure(strategy, src):
     def tree(rank):
-        return {
-            "a": Pair(values_of(rank), None),
-            "b": [np.float32(rank), rank, values_of(rank, "c8", (0, 2))],
-        }
+        return {"a": Pair(values_of(rank), None), "b": [np.float32(rank), rank, values_of(rank, "c8", (0, 2))]}
 
     got, expected = strategy.broadcast(tree(RANK), src), tree(src)
     np.testing.assert_array_equal(got["a"].first, expected["a"].first)

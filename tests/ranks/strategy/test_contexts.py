@@ -595,10 +595,7 @@ def test_default_strategy_hands_values_back(default):
     assert get_replica_context().all_reduce("SUM", value)["a"].tolist() == [1, 1]
     assert default.extended.reduce_to("SUM", 5.0, "cpu:0") == 5
     assert default.extended.batch_reduce_to("SUM", [(5.0, "cpu:0"), (6, "cpu:0")]) == [5, 6]
-    for call in (
-        lambda op: default.reduce(op, 1.0, axis=None),
-        lambda op: default.extended.reduce_to(op, 1, "cpu"),
-    ):
+    for call in (lambda op: default.reduce(op, 1.0, axis=None), lambda op: default.extended.reduce_to(op, 1, "cpu")):
         with pytest.raises(ValueError):
             call("LARGEST")
     assert default.experimental_local_results(3) == (3,)
@@ -684,9 +681,7 @@ def test_variables_in_the_context_that_made_them(strategy, default):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [mpistrat.MirroredStrategy, lambda: mpistrat.OneDeviceStrategy("cpu:0")],
-    ids=["mirrored", "one device"],
+    "make", [mpistrat.MirroredStrategy, lambda: mpistrat.OneDeviceStrategy("cpu:0")], ids=["mirrored", "one device"]
 )
 def test_deepcopy(make):
     strategy = make()

@@ -59,11 +59,7 @@ def test_a_variable_lives_on_the_gpu(cupy, on_gpu):
     view = v[1]
     view += 7
     assert own(v)[1, 0] == 2  # a copy
-    for wrong, error in [
-        (np.ones(3), ValueError),
-        (cupy.ones(3), ValueError),
-        (cupy.ones((2, 3), complex), TypeError),
-    ]:
+    for wrong, error in [(np.ones(3), ValueError), (cupy.ones(3), ValueError), (cupy.ones((2, 3), complex), TypeError)]:
         with pytest.raises(error, match="'v"):
             v.assign(wrong)
     assert cupy.asarray(v).data.ptr == v.own_copy().data.ptr
@@ -223,10 +219,7 @@ def test_steps_as_on_the_host(cupy, on_gpu, monkeypatch, name, dtype):
     original = kernels.EachElement.launch
     monkeypatch.setattr(kernels.EachElement, "launch", lambda *args: (launches.append(args[0]), original(*args))[1])
     found = []
-    for place, strategy in (
-        (cupy.asarray, on_gpu),
-        (np.asarray, mpistrat.MultiWorkerMirroredStrategy(device="cpu")),
-    ):
+    for place, strategy in ((cupy.asarray, on_gpu), (np.asarray, mpistrat.MultiWorkerMirroredStrategy(device="cpu"))):
         random = np.random.default_rng(RANK)
         with strategy.scope():
             variables = [mpistrat.Variable(np.ones(n, dtype)) for n in (3, 10_000, 1, 0)]

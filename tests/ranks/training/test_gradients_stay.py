@@ -36,8 +36,7 @@ def test_gradients_stay(make, shapes, aggregate):
     for _ in range(3):
         pairs = zip(gradients, variables, strict=True)
         strategy.run(
-            lambda pairs: optimizer.apply_gradients(pairs, experimental_aggregate_gradients=aggregate),
-            (pairs,),
+            lambda pairs: optimizer.apply_gradients(pairs, experimental_aggregate_gradients=aggregate), (pairs,)
         )
     for gradient, copy in zip(gradients, before, strict=True):
         np.testing.assert_array_equal(gradient, copy)

@@ -18,32 +18,16 @@ def one_hot(labels, classes=4):
 
 CASES = {
     "accuracy": (metrics.Accuracy, lambda t, p: (t, p.argmax(1)), lambda t, p: t == p.argmax(1)),
-    "binary": (
-        metrics.BinaryAccuracy,
-        lambda t, p: (t % 2, p[:, 0]),
-        lambda t, p: (t % 2) == (p[:, 0] > 0.5),
-    ),
+    "binary": (metrics.BinaryAccuracy, lambda t, p: (t % 2, p[:, 0]), lambda t, p: (t % 2) == (p[:, 0] > 0.5)),
     "sparse": (metrics.SparseCategoricalAccuracy, lambda t, p: (t, p), lambda t, p: t == p.argmax(1)),
     "sparse, labels as a column": (
         metrics.SparseCategoricalAccuracy,
         lambda t, p: (t[:, None], p),
         lambda t, p: t == p.argmax(1),
     ),
-    "categorical": (
-        metrics.CategoricalAccuracy,
-        lambda t, p: (one_hot(t), p),
-        lambda t, p: t == p.argmax(1),
-    ),
-    "mean squared error": (
-        metrics.MeanSquaredError,
-        lambda t, p: (one_hot(t), p),
-        lambda t, p: (one_hot(t) - p) ** 2,
-    ),
-    "mean absolute error": (
-        metrics.MeanAbsoluteError,
-        lambda t, p: (one_hot(t), p),
-        lambda t, p: abs(one_hot(t) - p),
-    ),
+    "categorical": (metrics.CategoricalAccuracy, lambda t, p: (one_hot(t), p), lambda t, p: t == p.argmax(1)),
+    "mean squared error": (metrics.MeanSquaredError, lambda t, p: (one_hot(t), p), lambda t, p: (one_hot(t) - p) ** 2),
+    "mean absolute error": (metrics.MeanAbsoluteError, lambda t, p: (one_hot(t), p), lambda t, p: abs(one_hot(t) - p)),
     "top 2": (
         lambda: metrics.TopKCategoricalAccuracy(k=2),
         lambda t, p: (one_hot(t), p),

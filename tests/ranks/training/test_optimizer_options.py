@@ -208,12 +208,7 @@ def test_a_copy_accumulates_for_itself(strategy):
     assert bits(optimizer.variables) == bits(copied.variables)
 
 
-OF_ROWS = [
-    {"clipnorm": 1.0},
-    {"global_clipnorm": 1.0},
-    {"clipvalue": 0.5},
-    {"gradient_accumulation_steps": 2},
-]
+OF_ROWS = [{"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}]
 
 
 @pytest.mark.full

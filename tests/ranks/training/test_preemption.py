@@ -281,9 +281,7 @@ def test_grace_period_that_begins_with_sigterm(strategy, comm):
     saved = []
     with strategy.scope():
         handler = PreemptionCheckpointHandler(
-            None,
-            lambda: saved.append(handler.total_run_calls),
-            termination_config=TerminationConfig(grace_period=3600),
+            None, lambda: saved.append(handler.total_run_calls), termination_config=TerminationConfig(grace_period=3600)
         )
     for count in range(6):
         tell(2, signal.SIGTERM, rank=0)(count)

@@ -23,13 +23,7 @@ GUESSES = np.round(VALUES + RANDOM.normal(size=(ROWS, 2)) * [0.3, 1.5], 2)
 # The metric with its arguments in Keras, further ones here, labels and predictions.
 CASES = {
     "binary crossentropy": ("BinaryCrossentropy", {}, {}, SEVERAL, PROBABILITIES),
-    "of logits, smoothed": (
-        "BinaryCrossentropy",
-        {"from_logits": True, "label_smoothing": 0.2},
-        {},
-        SEVERAL,
-        ODDS,
-    ),
+    "of logits, smoothed": ("BinaryCrossentropy", {"from_logits": True, "label_smoothing": 0.2}, {}, SEVERAL, ODDS),
     "categorical crossentropy": ("CategoricalCrossentropy", {}, {}, ONE_HOT, PROBABILITIES),
     "categorical of logits, smoothed": (
         "CategoricalCrossentropy",
@@ -42,13 +36,7 @@ CASES = {
     "sparse of logits": ("SparseCategoricalCrossentropy", {"from_logits": True}, {}, LABELS, ODDS),
     "F1": ("F1Score", {}, {"num_classes": CLASSES}, ONE_HOT, PROBABILITIES),
     "F1, micro": ("F1Score", {"average": "micro"}, {"num_classes": CLASSES}, ONE_HOT, PROBABILITIES),
-    "F1, macro": (
-        "F1Score",
-        {"average": "macro", "threshold": 0.3},
-        {"num_classes": CLASSES},
-        SEVERAL,
-        PROBABILITIES,
-    ),
+    "F1, macro": ("F1Score", {"average": "macro", "threshold": 0.3}, {"num_classes": CLASSES}, SEVERAL, PROBABILITIES),
     "F1, weighted": (
         "F1Score",
         {"average": "weighted", "threshold": 0.5},
@@ -67,13 +55,7 @@ CASES = {
         ODDS,
     ),
     "binary IoU": ("BinaryIoU", {"threshold": 0.3}, {}, SEVERAL[:, 0], PROBABILITIES[:, 0]),
-    "binary IoU of one class": (
-        "BinaryIoU",
-        {"target_class_ids": [1]},
-        {},
-        SEVERAL[:, 0],
-        PROBABILITIES[:, 0],
-    ),
+    "binary IoU of one class": ("BinaryIoU", {"target_class_ids": [1]}, {}, SEVERAL[:, 0], PROBABILITIES[:, 0]),
     "R2": ("R2Score", {}, {"num_outputs": 2}, VALUES, GUESSES),
     "R2, by variance": (
         "R2Score",

@@ -49,11 +49,7 @@ def variable(strategy):
 
 
 def on_read(strategy):
-    v = make(
-        strategy,
-        synchronization=VariableSynchronization.ON_READ,
-        aggregation=VariableAggregation.MEAN,
-    )
+    v = make(strategy, synchronization=VariableSynchronization.ON_READ, aggregation=VariableAggregation.MEAN)
     return v, lambda: v.assign(np.full(7, -1.0))
 
 

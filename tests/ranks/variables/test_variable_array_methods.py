@@ -49,9 +49,7 @@ def variables(strategy):
     with strategy.scope():
         yield mpistrat.Variable(VALUE, name="v")
         yield mpistrat.Variable(
-            VALUE,
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+            VALUE, synchronization=VariableSynchronization.ON_READ, aggregation=VariableAggregation.ONLY_FIRST_REPLICA
         )
     yield mpistrat.Variable(VALUE)
 

@@ -35,11 +35,7 @@ def make(strategy, value, **options):
 
 @pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
 def test_assign_takes_what_tensorflow_takes(strategy, method):
-    assert list(inspect.signature(getattr(Variable, method)).parameters)[2:] == [
-        "use_locking",
-        "name",
-        "read_value",
-    ]
+    assert list(inspect.signature(getattr(Variable, method)).parameters)[2:] == ["use_locking", "name", "read_value"]
     for v in (make(strategy, 1.0), Variable(1.0)):
         write = getattr(v, method)
         for arguments, keywords in (

@@ -52,12 +52,7 @@ def test_update_passes_distributed_arguments(strategy):
 def test_update_of_what_is_no_variable(strategy):
     other = mpistrat.MirroredStrategy()
     v = make(strategy, [1.0, 2.0])
-    for wrong, error in [
-        (1.0, TypeError),
-        (None, TypeError),
-        (np.ones(1), TypeError),
-        (make(other), ValueError),
-    ]:
+    for wrong, error in [(1.0, TypeError), (None, TypeError), (np.ones(1), TypeError), (make(other), ValueError)]:
         with pytest.raises(error):
             strategy.extended.update(wrong, lambda x: x)
     with pytest.raises(ValueError):

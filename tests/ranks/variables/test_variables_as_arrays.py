@@ -185,10 +185,7 @@ def test_numbers_in_a_list_have_the_precision_of_the_variable(strategy):
 def test_variables_and_strategies_are_not_pickled(strategy):
     """Nor what holds them; values are."""
     with strategy.scope():
-        variables = [
-            Variable(1.0, name="v"),
-            Variable(1.0, name="v", synchronization=Synchronization.ON_READ),
-        ]
+        variables = [Variable(1.0, name="v"), Variable(1.0, name="v", synchronization=Synchronization.ON_READ)]
     for v in (*variables, Variable(1.0, name="v"), variables[0].values[0]):
         for action in (pickle.dumps, copy.copy):
             with pytest.raises(TypeError, match=r"variable 'v.*read_value"):

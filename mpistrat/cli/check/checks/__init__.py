@@ -1,16 +1,6 @@
 """The checks of `mpistrat check`. A new check is a file beside this one and a line in `CHECKS`."""
 
-from mpistrat.cli.check.checks import (
-    binding,
-    clocks,
-    data,
-    gpus,
-    layout,
-    library,
-    network,
-    shared_memory,
-    start,
-)
+from mpistrat.cli.check.checks import binding, clocks, data, gpus, layout, library, network, shared_memory, start
 from mpistrat.cli.check.checks.finding import Check
 
 CHECKS = (

@@ -36,9 +36,7 @@ def judge(job: CheckedJob) -> Finding:
         there = max(each["there"] for each in here)
         if affinity.share_one_core(masks, there):
             return Finding(
-                f"{host}: all {len(here)} ranks share core {ranges(union)} of {there}",
-                Severity.FIX,
-                affinity.advice(),
+                f"{host}: all {len(here)} ranks share core {ranges(union)} of {there}", Severity.FIX, affinity.advice()
             )
         threads = sum(each["threads"] or len(each["cores"]) for each in here)
         if len(here) > len(union) and not crowded:
@@ -47,9 +45,7 @@ def judge(job: CheckedJob) -> Finding:
             crowded = f"{host}: {len(here)} ranks start up to {threads} threads on {len(union)} cores"
     if crowded:
         return Finding(
-            crowded,
-            Severity.LOOK,
-            "set OMP_NUM_THREADS to the cores per rank, and do not start more ranks than cores",
+            crowded, Severity.LOOK, "set OMP_NUM_THREADS to the cores per rank, and do not start more ranks than cores"
         )
     first = next(iter(facts.values()))
     return Finding(

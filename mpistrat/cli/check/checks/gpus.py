@@ -45,11 +45,7 @@ def _on_the_node(seen: list[str], of_task: str) -> list[str]:
 
 def _there() -> int:
     """Return the number of GPUs of the driver of this node."""
-    for folder, pattern in (
-        ("/proc/driver/nvidia/gpus", "*"),
-        ("/dev", "nvidia[0-9]*"),
-        ("/sys/class/kfd/kfd", "gpu"),
-    ):
+    for folder, pattern in (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"), ("/sys/class/kfd/kfd", "gpu")):
         count = len(list(Path(folder).glob(pattern))) if os.path.isdir(folder) else 0
         if count:
             return count
@@ -72,9 +68,7 @@ def judge(job: CheckedJob) -> Finding:
             which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
             has = f"the job has {given} there" if given else "other ranks see some"
             return Finding(
-                f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}",
-                Severity.FIX,
-                _ASK,
+                f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}", Severity.FIX, _ASK
             )
         seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
         if 0 < len(seen) < given and _numbered_anew(here):

@@ -70,9 +70,7 @@ def judge(job: CheckedJob) -> Finding:
     text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
     if level in ("SINGLE", "FUNNELED"):
         return Finding(
-            text,
-            Severity.LOOK,
-            "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?",
+            text, Severity.LOOK, "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?"
         )
     return Finding(text, Severity.OK)
 

@@ -156,9 +156,7 @@ def judge(job: CheckedJob) -> Finding:
         )
     if longest.latency > _LONG:
         return Finding(
-            text,
-            Severity.LOOK,
-            "small steps will be slow: are there more ranks than cores, or is the network slow?",
+            text, Severity.LOOK, "small steps will be slow: are there more ranks than cores, or is the network slow?"
         )
     return Finding(text, Severity.OK)
 

@@ -16,15 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import library
-from mpistrat.cli.check.checks.finding import (
-    START,
-    Blame,
-    CheckedJob,
-    CheckOptions,
-    Finding,
-    Severity,
-    Trouble,
-)
+from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Finding, Severity, Trouble
 from mpistrat.process import children
 from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
 

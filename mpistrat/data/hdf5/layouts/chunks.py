@@ -137,13 +137,7 @@ class ChunkedRows:
     """Reader of so many rows of a chunked dataset. ``key`` is its own in the cache ``decoded`` of all datasets."""
 
     def __init__(
-        self,
-        layout: Chunked,
-        rows: int,
-        shape: tuple[int, ...],
-        stored: np.dtype,
-        key: Any,
-        decoded: DecodedChunks,
+        self, layout: Chunked, rows: int, shape: tuple[int, ...], stored: np.dtype, key: Any, decoded: DecodedChunks
     ):
         self._layout = layout
         self._rows = rows

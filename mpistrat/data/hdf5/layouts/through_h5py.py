@@ -104,12 +104,7 @@ class _OpenColumn:
                 out[to] = span[rows[start:stop] - first]
 
     def read_chunks(
-        self,
-        rows: np.ndarray,
-        out: np.ndarray,
-        where: np.ndarray,
-        key: Any,
-        decoded: DecodedChunks,
+        self, rows: np.ndarray, out: np.ndarray, where: np.ndarray, key: Any, decoded: DecodedChunks
     ) -> None:
         """Read ascending rows, each at most once, to the places ``where`` of ``out``, in whole chunks."""
         size = self.column.chunk_rows

@@ -15,21 +15,9 @@ SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 NO_DEVICE, TOO_OLD, UNKNOWN = (100, "no device"), (35, "insufficient driver"), (999, "unknown error")
 CASES = {
     "no GPU": ({"error": NO_DEVICE}, None, r"sees no GPU; fix: ask the scheduler for GPUs.*or use 'cpu'"),
-    "hidden": (
-        {"error": NO_DEVICE},
-        "",
-        r"CUDA_VISIBLE_DEVICES is empty, which hides all: unset it.*or use 'cpu'",
-    ),
-    "wrong ones named": (
-        {"gpus": []},
-        "7",
-        r"sees no GPU \(CUDA_VISIBLE_DEVICES=7\); fix: ask the scheduler",
-    ),
-    "no driver": (
-        {"error": TOO_OLD, "driver": 0},
-        None,
-        r"no NVIDIA driver \(libcuda.so.1\): run where a GPU is",
-    ),
+    "hidden": ({"error": NO_DEVICE}, "", r"CUDA_VISIBLE_DEVICES is empty, which hides all: unset it.*or use 'cpu'"),
+    "wrong ones named": ({"gpus": []}, "7", r"sees no GPU \(CUDA_VISIBLE_DEVICES=7\); fix: ask the scheduler"),
+    "no driver": ({"error": TOO_OLD, "driver": 0}, None, r"no NVIDIA driver \(libcuda.so.1\): run where a GPU is"),
     "driver too old": (
         {"error": TOO_OLD, "driver": 11040},
         None,

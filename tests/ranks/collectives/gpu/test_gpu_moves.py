@@ -93,9 +93,7 @@ def counted(monkeypatch):
     for name in ("all_to_all", "all_gather", "all_gather_uneven", "broadcast"):
         original = getattr(gpu_pointers, name)
         monkeypatch.setattr(
-            gpu_pointers,
-            name,
-            lambda *args, name=name, original=original: (made.append(name), original(*args))[1],
+            gpu_pointers, name, lambda *args, name=name, original=original: (made.append(name), original(*args))[1]
         )
     return made
 
@@ -302,11 +300,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
         gpu_verdicts.path_of(gpu_verdicts.key(topology, 0)).write_text("{")
     fails("was not tried here")
     assert gpu_probe.main() == 0
-    for name in (
-        "MPICH_GPU_SUPPORT_ENABLED",
-        "UCX_TLS",
-        "OMPI_MCA_pml",
-    ):  # of which each turns support on or off
+    for name in ("MPICH_GPU_SUPPORT_ENABLED", "UCX_TLS", "OMPI_MCA_pml"):  # of which each turns support on or off
         with monkeypatch.context() as other:
             other.setenv(name, "other")
             fails("was not tried here")

@@ -110,10 +110,7 @@ def test_the_folder_is_made(strategy, tmp_path):
 def test_what_cannot_be_saved_is_named_without_its_content(strategy, tmp_path):
     array = np.full(1000, "7")
     for given, message in (
-        (
-            {"layer": [{"w": array}]},
-            "'layer/0/w' is a numpy.ndarray of <U1 and shape (1000,), not a variable",
-        ),
+        ({"layer": [{"w": array}]}, "'layer/0/w' is a numpy.ndarray of <U1 and shape (1000,), not a variable"),
         ([variable(strategy, 1.0), array.astype(object)], "'1' is a numpy.ndarray of object and shape"),
         ({"name": "7" * 1000}, "'name' is a str, not a variable"),
         ({"count": 2**70}, "'count' is an int, not a variable"),

@@ -350,13 +350,7 @@ def test_only_what_was_saved_is_deleted(strategy, tmp_path):
     for _ in range(3):
         manager.save()
     strategy.barrier()
-    assert {each.name for each in tmp_path.iterdir()} == {
-        "checkpoint",
-        "ckpt-3",
-        "ckpt-1.h5",
-        "ckpt-0",
-        "other",
-    }
+    assert {each.name for each in tmp_path.iterdir()} == {"checkpoint", "ckpt-3", "ckpt-1.h5", "ckpt-0", "other"}
 
 
 def test_refused_managers(strategy, tmp_path):

@@ -150,10 +150,7 @@ def test_in_a_replica_context_there_is_no_file(strategy, tmp_path):
             strategy.run(call)
 
 
-SAVES = {
-    "save": save,
-    "save_async": lambda *arguments, **options: save_async(*arguments, **options).wait(),
-}
+SAVES = {"save": save, "save_async": lambda *arguments, **options: save_async(*arguments, **options).wait()}
 
 
 @pytest.mark.parametrize("how", SAVES)

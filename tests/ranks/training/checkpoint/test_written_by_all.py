@@ -342,10 +342,7 @@ def test_blocks_that_do_not_fit_together(ranks, save_by, tmp_path):
 def test_kinds_and_paths_that_differ_between_ranks(ranks, save_by, tmp_path):
     u, last = np.ones(3), RANK == SIZE - 1
     block = Block(np.ones(1), (RANK,), (SIZE,))
-    for state, own in (
-        ({}, {"u": block if last else u}),
-        ({"u": u} if last else {}, {} if last else {"u": u}),
-    ):
+    for state, own in (({}, {"u": block if last else u}), ({"u": u} if last else {}, {} if last else {"u": u})):
         with pytest.raises(MismatchError):
             save_by(state or {"v": u}, tmp_path / "b.h5", own=own or None)
     with pytest.raises(MismatchError, match=r"other\.h5"):

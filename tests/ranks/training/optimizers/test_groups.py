@@ -158,11 +158,7 @@ def test_compressed_weights():
 
 def test_state_goes_on(tmp_path):
     """Training that is saved after an exchange goes on to the same bits."""
-    options = {
-        "sync_every": 3,
-        "compression": TopK(0.3),
-        "outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV),
-    }
+    options = {"sync_every": 3, "compression": TopK(0.3), "outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV)}
     path = Path(WORLD.bcast(str(tmp_path))) / "first.h5"
     whole = train(WORLD.size, steps=6, **options)[1]
     _, variables, optimizer = train(WORLD.size, steps=3, **options)

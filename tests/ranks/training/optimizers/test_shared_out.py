@@ -115,13 +115,7 @@ def test_bits_and_rounding_on_nodes(layout):
     small = {"slot_bytes": 48_000, "slot_bytes_between_nodes": 48_000, "chunk_bytes": 40_000}
     comm = on_nodes("0000", **small | {"slot_bytes": 0}) if layout is None else on_nodes(layout, **small)
     options = {"global_clipnorm": 1.0}
-    for implementation, dtype in (
-        ("ordered", "f4"),
-        ("exact", "f8"),
-        ("tree", "f4"),
-        ("exact", "c16"),
-        ("AUTO", "f8"),
-    ):
+    for implementation, dtype in (("ordered", "f4"), ("exact", "f8"), ("tree", "f4"), ("exact", "c16"), ("AUTO", "f8")):
         strategy = strategy_by(implementation, comm)
         both = []
         for on in (False, True):
@@ -143,10 +137,7 @@ def test_half_precision_and_reduced_gradients():
     assert both[0] == both[1]
     results = []
     for on in (False, True):
-        variables, optimizer = (
-            variables_of(strategy, SMALL, "f8"),
-            Adam(0.1, global_clipnorm=2.0, shard_state=on),
-        )
+        variables, optimizer = (variables_of(strategy, SMALL, "f8"), Adam(0.1, global_clipnorm=2.0, shard_state=on))
         given = gradients(SMALL, "f8", 0, 0)  # equal on all ranks
         for _ in range(2):
             pairs = [*zip(given, variables, strict=True), (np.ones(3), variables[0])]  # one of them twice
@@ -162,10 +153,7 @@ def test_gradients_in_shared_memory():
     for implementation in ("ordered", "exact", "tree"):
         strategy, results = strategy_by(implementation), []
         for on in (False, True):
-            variables, optimizer = (
-                variables_of(strategy, shapes, "f4"),
-                Adam(0.1, clipnorm=9.0, shard_state=on),
-            )
+            variables, optimizer = (variables_of(strategy, shapes, "f4"), Adam(0.1, clipnorm=9.0, shard_state=on))
             buffers = strategy.experimental_buffers_like(variables)
             for call in range(3):
                 given = gradients(shapes, "f4", call, RANK)
@@ -265,10 +253,7 @@ def test_files_are_those_of_whole_state(method, tmp_path):
         loading = strategy_by("ordered", comm)
         for on in (False, True):
             for file in files[2:]:
-                variables, optimizer = (
-                    variables_of(loading, SMALL, "f4"),
-                    kind(0.1, shard_state=on, use_ema=True),
-                )
+                variables, optimizer = (variables_of(loading, SMALL, "f4"), kind(0.1, shard_state=on, use_ema=True))
                 if file is files[2]:
                     optimizer.build(variables)
                     mpistrat.training.load([*variables, *optimizer.variables], file)
@@ -281,10 +266,7 @@ def test_files_are_those_of_whole_state(method, tmp_path):
 
 
 REFUSED = {
-    "rows": (
-        lambda v: mpistrat.IndexedSlices(np.ones((1, 2)), np.array([0]), (3, 2)),
-        "takes no sparse rows",
-    ),
+    "rows": (lambda v: mpistrat.IndexedSlices(np.ones((1, 2)), np.array([0]), (3, 2)), "takes no sparse rows"),
     "shape": (lambda v: np.ones(4), "and its gradient"),
 }
 
@@ -310,10 +292,7 @@ def test_variables_with_one_copy_are_refused():
     strategy = mpistrat.experimental.CentralStorageStrategy()
     with strategy.scope():
         v = mpistrat.Variable(np.ones(3))
-    for call in (
-        lambda o: o.build([v]),
-        lambda o: strategy.run(lambda: o.apply_gradients([(np.ones(3), v)])),
-    ):
+    for call in (lambda o: o.build([v]), lambda o: strategy.run(lambda: o.apply_gradients([(np.ones(3), v)]))):
         with pytest.raises(ValueError, match="needs a copy of each variable on each rank"):
             call(Adam(shard_state=True))
 
