@@ -62,8 +62,7 @@ class BetweenGroups:
         color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
         rail = everyone.world.Split(color, key=everyone.rank)
         self._options = options
-        self._rail: Any = None  # only a rank that owns arrays has one
-        if color == group.rank:
+        if color == group.rank:  # others have no rail, and own nothing
             self._rail = Topology.of(rail).limited(options.timeout_seconds)
             self._ops = CollectiveAllReduce().bound_to(self._rail)
 

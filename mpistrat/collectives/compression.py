@@ -27,7 +27,7 @@ class LossyCompression(ABC):
 
     @abstractmethod
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
-        """Add up approximations of arrays over ``groups``, a `BetweenGroups`; keep errors in ``memories``. Collective."""
+        """Add up approximations of arrays by a `BetweenGroups`, and keep errors in ``memories``. Collective."""
 
 
 class PowerSGD(LossyCompression):
