@@ -271,3 +271,17 @@ class TPUClusterResolver(ClusterResolver):
     def connect(cls, tpu: str | None = None, zone: str | None = None, project: str | None = None) -> NoReturn:
         """Raise NotImplementedError."""
         cls()
+
+    def get_master(self) -> NoReturn:
+        """Raise NotImplementedError."""
+        type(self)()
+
+    def set_tpu_topology(self, serialized_tpu_topology: Any) -> NoReturn:
+        """Raise NotImplementedError."""
+        type(self)()
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> NoReturn:
+        self.get_master()
+
+    __enter__ = get_job_name = get_coordination_service_leader = get_tpu_system_metadata = get_master
+    tpu_hardware_feature = property(get_master)
