@@ -12,7 +12,6 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.process.own_files import is_own
-from mpistrat.replicas import ReplicaGroup
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
@@ -36,16 +35,16 @@ def as_pair(each: Any) -> tuple[Any, Any]:
 
 
 def checked(
-    variables: Sequence[Variable], gradients: Sequence[Any], replicas: ReplicaGroup, step: int, aggregate: bool
+    variables: Sequence[Variable], gradients: Sequence[Any], replica: int, replicas: int, step: int, aggregate: bool
 ) -> None:
     """Raise FloatingPointError if a gradient has NaN. Warn if it may be a mean, and is to be added to others."""
-    if aggregate and replicas.size > 1:
-        _warn_of_means(replicas.size)
+    if aggregate and replicas > 1:
+        _warn_of_means(replicas)
     for variable, gradient in zip(variables, gradients, strict=True):
         values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
         if np.isnan(arrays.to_host(values)).any():
             raise FloatingPointError(
-                f"replica {replicas.first}, step {step}: the gradient of variable {variable.name!r} has NaN, as would "
+                f"replica {replica}, step {step}: the gradient of variable {variable.name!r} has NaN, as would "
                 "the sum. Look at the batch of this replica, and for divisions by zero, logarithms and roots"
             )
 

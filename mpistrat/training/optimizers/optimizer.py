@@ -347,7 +347,8 @@ class Optimizer(ABC):
                     pairs += [as_pair(each) for each in others]
                     step, gradients = self._prepared(extended, pairs)
                 if "gradients" in topology.checks:
-                    checked(step.variables, gradients, engine.replicas, self.iterations + 1, aggregate)
+                    replicas, number = engine.replicas, self.iterations + 1
+                    checked(step.variables, gradients, replicas.first, replicas.size, number, aggregate)
             except (TypeError, ValueError, NotImplementedError, FloatingPointError):
                 if not aggregate:
                     raise
@@ -366,7 +367,9 @@ class Optimizer(ABC):
     def _apply_in_replica(self, mode: context.Mode, given: Pairs, aggregate: bool) -> None:
         """Do `apply_gradients` together with the other replicas of this rank."""
         replica, strategy = mode.replica_context, mode.strategy
-        begin = partial(ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended)
+        begin = partial(
+            ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended, lambda: self.iterations + 1
+        )
         if self._accumulation is not None:
             given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
             if not given:

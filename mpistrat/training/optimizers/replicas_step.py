@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.ops.of_replicas import GrowingTotal
-from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
+from mpistrat.training.optimizers.gradients import Pairs, checked, fitting, names_of
 from mpistrat.values import ReduceOp, snapshot
 from mpistrat.variables import Variable
 
@@ -23,11 +23,13 @@ _ARRAYS = {np.ndarray}
 class ReplicasStep:
     """The call of ``apply_gradients`` by all replicas of a rank. Each gives its gradients, which are added at once.
 
-    ``update`` gets the reduced gradients with their variables, and updates these.
+    ``update`` gets the reduced gradients with their variables, and updates these. ``number`` returns that of the step.
     """
 
-    def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended):
-        self._update, self._extended = update, extended
+    def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended, number: Callable[[], int]):
+        self._update, self._extended, self._number = update, extended, number
+        self._next = extended.engine.replicas.first
+        self._checks = "gradients" in extended.engine.topology.checks
         self._variables: list[Variable] = []
         self._trained: list[Variable | None] = []  # in the order of the gradients, None without one
         self._called: tuple[object, ...] = ()
@@ -42,6 +44,10 @@ class ReplicasStep:
         all_pairs, aggregate = given
         trained = [None if gradient is None else variable for gradient, variable in all_pairs]
         gradients = [gradient for gradient, _ in all_pairs if gradient is not None]
+        if self._checks:
+            replica, self._next = self._next, self._next + 1
+            variables = [variable for variable in trained if variable is not None]
+            checked(variables, gradients, replica, self._extended.engine.replicas.size, self._number(), aggregate)
         # Fast path: the variables are checked, and the sums compare dtypes and shapes with those of the first replica.
         known = self._total is not None and aggregate and len(trained) == len(self._trained)
         if known and all(map(is_, trained, self._trained)) and {*map(type, gradients)} == _ARRAYS:

@@ -348,6 +348,63 @@ def test_ctrl_c_ends_the_replica_that_runs_and_those_that_wait(strategy):
     assert float(strategy.reduce("MAX", strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0)), None)) == V
 
 
+@pytest.mark.skipif(SIZE == 1, reason="needs a rank that stays away")
+def test_a_time_limit_ends_the_calls_of_all_replicas():
+    comm = MPI.COMM_WORLD.Dup()
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=0.5)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=V, communication_options=options)
+    ended = []
+
+    def fn():
+        try:
+            get_replica_context().all_reduce("SUM", 1.0)
+        finally:
+            ended.append(number())
+
+    if comm.rank < SIZE - 1:
+        with pytest.raises(TimeoutError, match=rf"rank {SIZE - 1} of {SIZE} did not come within 0\.5 s"):
+            strategy.run(fn)
+        assert sorted(ended) == [*strategy.extended.engine.replicas.local]
+    comm.Barrier()
+
+
+def test_a_replica_that_is_told_to_stop_ends_all_at_one_step(strategy, tmp_path):
+    """The signal comes while a replica runs in a thread of its own."""
+    comm = MPI.COMM_WORLD
+    with strategy.scope():
+        v = mpistrat.Variable(0.0, aggregation=VariableAggregation.SUM)
+    handler = mpistrat.experimental.PreemptionCheckpointHandler(strategy.cluster_resolver, [v], tmp_path / "saved")
+
+    def fn():
+        get_replica_context().all_reduce("SUM", 1.0)
+        if handler.total_run_calls == 2 and number() == V - 1:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        v.assign_add(1.0)
+
+    for _ in range(3):
+        handler.run(strategy.run, fn)
+    with pytest.raises(SystemExit):
+        handler.run(strategy.run, fn)
+    assert comm.allgather((handler.total_run_calls, float(v))) == SIZE * [(3, 3.0 * V)]
+
+
+def test_gradients_of_each_replica_are_checked(monkeypatch):
+    monkeypatch.setattr(mpistrat.rc, "debug", "gradients")
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), virtual_replicas=V)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(2))
+    optimizer = mpistrat.optimizers.SGD(0.1)
+
+    def fn(bad):
+        optimizer.apply_gradients([(np.full(2, np.nan if number() == bad else 1.0), v)])
+
+    strategy.run(fn, args=(-1,))
+    has_it = V - 2 in strategy.extended.engine.replicas.local
+    text = f"replica {V - 2}, step 2: the gradient of variable" if has_it else None
+    with pytest.raises((FloatingPointError, MismatchError), match=text):
+        strategy.run(fn, args=(V - 2,))
+
+
 def test_a_function_that_runs_in_two_threads_is_refused(strategy):
     raised = []
 
