@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class BetweenGroups:
     node work, and none carries an array twice. Ranks beyond the smallest group own none.
 
     Collective over ``everyone``. ``group`` are the ranks of this one. ``sync_every`` is the number of steps between two
-    exchanges. Raise MismatchError on every rank if ``sync_every``, ``compression`` or ``outer`` differ.
+    exchanges. Raise MismatchError on every rank if ``sync_every``, ``compression`` or ``outer`` differ, and
+    ValueError if a group has ranks that are not among ``everyone``.
 
     Attributes
     ----------
@@ -50,11 +52,15 @@ class BetweenGroups:
         outer: Any,
         options: CommunicationOptions,
     ):
-        structures.agree(everyone, _NAME, sync_every, repr(compression), type(outer).__name__)
+        config = {} if outer is None else outer.get_config()
+        numbers = tuple((name, repr(value)) for name, value in config.items() if not callable(value))
+        structures.agree(everyone, _NAME, sync_every, repr(compression), type(outer).__name__, numbers)
         self.group = group
         self.sync_every, self.compression, self.outer = sync_every, compression, outer
         first = group.broadcast_object(everyone.rank)
         firsts = everyone.all_gather_object(first)
+        if not everyone.all_true(firsts.count(first) == group.size):
+            raise ValueError("the ranks of a group must be among those of the strategy: give comm=mesh.parent")
         self.count, self.index = len(set(firsts)), sorted(set(firsts)).index(first)
         self.replicas_before = sum(each < first for each in firsts)
         self.weight = group.size / everyone.size
@@ -81,6 +87,19 @@ class BetweenGroups:
     def concatenated(self, value: np.ndarray) -> np.ndarray:
         """Return the rows of all groups, in their order. Collective over the rail."""
         return all_gather(self._rail, value, 0, self._options.timeout_seconds)
+
+    def compare(self, names: Hashable) -> None:
+        """Raise MismatchError if the groups exchange other arrays. Collective over the rail."""
+        structures.agree(self._rail, _NAME, names)
+
+    @contextlib.contextmanager
+    def refusal(self) -> Iterator[None]:
+        """Context in which an error of this rank raises on the others of its group, when they come to `share`."""
+        try:
+            yield
+        except Exception as error:
+            structures.refuse(_NAME, self.group, error, self._options.timeout_seconds)
+            raise
 
     def share(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> None:
         """Copy each contiguous array from the rank that owns it to the others of this group. Collective over them."""

@@ -15,7 +15,7 @@ class LossyCompression(ABC):
     """How the groups of a strategy send less than their arrays.
 
     What an exchange leaves out is kept on the rank that owns the array, and added to what it sends next (error
-    feedback). The sum over exchanges so stays that of the arrays, but for the last error.
+    feedback). The sum over all exchanges equals the sum of the arrays, except for the last error.
     """
 
     #: The names in `memory`. One is "error".
@@ -74,8 +74,8 @@ class PowerSGD(LossyCompression):
 
     def memory(self, value: np.ndarray) -> Memory:
         rows, columns = _as_matrix(value).shape if value.ndim > 1 and value.size else (1, 1)
-        if self.rank * (rows + columns) >= rows * columns:
-            return {}
+        if self.rank * (rows + columns) >= rows * columns or value.dtype.char in "gG":
+            return {}  # LAPACK has no long doubles
         # Equal in all groups. The method has converged to the first directions after some steps from any start.
         start = np.random.default_rng([rows, columns]).standard_normal((columns, self.rank))
         return {"error": np.zeros(value.shape, value.dtype), "right": start.astype(value.real.dtype)}
@@ -92,9 +92,11 @@ class PowerSGD(LossyCompression):
             each -= left @ right.T
         rights = groups.sums(rights)
         for memory, right in zip(memories, rights, strict=True):
-            memory["right"][...] = right
+            found = right.any(axis=0)  # a column of zeros, as of a first gradient that is 0, would stay so for ever
+            memory["right"][:, found] = right[:, found]
         products = [left @ right.T for left, right in zip(lefts, rights, strict=True)]
-        return [each.view(like.dtype).reshape(like.shape) for each, like in zip(products, values, strict=True)]
+        errors = [memory["error"] for memory in memories]
+        return [each.view(like.dtype).reshape(like.shape) for each, like in zip(products, errors, strict=True)]
 
 
 class TopK(LossyCompression):

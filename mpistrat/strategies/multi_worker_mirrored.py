@@ -23,6 +23,15 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import replicas_of, require_hosts
 from mpistrat.strategy import Strategy, StrategyExtended
 
+_NOT_OUTER = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "gradient_accumulation_steps",
+    "shard_state",
+)
 _REPLICA = "replica"  # the axis of a mesh along which values are combined
 
 
@@ -180,8 +189,12 @@ def _check_exchange(groups: Any, sync_every: Any, outer_optimizer: Any, compress
         raise TypeError(f"sync_every must be an int, not {sync_every!r}")
     if sync_every < 1:
         raise ValueError(f"sync_every must be at least 1, not {sync_every}")
-    if outer_optimizer is not None and not hasattr(outer_optimizer, "update"):
-        raise TypeError(f"outer_optimizer must be an optimizer of mpistrat.optimizers, not {outer_optimizer!r}")
+    if outer_optimizer is not None:
+        if not hasattr(outer_optimizer, "slots"):
+            raise TypeError(f"outer_optimizer must be an optimizer of mpistrat.optimizers, not {outer_optimizer!r}")
+        refused = [name for name in _NOT_OUTER if outer_optimizer.get_config().get(name)]
+        if refused:
+            raise ValueError(f"an outer optimizer takes mean changes as they are: leave out {', '.join(refused)}")
     if not isinstance(compression, (LossyCompression, NoneType)):
         raise TypeError(f"compression must be PowerSGD or TopK, not {compression!r}")
     if groups is None and (sync_every > 1 or outer_optimizer is not None or compression is not None):

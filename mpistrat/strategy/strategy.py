@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import absent, context, data, nest, representation
+from mpistrat.collectives import structures
 from mpistrat.collectives.arenas.arena import buffers_like
 from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mpistrat.collectives.between_groups import BetweenGroups
     from mpistrat.data import Dataset, InputContext, InputOptions
     from mpistrat.engine import Engine
+    from mpistrat.runtime.topology import Topology
     from mpistrat.strategy.extended import StrategyExtended
 
 _whole = whole(attrgetter("_extended.engine.topology"))
@@ -331,7 +333,7 @@ class Strategy(Collectives, FormerNames):
         require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
         if engine.between_groups is not None:
-            dataset = _batches_of_group(dataset, engine.between_groups)
+            dataset = _batches_of_group(dataset, engine.between_groups, engine.all_ranks)
         return data.DistributedDataset(
             dataset, engine.topology, options, engine.device, engine.replicas, engine.all_ranks
         )
@@ -443,11 +445,12 @@ class Strategy(Collectives, FormerNames):
         return representation.table(type(self).__name__, self._facts())
 
 
-def _batches_of_group(dataset: Any, groups: BetweenGroups) -> Any:
+def _batches_of_group(dataset: Any, groups: BetweenGroups, all_ranks: Topology) -> Any:
     """Return every ``count``-th batch, as many for each group: a group with more would wait for the others for ever."""
     if not isinstance(dataset, data.Dataset) or dataset.batch_size is None:
         return dataset  # refused by `DistributedDataset`
     length = dataset.cardinality()
+    structures.agree(all_ranks, "the length of a dataset for groups", length)
     if length == data.UNKNOWN_CARDINALITY:
         raise ValueError(
             f"{dataset} has an unknown number of batches, which cannot be dealt evenly to {groups.count} groups: use "

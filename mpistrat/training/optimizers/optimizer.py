@@ -170,7 +170,7 @@ class Optimizer(ABC):
         self.exchange: GroupExchange | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is below no checkpoint, and its groups have exchanged nothing.
+        # A copy is below no checkpoint, and keeps no errors and anchors: copy it after an exchange.
         return {**self.__dict__, "_when_grown": None, "exchange": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -385,6 +385,8 @@ class Optimizer(ABC):
         if extended.engine.between_groups is not None:
             self._create(step.variables)
         exchange = self.exchange
+        if exchange is not None:
+            exchange.before_step()
         if exchange is not None and exchange.of_gradients:
             gradients, summing = exchange.gradients(step, gradients, summing), None
             step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
@@ -437,6 +439,8 @@ class Optimizer(ABC):
         if self._accumulation is not None:
             self._accumulation.create(variables)
         if extended.engine.between_groups is not None:
+            if self._averages and extended.engine.between_groups.sync_every > 1:
+                raise ValueError("use_ema: the averages of groups that exchange weights differ: leave it out")
             self.exchange = self.exchange or GroupExchange(extended.engine.between_groups)
             self.exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:

@@ -181,6 +181,12 @@ class PreemptionCheckpointHandler:
             self._replicas = ReplicaGroup(self._topology)
         else:
             engine: Engine = self._strategy.extended.engine
+            groups = engine.between_groups
+            if groups is not None and groups.sync_every > 1:
+                raise ValueError(
+                    f"weights of groups are equal after every {groups.sync_every} steps only: save them by the "
+                    "program, after an exchange"
+                )
             self._topology, self._replicas = engine.all_ranks, engine.replicas
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()

@@ -24,7 +24,7 @@ _ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
 class GroupExchange:
     """The exchanges of the variables of one optimizer, and what this rank keeps for those that it owns.
 
-    That are the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. Save them
+    It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. Save them
     as such: ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are those of the engine.
     """
 
@@ -34,10 +34,12 @@ class GroupExchange:
         self._variables: dict[int, Variable] = {}
         self._owners: list[int] = []
         self._kept: dict[int, Memory] = {}
+        self._without_anchor: list[Variable] = []
+        self._exchanged_at = 0  # steps
 
     def create(self, variables: Sequence[Variable]) -> None:
-        """Create what is kept of new variables, whose values are equal in all groups: before their first step."""
-        new = [each for each in variables if id(each) not in self._variables]
+        """Create what is kept of new variables."""
+        new = [*{id(each): each for each in variables if id(each) not in self._variables}.values()]
         values = [_wide(each.own_copy()) for each in new]
         owners = self._groups.owners([each.nbytes for each in values])
         outer, compression = self._groups.outer, self._groups.compression
@@ -49,7 +51,14 @@ class GroupExchange:
             self._kept[id(variable)] = kept = {} if compression is None else compression.memory(value)
             if not self.of_gradients and (outer or compression):
                 kept[_ANCHOR] = value.copy()
+                self._without_anchor.append(variable)
                 kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
+
+    def before_step(self) -> None:
+        """Keep the weights of new variables, which are equal in all groups before their first step, also if loaded."""
+        for variable in self._without_anchor:
+            self._kept[id(variable)][_ANCHOR][...] = _wide(variable.own_copy())
+        self._without_anchor.clear()
 
     def gradients(self, step: Step, gradients: list[Any], summing: Engine | None) -> list[np.ndarray]:
         """Return the mean over the groups, weighted by their ranks, of the gradients of a step. Collective.
@@ -61,62 +70,64 @@ class GroupExchange:
         variables = step.variables
         places = {each: i for i, each in enumerate(self._variables)}
         pairs = zip(gradients, variables, strict=True)
-        means = [_wide(_dense(each, variable.shape)) * self._groups.weight for each, variable in pairs]
+        means = [_times(_wide(_dense(each, variable.shape)), self._groups.weight) for each, variable in pairs]
         owners = [self._owners[places[id(each)]] for each in variables]
-        self._combine(means, owners, variables)
+        with self._groups.refusal():
+            self._combine(means, owners, variables)
+        self._groups.share(means, owners)
         return means
 
     def after_step(self, done: int) -> None:
         """Exchange the weights if it is time after so many steps. Collective then, in cross-replica context."""
         if not self.of_gradients and done % self._groups.sync_every == 0:
-            self._exchange_weights(done // self._groups.sync_every - 1)
+            self._exchange_weights(done)
 
     def finish(self, done: int) -> None:
         """Exchange the weights once more if there were steps since the last time."""
-        if not self.of_gradients and done % self._groups.sync_every:
-            self._exchange_weights(done // self._groups.sync_every)
+        if not self.of_gradients and done > self._exchanged_at:
+            self._exchange_weights(done)
 
-    def _exchange_weights(self, number: int) -> None:
-        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it.
-
-        ``number`` is that of the exchanges before.
-        """
+    def _exchange_weights(self, done: int) -> None:
+        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it."""
+        self._exchanged_at = done
+        number = (done - 1) // self._groups.sync_every  # of exchanges before
         variables, outer = [*self._variables.values()], self._groups.outer
         values = [_wide(each.own_copy()).copy() for each in variables]
         own = [(i, self._kept[id(each)]) for i, each in enumerate(variables) if id(each) in self._kept]
-        rate = 1.0 if outer is None else rate_of(outer.learning_rate, number)
-        for i, kept in own:
-            values[i] = (kept[_ANCHOR] - values[i] if _ANCHOR in kept else values[i]) * self._groups.weight
-        self._combine(values, self._owners, variables, share=False)
-        for i, kept in own:
-            if _ANCHOR not in kept:
-                continue
-            if outer is None:
-                kept[_ANCHOR] -= values[i]
-            else:
-                outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
-            values[i] = kept[_ANCHOR]
+        with self._groups.refusal():
+            rate = 1.0 if outer is None else rate_of(outer.learning_rate, number)
+            for i, kept in own:
+                change = np.asarray(kept[_ANCHOR] - values[i]) if _ANCHOR in kept else values[i]
+                values[i] = _times(change, self._groups.weight)
+            self._combine(values, self._owners, variables)
+            for i, kept in own:
+                if _ANCHOR not in kept:
+                    continue
+                if outer is None:
+                    kept[_ANCHOR] -= values[i]
+                else:
+                    outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
+                values[i] = kept[_ANCHOR]
         self._groups.share(values, self._owners)
         for variable, value in zip(variables, values, strict=True):
             extended = variable.distribute_strategy.extended
             extended.update(variable, LocalVariable.assign, (value.astype(variable.dtype),), group=False)
 
-    def _combine(
-        self, values: list[np.ndarray], owners: Sequence[int], variables: Sequence[Variable], share: bool = True
-    ) -> None:
-        """Replace arrays by their sums over the groups: on the ranks that own them, or on all. Collective."""
+    def _combine(self, values: list[np.ndarray], owners: Sequence[int], variables: Sequence[Variable]) -> None:
+        """Replace the arrays that this rank owns by their sums over the groups. Collective over its rail."""
+        if self._groups.group.rank >= self._groups.owners_in_group:
+            return
+        self._groups.compare(tuple((each.name, each.shape) for each in variables))
         own = [i for i, owner in enumerate(owners) if owner == self._groups.group.rank]
         kept = {i: self._kept[id(variables[i])] for i in own}
         thin = [i for i in own if "error" in kept[i]]
         rest = [i for i in own if "error" not in kept[i]]
         sums = self._groups.sums([values[i] for i in rest])
-        if self._groups.compression is not None and self._groups.group.rank < self._groups.owners_in_group:
+        if self._groups.compression is not None:
             memories = [kept[i] for i in thin]
             sums += self._groups.compression.sums([values[i] for i in thin], memories, self._groups)
         for i, total in zip(rest + thin, sums, strict=True):
-            values[i] = np.ascontiguousarray(total)
-        if share:
-            self._groups.share(values, owners)
+            values[i] = np.asarray(total, order="C")
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
@@ -139,8 +150,9 @@ class GroupExchange:
         if given != now:
             raise ValueError(
                 f"a state of the shapes {given} is not that of these variables and groups, {now}: give what "
-                "exchange_state() returned on this rank"
+                "optimizer.exchange.state() returned on this rank"
             )
+        self._without_anchor.clear()
         for kind, flat in state.items():
             at = 0
             for each in self._of_kind(kind):
@@ -153,8 +165,12 @@ class GroupExchange:
 
 def _wide(value: Any) -> np.ndarray:
     """Return an array as a contiguous one on the host, of at least 32 bits: sums of halves lose digits."""
-    value = np.ascontiguousarray(arrays.to_host(value))
+    value = np.asarray(arrays.to_host(value), order="C")
     return value.astype(np.float32) if value.itemsize < 4 else value
+
+
+def _times(value: np.ndarray, factor: float) -> np.ndarray:
+    return np.multiply(value, factor, out=np.empty_like(value))  # an array also where value has no axes
 
 
 def _dense(gradient: Any, shape: tuple[int, ...]) -> Any:

@@ -206,6 +206,69 @@ def test_each_group_reads_batches_of_its_own():
     assert len(set(WORLD.allgather(int(strategy.rng(1).integers(1 << 60))))) == WORLD.size
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": PowerSGD(1)}, {"sync_every": 2}], ids=repr)
+def test_variables_of_all_kinds(options):
+    """A number, one that is given twice, gradients of another dtype, rows, and none."""
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=groups_of(WORLD.size)[0], **options)
+    with strategy.scope():
+        number, twice = mpistrat.Variable(1.0), mpistrat.Variable(np.zeros((9, 8), np.float32))
+        rows, left = mpistrat.Variable(np.zeros((4, 2))), mpistrat.Variable([7.0])
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    own = float(WORLD.rank + 1)
+    some = mpistrat.IndexedSlices(np.full((1, 2), own), [2], (4, 2))
+    pairs = [(own, number), (np.full((9, 8), own), twice), (np.ones((9, 8)), twice), (some, rows), (None, left)]
+    for _ in range(2):
+        strategy.run(lambda: optimizer.apply_gradients(pairs))
+    mean = (WORLD.size + 1) / 2
+    np.testing.assert_allclose(number.read_value(), 1 - 2 * mean, rtol=1e-6)
+    np.testing.assert_allclose(twice.read_value(), np.full((9, 8), -2 * mean - 2), rtol=1e-5)
+    np.testing.assert_allclose(rows.read_value(), [[0, 0], [0, 0], 2 * [-2 * mean], [0, 0]], rtol=1e-6)
+    assert left.read_value().tolist() == [7.0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"compression": TopK(0.5)}, {"outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV)}],
+    ids=["k", "o"],
+)
+def test_weights_that_are_loaded_after_build_are_kept(options):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups="node", sync_every=2, **options)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(8))
+    optimizer = mpistrat.optimizers.SGD(0.0)
+    optimizer.build([v])
+    v.assign(np.full(8, 100.0))
+    for _ in range(2):
+        strategy.run(lambda: optimizer.apply_gradients([(np.ones(8), v)]))
+    assert v.read_value().tolist() == 8 * [100.0]
+    optimizer.finalize_variable_values([v])  # nothing was done since
+    assert v.read_value().tolist() == 8 * [100.0]
+
+
+def test_power_sgd_recovers_from_a_gradient_of_zeros():
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups="node", compression=PowerSGD(1))
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros((8, 8)))
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    size = strategy.num_replicas_in_sync
+    for step in range(9):
+        gradient = np.zeros((8, 8)) if step == 0 else np.pad(np.ones((7, 8)), ((1, 0), (0, 0))) / size
+        strategy.run(lambda gradient=gradient: optimizer.apply_gradients([(gradient, v)]))
+    np.testing.assert_allclose(v.read_value()[1:], np.full((7, 8), -8.0), rtol=1e-6)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="needs another group")
+def test_groups_that_give_other_gradients_are_told():
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=groups_of(WORLD.size)[0])
+    with strategy.scope():
+        a, b = mpistrat.Variable(0.0), mpistrat.Variable(0.0)
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    with pytest.raises(MismatchError, match="groups"):
+        strategy.run(lambda: optimizer.apply_gradients([(1.0, b if WORLD.rank else a)]))
+    with pytest.raises(MismatchError, match="length of a dataset"):
+        strategy.experimental_distribute_dataset(Dataset.range(8 + 2 * WORLD.rank).batch(2))
+
+
 def test_nodes_are_groups():
     strategy = mpistrat.MultiWorkerMirroredStrategy(groups="node", sync_every=2)
     assert strategy.num_replicas_in_sync == WORLD.Split_type(MPI.COMM_TYPE_SHARED).size
@@ -222,6 +285,11 @@ def test_nodes_are_groups():
         ({"groups": "node", "compression": "topk"}, TypeError, "must be PowerSGD or TopK"),
         ({"groups": "node", "sync_every": 2, "outer_optimizer": 0.7}, TypeError, "must be an optimizer"),
         ({"groups": "node", "outer_optimizer": mpistrat.optimizers.SGD()}, ValueError, "sync_every above 1"),
+        (
+            {"groups": "node", "sync_every": 2, "outer_optimizer": mpistrat.optimizers.SGD(clipvalue=1)},
+            ValueError,
+            "clipv",
+        ),
         ({"groups": "node", "virtual_replicas": 8}, ValueError, "leave out mesh"),
     ],
 )
@@ -230,6 +298,13 @@ def test_wrong_arguments(options, error, text):
         mpistrat.MultiWorkerMirroredStrategy(**options)
     with pytest.raises(ValueError, match="leave out mesh"):
         mpistrat.MultiWorkerMirroredStrategy(groups="node", mesh=Mesh(replica=-1))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups="node", sync_every=2)
+    with strategy.scope():
+        v = mpistrat.Variable(0.0)
+        with pytest.raises(ValueError, match="leave it out"):
+            mpistrat.optimizers.SGD(use_ema=True).build([v])
+        with pytest.raises(ValueError, match="after every 2 steps only"):
+            mpistrat.experimental.PreemptionCheckpointHandler(None, [v], "never made")
 
 
 @pytest.mark.skipif(WORLD.size == 1, reason="needs another rank")
