@@ -384,12 +384,11 @@ class Optimizer(ABC):
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
         if extended.engine.between_groups is not None:
             self._create(step.variables)
-        exchange = self.exchange
-        if exchange is not None:
+        if (exchange := self.exchange) is not None:
             exchange.before_step()
-        if exchange is not None and exchange.of_gradients:
-            gradients, summing = exchange.gradients(step, gradients, summing), None
-            step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
+            if exchange.of_gradients:
+                gradients, summing = exchange.gradients(step, gradients, summing), None
+                step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
         if isinstance(step, SeparateStep):
             self._apply(extended, step, gradients, aggregate=summing is not None)
         else:
