@@ -279,11 +279,13 @@ def explain_arguments(init: Callable[..., None], instead: Mapping[str, str]) -> 
     parameters = inspect.signature(init).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return init  # the one that it calls tells
-    unknown = set(instead) - {each.name for each in parameters}
+    names = {each.name for each in parameters}
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in unknown.intersection(kwargs):
+        for name in kwargs.keys() - names:
+            if name not in instead:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
             raise TypeError(f"{type(self).__name__}() has no argument {name!r}: use {instead[name]}")
         init(self, *args, **kwargs)
 

@@ -48,8 +48,8 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environ = os.environ if environ is None else environ
         self._environment = environment
         self.rpc_layer = rpc_layer
-        self.task_type = task_type
-        self.task_id = task_id
+        self.task_type = None if task_type is None else str(task_type)
+        self.task_id = None if task_id is None else _index("task_id", task_id)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster in the variable, or an empty one if it has no key ``cluster``.
@@ -102,13 +102,17 @@ class TFConfigClusterResolver(ClusterResolver):
         own = _task(self._environ).get("type" if name == "task_type" else "index")
         if own is None or name == "task_type":
             return own and str(own)
-        try:
-            number = int(own)
-        except (TypeError, ValueError):
-            number = -1
-        if number < 0 or (isinstance(own, float) and number != own):
-            raise ValueError(f'"index" of "task" in TF_CONFIG must be a number from 0 on, not {own!r}')
-        return number
+        return _index('"index" of "task" in TF_CONFIG', own)
+
+
+def _index(name: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0 or (isinstance(value, float) and number != value):
+        raise ValueError(f"{name} must be a number from 0 on, not {value!r}")
+    return number
 
 
 def config(environ: Mapping[str, str]) -> dict[str, Any]:

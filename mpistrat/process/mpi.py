@@ -170,9 +170,11 @@ def _without_stack_of_a_crash() -> Iterator[None]:
     shown = survives_losses() and "PYTHONFAULTHANDLER" in os.environ and faulthandler.is_enabled()
     if shown:
         faulthandler.disable()
-    yield
-    if shown:
-        faulthandler.enable()
+    try:
+        yield
+    finally:
+        if shown:
+            faulthandler.enable()
 
 
 def _start_function(MPI: Any) -> Any:

@@ -211,3 +211,12 @@ def test_index_in_tf_config_is_no_number(index):
     resolver = TFConfigClusterResolver(environ={"TF_CONFIG": json.dumps({"task": task})})
     with pytest.raises(ValueError, match='"index" of "task" in TF_CONFIG must be a number'):
         _ = resolver.task_id
+
+
+def test_a_task_that_is_given_as_text(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:2"]}}')
+    resolver = TFConfigClusterResolver(task_type="worker", task_id="1")
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert TFConfigClusterResolver(task_type="worker", task_id=0).task_id == 0
+    with pytest.raises(ValueError, match="task_id must be a number from 0 on, not -1"):
+        TFConfigClusterResolver(task_id=-1)

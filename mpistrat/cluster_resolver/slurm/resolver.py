@@ -93,6 +93,8 @@ class SlurmClusterResolver(ClusterResolver):
         self._auto_set_gpu = auto_set_gpu
         self.rpc_layer = rpc_layer
         if not isinstance(tasks_per_node, Mapping):
+            if isinstance(tasks_per_node, str) and tasks_per_node.isdigit():
+                tasks_per_node = int(tasks_per_node)  # of a variable that Slurm sets
             tasks_per_node = _counted("tasks_per_node", "a number, or a dict from nodes to numbers", tasks_per_node)
         self._tasks_per_node = tasks_per_node
         told = slurm_step.with_step(self._environ)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,14 +32,26 @@ class Hdf5Output:
     def __init__(self, path: Path):
         self._raw = _RawFile(path)
         self._thread = ThreadPoolExecutor(1, "mpistrat-hdf5")
-        self._opened = self._thread.submit(h5py.File, self._raw, "w")
+        self._opened = self._begin(lambda: h5py.File(self._raw, "w"))
+
+    def _begin(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Begin a call by the thread of this file; at the end of the program, which takes no work, make it here."""
+        try:
+            return self._thread.submit(call)
+        except RuntimeError:
+            made: Future[_Result] = Future()
+            try:
+                made.set_result(call())
+            except Exception as error:
+                made.set_exception(error)
+            return made
 
     def do(self, write: Callable[[h5py.File], _Result]) -> _Result:
         """Return ``write(file)``, called by the thread of this file.
 
         Raise OSError if bytes cannot be written to the disk.
         """
-        result = self._thread.submit(lambda: write(self._opened.result())).result()
+        result = self._begin(lambda: write(self._opened.result())).result()
         self._raw.raise_error()
         return result
 
@@ -53,7 +65,7 @@ class Hdf5Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        closed = self._thread.submit(self._close)
+        closed = self._begin(self._close)
         self._thread.shutdown()
         if error is None:
             closed.result()

@@ -256,9 +256,7 @@ class Writer:
                 self._store.store(series, self._chunks(series, values), self._ranks)
             else:
                 self._store.put(series, values, self._ranks.rank)
-        except MismatchError:
-            raise
-        except Exception as error:  # the next call raises it on all ranks
+        except OSError as error:  # the next call raises it on all ranks
             self._failure = error
         series.steps += 1
 

@@ -249,10 +249,10 @@ def refuse_differing(ranks: Topology, compared: Mapping[str, np.ndarray]) -> Non
 
 
 def sampled(value: np.ndarray, number: int) -> np.ndarray:
-    """Return the bytes of one page of each `_SAMPLED`. So many numbers in a row have all pages."""
+    """Return the bytes of one page of each `_SAMPLED`, drawn by a number: saves of two states in turn draw all, too."""
     flat = as_bytes(value).reshape(-1)
     pages = flat[: len(flat) // (_PAGE * _SAMPLED) * _PAGE * _SAMPLED].reshape(-1, _SAMPLED, _PAGE)
-    page = number % max(1, min(_SAMPLED, -(-len(flat) // _PAGE)))
+    page = int(np.random.default_rng(number).integers(max(1, min(_SAMPLED, -(-len(flat) // _PAGE)))))
     return np.concatenate([pages[:, page].reshape(-1), flat[pages.size + page * _PAGE :][:_PAGE]])
 
 

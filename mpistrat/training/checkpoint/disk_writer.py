@@ -44,6 +44,8 @@ class DiskWriter:
         try:
             self._written.append(self._writing.submit(_flush, self._descriptor))
         except RuntimeError:  # at interpreter exit
+            for each in self._written:
+                each.result()
             _flush(self._descriptor)
 
     def settle(self) -> None:

@@ -99,7 +99,11 @@ class Metric(ABC):
             cls.update_state = _counted(cls.__dict__["update_state"])  # type: ignore[attr-defined]
 
     def __init__(self, name: str | None = None):
-        self._name = name or re.sub("(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+        if name is None:  # that of the class of this package: a subclass of a program has its name, as before
+            kinds = (each for each in type(self).__mro__ if each.__module__.partition(".")[0] == "mpistrat")
+            kind = next((each for each in kinds if each is not Metric), type(self))
+            name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+        self._name = name
         self._in_scope = has_strategy()
         if not self._in_scope:
             _warn_of_one_rank(self._name)

@@ -48,6 +48,7 @@ class TerminationConfig:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
-        self.grace_period = float(self.grace_period or 0)
-        if not self.grace_period >= 0:
+        seconds = 0.0 if self.grace_period is None else float(self.grace_period)
+        if not seconds >= 0:
             raise ValueError(f"grace_period must be 0 or a positive number of seconds, not {self.grace_period!r}")
+        self.grace_period = seconds

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_what_is_left_comes_once_with_any_replicas_and_batch(lengths, data, drop
 
     # And once more, from the middle of what is left.
     again = data.draw(st.integers(0, places[0].division.steps))
-    states = [state_of(each, place._replace(step=again)) for each, place in zip(second, places, strict=True)]
+    states = [state_of(each, replace(place, step=again)) for each, place in zip(second, places, strict=True)]
     _, place = resumed(first[0], states[0])
     left = flat(joined([batches(resumed(each, states[0])[1].division, epoch) for each in first]))
     assert left == order[place.skipped :][: len(left)]

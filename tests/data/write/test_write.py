@@ -354,3 +354,21 @@ def test_commands(varied, tmp_path, run_alone):
     assert (steps["DATA"], steps["OFF"], steps["replicas"]) == (8, 16, 2)
     # FILE: the first replica reads 13 + 12 rows in batches of 3, the second reads 12 in batches of 2.
     assert (steps["FILE"], steps["AUTO"]) == (9, "DATA")
+
+
+AT_EXIT = """
+import atexit, sys
+import numpy as np
+from mpistrat.data import write_hdf5
+
+atexit.register(write_hdf5, sys.argv[1], {"x": np.arange(5.0)})
+"""
+
+
+def test_a_file_is_written_at_the_end_of_a_program(run_alone, tmp_path):
+    """Then executors take no more work."""
+    (tmp_path / "program.py").write_text(AT_EXIT)
+    ended = run_alone(tmp_path / "program.py", tmp_path / "x.h5")
+    assert ended.status == 0, str(ended)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["x"][:].tolist() == [0, 1, 2, 3, 4]

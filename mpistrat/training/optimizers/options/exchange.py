@@ -35,7 +35,7 @@ class GroupExchange:
         self._owners: list[int] = []
         self._kept: dict[int, Memory] = {}
         self._without_anchor: list[Variable] = []
-        self._exchanged_at = 0  # steps
+        self._is_due = False  # whether there were steps since the last exchange
 
     def create(self, variables: Sequence[Variable]) -> None:
         """Create what is kept of new variables."""
@@ -79,17 +79,18 @@ class GroupExchange:
 
     def after_step(self, done: int) -> None:
         """Exchange the weights if it is time after so many steps. Collective then, in cross-replica context."""
-        if not self.of_gradients and done % self._groups.sync_every == 0:
-            self._exchange_weights(done)
+        self._is_due = not self.of_gradients
+        if done % self._groups.sync_every == 0:
+            self.finish(done)
 
     def finish(self, done: int) -> None:
         """Exchange the weights once more if there were steps since the last time."""
-        if not self.of_gradients and done > self._exchanged_at:
+        if self._is_due:
             self._exchange_weights(done)
 
     def _exchange_weights(self, done: int) -> None:
         """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it."""
-        self._exchanged_at = done
+        self._is_due = False
         number = (done - 1) // self._groups.sync_every  # of exchanges before
         variables, outer = [*self._variables.values()], self._groups.outer
         values = [_wide(each.own_copy()).copy() for each in variables]
