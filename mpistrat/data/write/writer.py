@@ -251,12 +251,15 @@ class Writer:
             series = self._laid_out(name, self._ranks.all_gather_object(own))
         series.attributes.update(attributes or {})
         values = values.astype(series.dtype, copy=False)
+        chunks = self._chunks(series, values) if series.compressed else None  # an error in there is told at once
         try:
-            if series.compressed:
-                self._store.store(series, self._chunks(series, values), self._ranks)
-            else:
+            if chunks is None:
                 self._store.put(series, values, self._ranks.rank)
-        except OSError as error:  # the next call raises it on all ranks
+            else:
+                self._store.store(series, chunks, self._ranks)
+        except MismatchError:
+            raise
+        except Exception as error:  # the next call raises it on all ranks
             self._failure = error
         series.steps += 1
 
