@@ -388,9 +388,12 @@ def test_a_replica_that_is_told_to_stop_ends_all_at_one_step(strategy, tmp_path)
     assert comm.allgather((handler.total_run_calls, float(v))) == SIZE * [(3, 3.0 * V)]
 
 
-def test_gradients_of_each_replica_are_checked(monkeypatch):
-    monkeypatch.setattr(mpistrat.rc, "debug", "gradients")
-    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), virtual_replicas=V)
+def test_gradients_of_each_replica_are_checked():
+    mpistrat.rc.debug = "gradients"
+    try:
+        strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup(), virtual_replicas=V)
+    finally:
+        del mpistrat.rc.debug
     with strategy.scope():
         v = mpistrat.Variable(np.zeros(2))
     optimizer = mpistrat.optimizers.SGD(0.1)
