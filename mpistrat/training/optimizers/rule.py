@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -31,9 +31,6 @@ class Rule(Protocol):
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None: ...
 
 
-_METHODS = ("update", "update_consuming", "update_rows")
-
-
 class WeightDecay:
     """A rule that shrinks the weights before another rule changes them.
 
@@ -48,15 +45,19 @@ class WeightDecay:
     def _kept(self, rate: float) -> float:
         return 1 - rate * self._weight_decay
 
-    @staticmethod
-    def _like(method: str) -> Callable[..., None]:
-        def update(self: WeightDecay, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: Any) -> None:
-            weights *= self._kept(rate)
-            getattr(self._rule, method)(weights, gradient, step, rate, *state)
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
+        weights *= self._kept(rate)
+        self._rule.update(weights, gradient, step, rate, *state)
 
-        return update
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        weights *= self._kept(rate)
+        self._rule.update_consuming(weights, gradient, step, rate, *state)
 
-    update, update_consuming, update_rows = map(_like, _METHODS)
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
+        weights *= self._kept(rate)
+        self._rule.update_rows(weights, rows, step, rate, *state)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)
@@ -95,23 +96,27 @@ class MovingAverage:
     def _overwrites(self, step: int) -> bool:
         return self._frequency is not None and step % self._frequency == 0
 
-    @staticmethod
-    def _like(method: str) -> Callable[..., None]:
-        def update(
-            self: MovingAverage, weights: np.ndarray, gradient: Any, step: int, rate: float, *state: Any
-        ) -> None:
-            *own, average = state
-            getattr(self._rule, method)(weights, gradient, step, rate, *own)
-            kept = self._kept(step)
-            for mean, w in blocks(average, weights):
-                mean *= kept
-                mean += w * (1 - kept)
-            if self._overwrites(step):
-                weights[...] = average
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
+        self._rule.update(weights, gradient, step, rate, *state[:-1])
+        self._average(state[-1], weights, step)
 
-        return update
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        self._rule.update_consuming(weights, gradient, step, rate, *state[:-1])
+        self._average(state[-1], weights, step)
 
-    update, update_consuming, update_rows = map(_like, _METHODS)
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
+        self._rule.update_rows(weights, rows, step, rate, *state[:-1])
+        self._average(state[-1], weights, step)
+
+    def _average(self, average: np.ndarray, weights: np.ndarray, step: int) -> None:
+        kept = self._kept(step)
+        for mean, w in blocks(average, weights):
+            mean *= kept
+            mean += w * (1 - kept)
+        if self._overwrites(step):
+            weights[...] = average
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)
