@@ -81,7 +81,9 @@ def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: s
     # A program with its own limit may take longer than faulthandler grants a test of this process.
     faulthandler.cancel_dump_traceback_later()
     # The dictionary, not the process's own environment: MPI adds to the latter when it starts.
-    environment = {**_HERE, **os.environ}
+    # By names: `dict(os.environ)` in a thread may list PYTEST_CURRENT_TEST and then miss it, which is a KeyError,
+    # because pytest takes it away between two tests.
+    environment = _HERE | {name: os.environ.get(name, "") for name in os.environ}
     environment |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     start = time.monotonic()

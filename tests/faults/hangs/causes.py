@@ -71,7 +71,8 @@ class OneNode:
 
     def run(self, names: list[str], folder: Path) -> str:
         """Return the output of a job, and of ``top --last`` after it."""
-        environ = {**os.environ, **environ_of(names[0], folder, 2)}
+        # By names: in a thread, pytest may take away PYTEST_CURRENT_TEST between its name and its value.
+        environ = {name: os.environ.get(name, "") for name in os.environ} | environ_of(names[0], folder, 2)
         command = [sys.executable, "-m", "mpistrat", "run", "-n", "4", str(PROGRAM), *names]
         output = self._said(command, environ, LIMIT * (1 + len(names)))
         if names[0] in END:
