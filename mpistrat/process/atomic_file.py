@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import select
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -60,7 +61,9 @@ def appearing_together(paths: Sequence[Path], replace: bool) -> Iterator[list[Pa
 
 
 def publish(temporary: Path, path: Path, replace: bool) -> None:
-    """Give a temporary file its final name; the temporary name may remain.
+    """Give a temporary file its final name, and the permissions of the file that it replaces.
+
+    The temporary name may remain.
 
     Raise FileExistsError if ``path`` exists and ``replace`` is false.
     """
@@ -71,6 +74,8 @@ def publish(temporary: Path, path: Path, replace: bool) -> None:
         except OSError as error:  # also of a file system without hard links
             if isinstance(error, FileExistsError) or path.exists():
                 raise FileExistsError(f"{path} exists already: choose another name, or remove it") from None
+    with contextlib.suppress(OSError):  # a private file stays private
+        os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
     os.replace(temporary, path)
 
 

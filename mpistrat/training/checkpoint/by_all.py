@@ -30,6 +30,7 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
+from mpistrat.training.checkpoint.format import comparable
 from mpistrat.training.checkpoint.names import BoxedArray, Own
 
 _PAGE = 4096
@@ -138,7 +139,8 @@ def new_arrays(
             values[name], mine[name] = each.blocks, (each.dtype, each.shape, boxes)
         else:
             named = _own_names(name, each, ranks.rank, replicas)
-            values.update({key: any_array.numpy_or_cupy(value) for key, value in zip(named, each.values, strict=True)})
+            own_values = map(comparable, map(any_array.numpy_or_cupy, each.values))
+            values.update(zip(named, own_values, strict=True))
             mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
     told = ranks.all_gather_object(mine)
     found: dict[str, NewArray] = {}
@@ -178,7 +180,7 @@ def read_own(
 
         def new(target: Any) -> np.ndarray:
             dtype, shape = any_array.dtype_and_shape(target)
-            targets.append((target, np.empty(shape, dtype)))
+            targets.append((target, np.empty(shape, dtype.newbyteorder("="))))
             return targets[-1][1]
 
         values: dict[str, np.ndarray] = {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -61,6 +62,25 @@ def dtype_of(name: str, stored: np.dtype) -> np.dtype:
         importlib.import_module("ml_dtypes")  # lets NumPy know the name
         return np.dtype(name)
     return stored.newbyteorder("=")
+
+
+def comparable(value: Any) -> Any:
+    """Return an array with the bytes that every rank and every reader gets for its values, or the array itself.
+
+    Bytes in the order of another machine would be read back swapped. x87's long double has 10 bytes of value in 16:
+    what stands in the others differs between equal arrays.
+
+    Examples
+    --------
+    >>> comparable(np.array([1.0], ">f8")).dtype
+    dtype('float64')
+    """
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    if value.dtype.char in "gG" and np.finfo(value.dtype).nmant == 63:
+        value = value.copy(order="C")
+        value.reshape(-1).view(np.uint8).reshape(-1, np.dtype(np.longdouble).itemsize)[:, 10:] = 0
+    return value
 
 
 def checksum(data: memoryview, name: str) -> int:

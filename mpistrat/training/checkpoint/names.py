@@ -11,6 +11,7 @@ from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.data import Block
 from mpistrat.strategy import Variable
+from mpistrat.training.checkpoint.format import OF_REPLICAS
 from mpistrat.values import PerReplica
 
 _NUMBERS = (bool, int, float, complex)
@@ -87,7 +88,7 @@ def named(state: Any) -> dict[str, Any]:
         _require_storable(leaf, name)
         # As HDF5 reads it: "/a//./b" is "a/b".
         place = tuple(part for part in name.split("/") if part not in ("", "."))
-        if not place or "\0" in name:
+        if not place or "\0" in name or place[0] + "/" == OF_REPLICAS:
             raise ValueError(f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own")
         if place in places:
             both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"

@@ -384,6 +384,7 @@ def _few(texts: list[str], between: str = ", ") -> str:
 
 
 def _datasets(file: h5py.File) -> list[str]:
+    """Return the names of the datasets that have values: h5py's Empty has no shape."""
     found: list[str] = []
-    file.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
+    file.visititems(lambda name, item: found.append(name) if getattr(item, "shape", None) is not None else None)
     return found

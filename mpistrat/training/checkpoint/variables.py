@@ -32,7 +32,7 @@ from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import by_all, names, pending_save
 from mpistrat.training.checkpoint.buffers import SaveBuffer
 from mpistrat.training.checkpoint.division import NewArray
-from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS
+from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, comparable
 from mpistrat.training.checkpoint.names import BoxedArray, Own
 from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare
 from mpistrat.values import PerReplica, VariableSynchronization
@@ -93,7 +93,7 @@ def save(
     """
     file = local_path(path)
     named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, "save", differing, parts, file)
+    topology, replicas = _prepared(named, "save", file, parts, differing)
     names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     new = _new_file(named, topology, replicas, differing, parts)
     if new.alone:
@@ -159,7 +159,7 @@ def save_async(
     """
     file = local_path(path)
     named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, "save_async", differing, parts, file)
+    topology, replicas = _prepared(named, "save_async", file, parts, differing)
     names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     new = _new_file(named, topology, replicas, differing, parts, pending_save.count(topology))
     by_all.refuse_differing(topology, new.compared)  # now: the bytes are those at the call
@@ -194,7 +194,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
         If an array cannot be changed: one of JAX, a read-only one, a number. Use `load_arrays`.
     ValueError
         On every replica, if the file lacks a variable or has it with another shape or dtype, or has the parts of
-        another number of ranks. Also if names, shapes or dtypes differ between replicas.
+        another number of ranks. Also if names, shapes, dtypes or paths differ between replicas.
     mpistrat.data.DataFileError
         On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError
@@ -221,7 +221,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     file = local_path(path)
     named, parts = names.divided(state, own)
     names.require_fillable(named, parts)
-    topology, replicas = _prepared(named, "load", parts=parts)
+    topology, replicas = _prepared(named, "load", file, parts)
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
         names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file))
@@ -291,11 +291,17 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     file = local_path(path)
     named = {} if like is None else names.named(like)
     names.refuse_own(named)
-    topology, replicas = _prepared(named, "load_arrays")
+    topology, replicas = _prepared(named, "load_arrays", file)
     sequence = topology.lock.sequence
     try:
         if like is None:
             found = contents_of(topology, file)
+            texts = [name for name, (dtype, _) in found.items() if dtype.hasobject]
+            if texts:
+                raise ValueError(
+                    f"{file}: {', '.join(map(repr, texts))} holds texts or references, not numbers: give the arrays to "
+                    "read as `like`"
+                )
             likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
             return names.nested(loaded_arrays(topology, replicas, likes, file))
         values = [*loaded_arrays(topology, replicas, _likes(named), file).values()]
@@ -315,9 +321,9 @@ def _like(value: np.ndarray, leaf: Any) -> Any:
 def _prepared(
     named: Mapping[str, Any],
     what: str,
-    differing: str = "error",
+    file: Path,
     parts: Mapping[str, Own | BoxedArray] = {},
-    file: Path | None = None,
+    differing: str = "error",
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
     if differing not in ("error", "chief"):
@@ -331,8 +337,9 @@ def _prepared(
     )
     likes = tuple(_types(named).values())
     own = tuple("a block" if isinstance(each, BoxedArray) else ("own", each.by_replica) for each in parts.values())
-    more = [*([] if differing == "error" else [differing]), *([] if file is None else ["to", str(file)])]
-    structures.agree(topology, what, "of", likes, kinds, own, *more)
+    way = "from" if what.startswith("load") else "to"
+    more = [] if differing == "error" else [differing]
+    structures.agree(topology, what, "of", likes, kinds, own, *more, way, str(file))
     pending_save.finish(topology)
     return topology, replicas
 
@@ -357,10 +364,11 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
 
 
 def _types(named: Mapping[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    return {
+    found = {
         name: (leaf.dtype, leaf.shape) if isinstance(leaf, Variable) else arrays.dtype_and_shape(leaf)
         for name, leaf in named.items()
     }
+    return {name: (dtype.newbyteorder("="), shape) for name, (dtype, shape) in found.items()}
 
 
 def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -399,7 +407,7 @@ def _new_file(
     of_several_ranks = replicas.by_rank and topology.size > replicas.size  # no strategy keeps their variables equal
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
-        value = arrays.numpy_or_cupy(leaf)  # of some variables, collective
+        value = comparable(arrays.numpy_or_cupy(leaf))  # of some variables, collective
         if not arrays.on_gpu(value) or (alone and replicas.is_chief):
             value = np.asarray(arrays.to_host(value), order="C")
         found[name] = value

@@ -202,3 +202,75 @@ def test_a_url_is_not_a_path(strategy, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is a URL"):
         load_arrays("s3://bucket/a.h5")
     assert not os.listdir(tmp_path)
+
+
+def test_bytes_of_another_order(strategy, tmp_path):
+    """They are saved in this machine's order, also as a rank's own, and fill arrays of either order."""
+    given = np.arange(3.0).astype(">f8")
+    save({"x": given}, tmp_path / "x.h5", own={"mine": given.astype(">i4") + strategy.comm.rank})
+    native, swapped, mine = np.zeros(3), np.zeros(3, ">f8"), np.zeros(3, ">i4")
+    load({"x": native}, tmp_path / "x.h5", own={"mine": mine})
+    load({"x": swapped}, tmp_path / "x.h5")
+    assert native.tolist() == swapped.tolist() == [0.0, 1.0, 2.0]
+    assert mine.tolist() == [strategy.comm.rank + i for i in range(3)]
+    assert load_arrays(tmp_path / "x.h5")["x"].dtype == np.dtype("f8")
+
+
+def test_long_doubles_that_are_equal(strategy, tmp_path):
+    """The bytes between two of them are of whatever was in memory."""
+    values = np.linspace(0, 1, 100).astype("longdouble")
+    values.view(np.uint8).reshape(-1, values.itemsize)[:, 10:] = strategy.comm.rank + 1
+    complex_values = values.astype("clongdouble")
+    save({"x": values, "z": complex_values}, tmp_path / "x.h5")
+    found = load_arrays(tmp_path / "x.h5")
+    np.testing.assert_array_equal(found["x"], values)
+    np.testing.assert_array_equal(found["z"], complex_values)
+
+
+@pytest.mark.parametrize("how", ["load", "load of its own", "load_arrays", "load_arrays like"])
+def test_a_path_that_differs_between_ranks(strategy, comm, tmp_path, how):
+    if comm.size == 1:
+        pytest.skip("for several ranks")
+    paths = [tmp_path / f"{i}.h5" for i in range(2)]
+    for path in paths:
+        save({"x": np.ones(2)}, path, own={"mine": np.ones(2)})
+    mine = np.zeros(2)
+    calls = {
+        "load": lambda path: load({"x": mine}, path),
+        "load of its own": lambda path: load({}, path, own={"mine": mine}),
+        "load_arrays": load_arrays,
+        "load_arrays like": lambda path: load_arrays(path, {"x": mine}),
+    }
+    with pytest.raises(MismatchError, match=r"1\.h5"):
+        calls[how](paths[comm.rank == comm.size - 1])
+    assert mine.tolist() == [0.0, 0.0]
+
+
+def test_a_file_with_texts_and_without_values(strategy, comm, tmp_path):
+    if comm.rank == 0:
+        with h5py.File(tmp_path / "x.h5", "w") as file:
+            file["x"], file["nothing"] = np.ones(2), h5py.Empty("f4")
+    comm.Barrier()
+    assert [*load_arrays(tmp_path / "x.h5")] == ["x"]
+    comm.Barrier()
+    if comm.rank == 0:
+        with h5py.File(tmp_path / "x.h5", "a") as file:
+            file["title"] = "a text"
+    comm.Barrier()
+    with pytest.raises(ValueError, match="'title' holds texts"):
+        load_arrays(tmp_path / "x.h5")
+    assert load_arrays(tmp_path / "x.h5", {"x": np.zeros(2)})["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_name_of_the_format_is_refused(strategy, tmp_path):
+    with pytest.raises(ValueError, match="cannot be the name"):
+        save({"__replicas__": {"x": np.ones(3)}}, tmp_path / "x.h5")
+
+
+def test_a_private_file_stays_private(strategy, comm, tmp_path):
+    save({"x": np.ones(3)}, tmp_path / "x.h5")
+    if comm.rank == 0:
+        os.chmod(tmp_path / "x.h5", 0o600)
+    comm.Barrier()
+    save({"x": np.zeros(3)}, tmp_path / "x.h5")
+    assert os.stat(tmp_path / "x.h5").st_mode & 0o777 == 0o600
