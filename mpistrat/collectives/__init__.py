@@ -2,8 +2,7 @@
 
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.collectives.ops.base import CrossDeviceOps
-from mpistrat.collectives.ops.by_name import HierarchicalCopyAllReduce, NcclAllReduce
-from mpistrat.collectives.ops.default import CollectiveAllReduce
+from mpistrat.collectives.ops.default import CollectiveAllReduce, HierarchicalCopyAllReduce, NcclAllReduce
 from mpistrat.collectives.ops.to_one_device import ReductionToOneDevice
 from mpistrat.collectives.options import CollectiveHints, CommunicationImplementation, CommunicationOptions
 

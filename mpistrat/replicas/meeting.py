@@ -15,22 +15,70 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from mpistrat.collectives import structures
-from mpistrat.replicas import thread_settings
 from mpistrat.replicas.group import ReplicaGroup
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import MismatchError, call_site
 from mpistrat.runtime.topology import Topology
 
+# NumPy 2 keeps its treatment of floating point errors in a context variable, which a thread gets with the context.
+_ERRSTATE_OF_THREAD = int(np.__version__.split(".")[0]) < 2
 _SIGNAL_SECONDS = 0.5  # a signal that comes just before a wait does not end it: look for one from time to time
 _REFUSED = (
     "was called in a function that strategy.run runs, and this rank plays several replicas: call it outside of run, or "
     "in merge_call"
 )
+
+
+def settings_of_thread() -> tuple[Any, ...] | None:
+    """Return what the program sets for this thread that its context variables do not have; None without any."""
+    torch: Any = sys.modules.get("torch")
+    jax: Any = sys.modules.get("jax")
+    if torch is None and jax is None and not _ERRSTATE_OF_THREAD:
+        return None
+    errors: Any = np.geterr() if _ERRSTATE_OF_THREAD else {}
+    of_torch = None
+    if hasattr(torch, "is_grad_enabled"):  # there, and wholly imported
+        autocast = (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
+        of_torch = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    of_jax = {name: getattr(jax.config, name) for name in _managers()} if hasattr(jax, "config") else {}
+    return errors, of_torch, of_jax
+
+
+@lru_cache(maxsize=1)
+def _managers() -> dict[str, Any]:
+    """Return the public context managers of JAX that set a value of its configuration in a thread, by its name."""
+    jax: Any = sys.modules["jax"]
+    there = vars(jax)
+    return {name: there[name[4:]] for name in jax.config.values if callable(there.get(name[4:]))}
+
+
+@contextmanager
+def holding_settings(settings: tuple[Any, ...]) -> Iterator[None]:
+    """Context in which the settings of another thread hold in this one."""
+    errors, of_torch, of_jax = settings
+    with ExitStack() as stack:
+        stack.enter_context(np.errstate(**errors))
+        if of_torch is not None:
+            torch: Any = sys.modules["torch"]
+            grad, inference, (enabled, dtype, caches) = of_torch
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            stack.enter_context(torch.autocast("cpu", dtype, enabled, caches))
+        for name, value in of_jax.items():
+            if getattr(sys.modules["jax"].config, name) != value:
+                stack.enter_context(_managers()[name](value))
+        yield
 
 
 class ReplicaEnded(BaseException):
@@ -124,7 +172,7 @@ class ReplicaMeeting:
         count, caller = self._replicas.count, threading.get_ident()
         results: list[Any] = [None] * count
         self._play, self._results, self._caller = play, results, caller
-        self._context, self._settings = contextvars.copy_context(), thread_settings.of_caller()
+        self._context, self._settings = contextvars.copy_context(), settings_of_thread()
         self._names = [""] * count
         self._is_running = True
         self._broken: BaseException | None = None  # ends the replicas that wait
@@ -274,7 +322,7 @@ class ReplicaMeeting:
             if self._settings is None:
                 self._results[i] = self._play(i)
             else:
-                with thread_settings.holding(self._settings):
+                with holding_settings(self._settings):
                     self._results[i] = self._play(i)
         except ReplicaEnded:
             pass

@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
+from mpistrat.collectives.algorithms.leader import OrderedAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
-from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
 from mpistrat.memory.node import NodeMemory
 from mpistrat.runtime.agreement.agreement import NodeAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock

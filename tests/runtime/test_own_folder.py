@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpistrat.launch.launch_key import hashed
-from mpistrat.runtime.without_mpi import own_folder
+from mpistrat.runtime.without_mpi import board
 from mpistrat.runtime.without_mpi.board import Board
 from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
 
@@ -71,19 +71,19 @@ def test_what_was_made_is_used_and_removed(tmp_path, monkeypatch):
 
 def test_directories_in_one_that_was_made_stay(tmp_path):
     folder = tmp_path / "made"
-    assert own_folder.make(folder)
-    assert own_folder.make(folder)
+    assert board.make_own_folder(folder)
+    assert board.make_own_folder(folder)
     (folder / "inside").mkdir()
     (folder / "file").write_text("")
     (tmp_path / "target").write_text("stays")
     (folder / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="not empty"):
-        own_folder.remove(folder)
+        board.remove_own_folder(folder)
     assert [each.name for each in folder.iterdir()] == ["inside"]
     assert (tmp_path / "target").read_text() == "stays"
     (tmp_path / "to made").symlink_to(folder)
     with pytest.raises(OSError):
-        own_folder.remove(tmp_path / "to made")
+        board.remove_own_folder(tmp_path / "to made")
 
 
 VICTIM = """

@@ -13,9 +13,8 @@ from mpistrat.collectives.algorithms import cost_file
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.algorithms.leader import LeaderAllReduce
+from mpistrat.collectives.algorithms.leader import LeaderAllReduce, OrderedAllReduce
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
-from mpistrat.collectives.algorithms.ordered import OrderedAllReduce
 from mpistrat.collectives.algorithms.tree import TreeAllReduce
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.slot import Slot

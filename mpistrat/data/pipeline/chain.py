@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpistrat import representation
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
 from mpistrat.data.pipeline.definition import Definition
-from mpistrat.data.pipeline.padding import PaddedBatch
-from mpistrat.data.pipeline.transforms import Batch, Map, Repeat, Shard, Shuffle, Skip, Take, Transform, integer
+from mpistrat.data.pipeline.transforms import (
+    Batch,
+    Map,
+    PaddedBatch,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Take,
+    Transform,
+    integer,
+)
 from mpistrat.runtime import affinity
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 import threading
 import time
@@ -21,7 +22,6 @@ from typing import Any, TypeVar
 
 from mpistrat.launch.launch_key import hashed
 from mpistrat.process.patience import within
-from mpistrat.runtime.without_mpi import own_folder
 
 T = TypeVar("T")
 
@@ -33,6 +33,11 @@ _ATTEMPTS = 3
 _ENDING = ".json"
 _CLAIM = "claim-"
 _MOUNTS = Path("/proc/self/mountinfo")
+# Who may write to the parent directory may rename another directory of the user to a name that is expected here. So
+# what was made here has a mode that other directories do not have, which `mkdir` sets in one step, and only files in
+# such a directory are removed.
+_MODE = 0o1700  # the sticky bit, and no rights for others
+_BITS = 0o1777  # without those that a directory may get from its parent
 
 
 class Board:
@@ -59,7 +64,7 @@ class Board:
 
     def make(self) -> bool:
         """Make the directories. Return whether any of them can be used."""
-        return any(self._in_each(own_folder.make))
+        return any(self._in_each(make_own_folder))
 
     def post(self, name: str, value: Any) -> None:
         """Add a notice, or replace the one of this name."""
@@ -68,7 +73,7 @@ class Board:
             for _ in range(_ATTEMPTS):
                 _remove_old(folder.parent)
                 with contextlib.suppress(FileNotFoundError):  # another rank has just removed the directory
-                    if own_folder.make(folder):
+                    if make_own_folder(folder):
                         write_json(folder / f"{name}{_ENDING}", value)
                     return
 
@@ -79,16 +84,14 @@ class Board:
 
     def read(self, name: str) -> Any:
         """Return a notice, or None if it was removed or is damaged."""
-        found = self._in_each(
-            lambda folder: read_json(folder / f"{name}{_ENDING}") if own_folder.is_made(folder) else None
-        )
+        found = self._in_each(lambda folder: read_json(folder / f"{name}{_ENDING}") if is_own_folder(folder) else None)
         return next((each for each in found if each is not None), None)
 
     def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
         """Remove notices, and each directory of none but ``useless`` ones, also what a file system writes late."""
 
         def remove(folder: Path) -> None:
-            if own_folder.is_made(folder):
+            if is_own_folder(folder):
                 for name in names:
                     (folder / f"{name}{_ENDING}").unlink(missing_ok=True)
                 if all(map(useless, rest := _names(folder))):
@@ -99,7 +102,7 @@ class Board:
         def remove_late(folder: Path, ended: threading.Event) -> None:
             ended.wait()
             with contextlib.suppress(OSError):
-                remove(folder)
+                remove_own_folder(folder)
 
         self._in_each(remove)
         for folder, ended in self._late.items():
@@ -116,7 +119,7 @@ class Board:
                 return False
             return True
 
-        return all(self._in_each(lambda folder: not own_folder.is_made(folder) or claim(folder)))
+        return all(self._in_each(lambda folder: not is_own_folder(folder) or claim(folder)))
 
     def _in_each(self, do: Callable[[Path], T]) -> list[T]:
         """Return what a function returns for each directory, and leave out those where it fails."""
@@ -151,7 +154,7 @@ def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
         lambda: first,
         lambda: [Path.home()],
         lambda: [Path(tempfile.gettempdir())],
-        lambda: [each for each in [Path.cwd()] if own_folder.only_this_user_writes(each)],
+        lambda: [each for each in [Path.cwd()] if only_this_user_writes(each)],
     ):
         with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
             for path in place():
@@ -177,7 +180,7 @@ def _device_of_writable(path: Path) -> int | None:
 
 
 def _names(folder: Path) -> set[str]:
-    if not own_folder.is_made(folder):
+    if not is_own_folder(folder):
         return set()
     return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
 
@@ -203,5 +206,47 @@ def _remove_old(parent: Path) -> None:
     end = time.time() - _KEPT
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if own_folder.is_made(folder) and folder.stat().st_mtime < end:
-                own_folder.remove(folder)
+            if is_own_folder(folder) and folder.stat().st_mtime < end:
+                remove_own_folder(folder)
+
+
+def make_own_folder(folder: Path) -> bool:
+    """Make a directory, unless it exists. Return whether it was made here. Raise OSError if it cannot be made."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, _MODE)
+    return is_own_folder(folder)
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Return whether a directory is there and was made here, by this user."""
+    try:
+        return _is_own(folder.lstat())
+    except OSError:
+        return False
+
+
+def remove_own_folder(folder: Path) -> None:
+    """Remove a directory that was made here, and the files in it, but no directories. Do nothing where it was not.
+
+    Raise OSError if it is not empty then, or is not there.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if not _is_own(os.fstat(descriptor)):
+            return
+        for name in os.listdir(descriptor):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                os.unlink(name, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    folder.rmdir()
+
+
+def only_this_user_writes(folder: Path) -> bool:
+    """Return whether no other user but root can put files into a directory, or rename them there."""
+    status = folder.stat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and status.st_mode & _BITS == _MODE

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mpistrat.process import float_errors
+from mpistrat.runtime.agreement import collective_lock
 
 
-@pytest.mark.parametrize("ignoring", [float_errors.ignoring(), float_errors._under_errstate])
+@pytest.mark.parametrize("ignoring", [collective_lock.ignoring_float_errors(), collective_lock._under_errstate])
 def test_ignored_inside_and_as_before_outside(ignoring):
     huge = np.full(2, np.finfo(np.float64).max)
     with np.errstate(all="raise"):
@@ -28,10 +28,10 @@ def test_settings_that_a_context_does_not_hold(monkeypatch):
         def run(self, function, *arguments, **keywords):
             return function(*arguments, **keywords)
 
-    monkeypatch.setattr(float_errors.contextvars, "Context", OfTheThread)
+    monkeypatch.setattr(collective_lock.contextvars, "Context", OfTheThread)
     with np.errstate(over="raise", divide="warn"):
         before = np.geterr()
-        ignoring = float_errors.ignoring()
+        ignoring = collective_lock.ignoring_float_errors()
         assert np.geterr() == before
         assert np.isinf(ignoring(np.divide, np.ones(2), np.zeros(2))).all()
         assert np.geterr() == before
