@@ -1,17 +1,19 @@
-"""Writes to single elements and slices of a variable, by the names of ``tf.Variable``, and by ``v[key].assign``."""
+"""Parts of variables: writes to elements and slices by the names of ``tf.Variable``, and what stands for a variable."""
 
 from __future__ import annotations
 
 import dis
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from mpistrat import representation
 from mpistrat.arrays import arrays
 
 _MOST_PLACES = 4096
 _known: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # holds the code, or another one could get its id
+_Variable = TypeVar("_Variable")
 
 
 class ScatterNd:
@@ -162,3 +164,54 @@ class Slice:
         """Write ``value`` as ``variable[key] = value`` does, and return the variable."""
         self._variable[self._key] = value
         return self._variable
+
+
+def _own_values(variable: Any) -> str:
+    own = arrays.to_host(variable.own_copy())
+    return np.array2string(own, threshold=8, edgeitems=2, separator=" ").replace("\n", "")
+
+
+def as_text(variable: Any) -> str:
+    """Return a line with this replica's values. Never communicates."""
+    kind = f"{type(variable).__name__} {variable.name!r}"
+    return f"<{kind} shape={variable.shape} dtype={variable.dtype}, this replica: {_own_values(variable)}>"
+
+
+def as_table(variable: Any) -> str:
+    """Return an HTML table with this replica's values. Never communicates."""
+    facts = {
+        "name": variable.name,
+        "shape": variable.shape,
+        "dtype": str(variable.dtype),
+        "synchronization": variable.synchronization.name,
+        "aggregation": variable.aggregation.name,
+        "trainable": variable.trainable,
+        "device": variable.device,
+        "this replica": _own_values(variable),
+    }
+    return representation.table(type(variable).__name__, facts)
+
+
+class Reference(Generic[_Variable]):
+    """A hashable reference to a variable, for dicts and sets: ``==`` of variables compares elements.
+
+    `Variable.ref` returns it. It keeps the variable alive.
+    """
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: _Variable):
+        self._variable = variable
+
+    def deref(self) -> _Variable:
+        """Return the variable."""
+        return self._variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and self._variable is other._variable
+
+    def __hash__(self) -> int:
+        return id(self._variable)
+
+    def __repr__(self) -> str:
+        return f"<Reference to {self._variable!r}>"

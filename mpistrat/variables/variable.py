@@ -14,9 +14,7 @@ from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.values.array_methods import ArrayMethods, NotProvided
-from mpistrat.variables import shown
-from mpistrat.variables.parts import ScatterNd, Slice, assign_follows
-from mpistrat.variables.reference import Reference
+from mpistrat.variables.parts import Reference, ScatterNd, Slice, as_table, as_text, assign_follows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -450,10 +448,10 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         return format(arrays.to_host(self.own_copy())[()], spec) if spec else str(self)
 
     def __repr__(self) -> str:
-        return shown.text(self)
+        return as_text(self)
 
     def _repr_html_(self) -> str:
-        return shown.table(self)
+        return as_table(self)
 
 
 def _checked_synchronization(synchronization: VariableSynchronization | None) -> VariableSynchronization:

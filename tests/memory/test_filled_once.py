@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mpistrat.memory.filled_once import FilledOnce
+from mpistrat.data.hdf5.rows_in_memory import FilledOnce
 
 SOON = 0.1  # seconds, in which a thread without a lock would begin to fill
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import math
+import mmap
+import os
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +18,8 @@ from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.collectives import structures
-from mpistrat.memory.shared import NoSharedMemoryError, share
-from mpistrat.memory.side_by_side import map_side_by_side
-from mpistrat.process import mpi
+from mpistrat.memory.shared import NoSharedMemoryError, pages, share
+from mpistrat.process import mpi, private_file
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
@@ -25,6 +27,7 @@ from mpistrat.values import component
 
 _ALIGNMENT = 64  # a cache line
 _log = logging.getLogger(__name__)
+_MAP_FIXED = 0x10  # of Linux; the module mmap does not have it
 
 
 class Arena(NamedTuple):
@@ -206,3 +209,54 @@ def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
         device = arrays.require_one_device(on_gpu, own) if on_gpu else Device("cpu")
     made = buffers(topology, like, device, form)
     return rebuild([arrays.buffer_like(*each) for each in zip(made, leaves, strict=True)])
+
+
+def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarray:
+    """Map a file of each rank, and return the bytes of all, each in whole pages. Collective over ``node``.
+
+    `shared.share` makes one file for all ranks. Here each rank has a file already, which another library made: memory
+    of PyTorch, for example.
+
+    ``descriptor`` is an open file in memory of ``nbytes``, whose pages are reserved, or None. Raise NoSharedMemoryError
+    on every rank if a rank has no file, or cannot open that of another.
+    """
+    told = None
+    if descriptor is not None:
+        told = f"/proc/{os.getpid()}/fd/{descriptor}", _identity(descriptor)
+    files = node.allgather(told)
+    error: Exception | None = None
+    step = pages(nbytes)
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, node.size * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        for rank, file in enumerate(files):
+            if file is None:
+                raise OSError(f"rank {rank} of the node does not have a file")
+            _map_over(memory[rank * step :], step, *file)
+    except (OSError, ValueError) as problem:  # mmap raises these where the address space is limited
+        error = problem
+    problems = private_file.on_all_ranks(node, error)
+    if problems:
+        raise NoSharedMemoryError(f"{node.size} ranks of a node cannot map each other's files: {problems[0]}")
+    return memory
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _map_over(memory: np.ndarray, nbytes: int, path: str, identity: tuple[int, int]) -> None:
+    """Map a file over the first bytes of an array that is mapped itself. They are unmapped with the array."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        if _identity(descriptor) != identity:
+            raise OSError("another file was opened: the ranks do not see the same processes")
+        function = ctypes.CDLL(None, use_errno=True).mmap
+        function.restype = ctypes.c_void_p
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        where = memory.ctypes.data
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if function(where, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != where:
+            raise OSError(ctypes.get_errno(), "mmap failed")
+    finally:
+        os.close(descriptor)

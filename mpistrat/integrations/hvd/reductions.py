@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.division import divide
-from mpistrat.integrations.hvd import adasum, job
+from mpistrat.collectives.movement.exchange import exchange
+from mpistrat.integrations.hvd import job
 from mpistrat.integrations.hvd.joining import Substitute, collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum
+from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.topology import Topology
+from mpistrat.values import ReduceOp
 
 _OPTIONS = CommunicationOptions()
+_SMALLEST = np.sqrt(sys.float_info.min)
 
 
 def named(name: str | None) -> str | None:
@@ -50,7 +57,7 @@ def all_reduced(
     with refusals("allreduce", process_set):
         hosts = [arrays.to_host(each) for each in values]
         if op is Adasum:
-            adasum.check(topology, hosts)
+            check_adasum(topology, hosts)
         sent = [_to_send(each, op, prescale_factor) for each in hosts]
         form = _compared(name, op, sent, prescale_factor, postscale_factor)
     described = [(each.dtype, each.shape) for each in sent]
@@ -67,7 +74,7 @@ _NEUTRAL = (Sum, Average, Adasum)  # reductions in which zeros of a rank that ha
 
 def _reduce(process_set: ProcessSet, op: Op, sent: list[np.ndarray], form: str | None) -> list[np.ndarray]:
     if op is Adasum:
-        return adasum.adasum(process_set.topology, sent, form)
+        return adasum(process_set.topology, sent, form)
     return process_set.ops.all_reduce(_own(op, sent), sent, _OPTIONS, form)
 
 
@@ -135,3 +142,62 @@ def _scaled(host: np.ndarray, factor: float) -> np.ndarray:
     wide = np.float64 if host.dtype.kind in "iu" else dtypes.accumulator(host.dtype, OWN[Sum])
     with np.errstate(all="ignore"):  # overflow gives infinity, as in a sum
         return (host.astype(wide, copy=False) * np.dtype(wide).type(factor)).astype(host.dtype)
+
+
+def check_adasum(topology: Topology, values: Sequence[np.ndarray]) -> None:
+    """Raise unless arrays can be combined.
+
+    It is NotImplementedError if the number of ranks is not a power of two, and TypeError if an array is not floating
+    point.
+    """
+    if topology.size & (topology.size - 1):
+        raise NotImplementedError(
+            f"Adasum of {topology.size} ranks: their number must be a power of two; use op=Average"
+        )
+    for each in values:
+        if not dtypes.has_mean(each.dtype) or each.dtype.kind == "c":
+            raise TypeError(f"Adasum of {each.dtype} is not defined: cast to a floating point dtype")
+
+
+def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -> list[np.ndarray]:
+    """Return the combinations of arrays over all ranks, each array by itself. Collective.
+
+    Parallel vectors count as their mean, and orthogonal ones in full: Maleki et al. 2020, "Scaling Distributed Training
+    with Adaptive Summation", arXiv:2006.02924.
+
+    In step ``i`` the ranks that differ in bit ``i`` exchange what they have, and both compute the same. Values of half
+    precision are combined in float32. Raise MismatchError on every rank if shapes or dtypes differ between ranks.
+    """
+    rank, size = topology.rank, topology.size
+    what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)
+    totals = [each.astype(dtypes.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
+    with topology.lock.turn(what):
+        level = 1
+        while level < size:
+            partner = rank ^ level
+            others = [np.empty_like(each) for each in totals]
+            for mine, theirs in zip(totals, others, strict=True):
+                sends: list[np.ndarray | None] = [None] * size
+                receives: list[np.ndarray | None] = [None] * size
+                sends[partner], receives[partner] = as_bytes(mine), as_bytes(theirs)
+                exchange(topology, sends, receives)
+            pairs = zip(totals, others, strict=True) if rank < partner else zip(others, totals, strict=True)
+            totals = [adasum_of_two(*pair) for pair in pairs]
+            level *= 2
+    return [
+        total.astype(value.dtype, copy=False).reshape(value.shape) for total, value in zip(totals, values, strict=True)
+    ]
+
+
+def adasum_of_two(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the adaptive sum of two vectors.
+
+    >>> x, y = np.array([2.0, 0.0]), np.array([0.0, 3.0])
+    >>> adasum_of_two(x, x), adasum_of_two(x, y)
+    (array([2., 0.]), array([2., 3.]))
+    """
+    wide_a, wide_b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
+    dot, of_a, of_b = wide_a @ wide_b, wide_a @ wide_a, wide_b @ wide_b
+    weight_a = 1 - dot / of_a / 2 if of_a >= _SMALLEST else 1.0
+    weight_b = 1 - dot / of_b / 2 if of_b >= _SMALLEST else 1.0
+    return a.dtype.type(weight_a) * a + b.dtype.type(weight_b) * b

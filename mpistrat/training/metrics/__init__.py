@@ -8,13 +8,12 @@ from mpistrat.training.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from mpistrat.training.metrics.confusion_matrix import BinaryIoU, ConfusionMatrix, IoU, MeanIoU
+from mpistrat.training.metrics.confusion_matrix import BinaryIoU, ConfusionMatrix, F1Score, FBetaScore, IoU, MeanIoU
 from mpistrat.training.metrics.crossentropy import (
     BinaryCrossentropy,
     CategoricalCrossentropy,
     SparseCategoricalCrossentropy,
 )
-from mpistrat.training.metrics.f_score import F1Score, FBetaScore
 from mpistrat.training.metrics.mean_and_sum import (
     Mean,
     MeanAbsoluteError,

@@ -12,8 +12,8 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.memory import filled_once, shared
-from mpistrat.memory.filled_once import FilledOnce
+from mpistrat.data.hdf5.rows_in_memory import FilledOnce
+from mpistrat.memory import shared
 from mpistrat.memory.shared import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -126,7 +126,7 @@ def test_too_little_shared_memory(comm, strategy, files, monkeypatch, fault, cap
     if SIZE > 1 and fault == "made":
         monkeypatch.setattr(shared, "FOLDER", "/nowhere")
     elif SIZE > 1:
-        monkeypatch.setattr(filled_once.FilledOnce, "fill", _full)
+        monkeypatch.setattr(FilledOnce, "fill", _full)
     made = distributed(strategy, files)
     assert [y.tolist() for _, y in made] == expected
     if SIZE > 1 and fault == "filled":

@@ -9,9 +9,8 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions
-from mpistrat.collectives.arenas.arena import buffer_on_file
+from mpistrat.collectives.arenas.arena import buffer_on_file, map_side_by_side
 from mpistrat.memory.shared import NoSharedMemoryError
-from mpistrat.memory.side_by_side import map_side_by_side
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
