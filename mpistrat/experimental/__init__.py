@@ -17,8 +17,7 @@ _FILES = {
     "monitor.stragglers": "RankStatistics step",
     "monitor.tracing": "trace",
     "strategies": "CentralStorageStrategy ParameterServerStrategy",
-    "training.preemption.config": "TerminationConfig",
-    "training.preemption.handler": "PreemptionCheckpointHandler",
+    "training.preemption.handler": "PreemptionCheckpointHandler TerminationConfig",
     "training.preemption.watcher": "PreemptionWatcher",
     "values": "ValueContext",
 }
