@@ -4,7 +4,7 @@ from mpistrat.asynchronous.cluster_coordinator import ClusterCoordinator
 from mpistrat.asynchronous.executor import Executor
 from mpistrat.asynchronous.on_worker import experimental_get_current_worker_index
 from mpistrat.asynchronous.remote_value import CancelledError, PerWorkerValue, RemoteValue
-from mpistrat.messages.losses import LostRankError
+from mpistrat.messages.failures import LostRankError
 
 __all__ = [
     "CancelledError",

@@ -17,7 +17,7 @@ from typing import Any
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.asynchronous.task import Task
 from mpistrat.messages.contact import Contact, role_in_words
-from mpistrat.messages.losses import LostRankError
+from mpistrat.messages.failures import LostRankError
 from mpistrat.messages.pickling import Packed, unpack
 from mpistrat.messages.post import Letter, Post
 from mpistrat.process import failure

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 
 from mpistrat.cluster_resolver.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.mpi.batch_jobs import LSF_JOB
-from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched
+from mpistrat.cluster_resolver.mpi.launched import LSF_JOB, Launched, LaunchedClusterResolver, by_jsrun, launched
 from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import TF_CONFIG

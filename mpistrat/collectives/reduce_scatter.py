@@ -14,9 +14,8 @@ from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.algorithms.tree import shares_of_one_each
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.arithmetic.division import divide
-from mpistrat.collectives.arithmetic.fixed_tree import combine_tree
+from mpistrat.collectives.arithmetic.fixed_tree import combine_rows, combine_tree
 from mpistrat.collectives.arithmetic.operations import COMBINE, Op
 from mpistrat.collectives.packing import new_array
 from mpistrat.collectives.pieces import cut, lay

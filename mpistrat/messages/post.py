@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.messages.failures import Failure, failure_of
-from mpistrat.messages.losses import Losses
+from mpistrat.messages.failures import Failure, Losses, failure_of
 from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
 from mpistrat.process import mpi
 from mpistrat.process.backoff import Backoff

@@ -16,9 +16,8 @@ from mpistrat.monitor import folder
 from mpistrat.monitor.waits import Wait, of_one_job, waits
 from mpistrat.process.patience import within
 from mpistrat.record import read
-from mpistrat.record.json_form import as_json, from_json
 from mpistrat.record.layout import Phase
-from mpistrat.record.read import Record
+from mpistrat.record.read import Record, record_as_json, record_from_json
 
 _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
@@ -79,7 +78,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
                 "notes": list(notes),
                 "end": end,
                 "out_of_memory_kills": proc.out_of_memory_kills(),
-                "records": [as_json(each) for each in records],
+                "records": [record_as_json(each) for each in records],
             }
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
@@ -196,7 +195,7 @@ def load(path: str | Path) -> Ended:
     try:
         told = json.loads(Path(path).read_text())
         return Ended(
-            tuple(map(from_json, told["records"])),
+            tuple(map(record_from_json, told["records"])),
             tuple(told["notes"]),
             float(told["when"]),
             End(*told.get("end", ())),

@@ -13,7 +13,7 @@ from mpistrat.monitor.last import UNKNOWN, End
 from mpistrat.monitor.links import Links
 from mpistrat.monitor.process import ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
-from mpistrat.record import json_form, read
+from mpistrat.record import read
 from mpistrat.record.read import Record
 
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
@@ -118,7 +118,7 @@ def as_json(view: JobView) -> dict[str, Any]:
     records = [dataclasses.replace(each, steps=()) for each in view.records]
     return {
         "now": view.now,
-        "records": [json_form.as_json(each, 1) for each in records],
+        "records": [read.record_as_json(each, 1) for each in records],
         "facts": {key: dataclasses.asdict(each) for key, each in view.facts.items()},
         "stacks": view.stacks,
         "holding": sorted(view.holding),
@@ -133,7 +133,7 @@ def from_json(told: dict[str, Any]) -> JobView:
     """
     return JobView(
         told["now"],
-        tuple(map(json_form.from_json, told["records"])),
+        tuple(map(read.record_from_json, told["records"])),
         {key: ProcessFacts(**each) for key, each in told["facts"].items()},
         {key: Stacks(_stack(main), tuple(map(_stack, others))) for key, (main, others) in told["stacks"].items()},
         frozenset(told["holding"]),

@@ -175,13 +175,13 @@ class Watchdog(threading.Thread):
 
     def _see(self, own: Record, job: list[Record], sign: Callable[[], None]) -> JobView:
         """Return what this node sees, which takes seconds. ``sign`` is called now and then."""
-        from mpistrat.monitor import view, without_record
+        from mpistrat.monitor import process, view
 
         def beat() -> None:
             self._beat()
             sign()
 
-        return view.look([*job, *without_record.find(own, job, self._one_node)], beat)
+        return view.look([*job, *process.without_record(own, job, self._one_node)], beat)
 
     def _job(self) -> tuple[Record, list[Record]]:
         """Return the record of this process, and those of all ranks of this node."""
@@ -328,7 +328,7 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
 
 def _import_ahead() -> bool:
     """Import what a report needs: the file system that has this package may hang later. Takes 30 ms."""
-    from mpistrat.monitor import between_nodes, folder, report, without_record  # noqa: F401
+    from mpistrat.monitor import between_nodes, folder, report  # noqa: F401
 
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import struct
 import time
@@ -304,3 +305,25 @@ def _entry(contents: RecordBytes, event: int, tokens: list[int]) -> Entry:
     _, communicator, _, operation, place, number, nbytes, *times = contents.event(at)
     token = tokens[communicator] if communicator < len(tokens) else 0
     return Entry(token, number, contents.text(operation), contents.text(place), nbytes, *times)
+
+
+def record_as_json(record: Record, most_entries: int = 32) -> dict[str, Any]:
+    """Return a record with its last entries."""
+    entries = record.entries[-most_entries:]
+    return {**dataclasses.asdict(dataclasses.replace(record, entries=entries)), "phase": record.phase.name}
+
+
+def record_from_json(told: dict[str, Any]) -> Record:
+    """Return the record of values that `record_as_json` made."""
+    return Record(
+        **{
+            **told,
+            "phase": Phase[told["phase"]],
+            "memberships": tuple(
+                Membership(**{**each, "last": Entry(**each["last"]) if each["last"] else None})
+                for each in told["memberships"]
+            ),
+            "steps": tuple(map(tuple, told["steps"])),
+            "entries": tuple(Entry(**each) for each in told["entries"]),
+        }
+    )

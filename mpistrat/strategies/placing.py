@@ -19,7 +19,7 @@ from mpistrat.strategy.extended import UpdateCall
 from mpistrat.values import Mirrored, VariableSynchronization, component
 from mpistrat.variables import Variable
 from mpistrat.variables.on_server import ServerVariable, read_all, update_all
-from mpistrat.variables.sharding import shards_wanted
+from mpistrat.variables.partitioners import shards_wanted
 
 Partitioner = Callable[..., Any]
 

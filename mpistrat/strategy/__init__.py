@@ -1,6 +1,6 @@
 """Strategies, their extended part, the replica context, and the current strategy."""
 
-from mpistrat.strategy.current import (
+from mpistrat.strategy.default import (
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
@@ -8,7 +8,7 @@ from mpistrat.strategy.current import (
     in_cross_replica_context,
 )
 from mpistrat.strategy.extended import StrategyExtended
-from mpistrat.strategy.options import RunOptions
+from mpistrat.strategy.former import RunOptions
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.strategy.strategy import Strategy
 from mpistrat.variables import Variable

@@ -20,9 +20,9 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
+from mpistrat.strategy.former import MultiStepContext, run_steps
 from mpistrat.strategy.local_replicas import LocalReplicaContext
 from mpistrat.strategy.replica_context import ReplicaContext
-from mpistrat.strategy.steps import MultiStepContext, run_steps
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
 from mpistrat.variables import MirroredOfReplicas, MirroredVariable, SyncOnReadOfReplicas, SyncOnReadVariable, Variable
 

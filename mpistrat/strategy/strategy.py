@@ -21,9 +21,8 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables, regrouped
-from mpistrat.strategy.deprecated import FormerNames
+from mpistrat.strategy.former import FormerNames, RunOptions
 from mpistrat.strategy.local_replicas import each_of, run_each
-from mpistrat.strategy.options import RunOptions
 from mpistrat.strategy.random_stream import random_stream
 from mpistrat.strategy.scope import Scope
 from mpistrat.values import DistributedValues, PerReplica, ValueContext

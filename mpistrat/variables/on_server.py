@@ -13,7 +13,7 @@ from mpistrat.arrays import arrays
 from mpistrat.messages.pickling import refer
 from mpistrat.messages.servers import Update
 from mpistrat.values import ArrayLike, IndexedSlices, component
-from mpistrat.variables.sharding import Sharding
+from mpistrat.variables.partitioners import Sharding
 from mpistrat.variables.variable import Variable
 
 _numbers = itertools.count()  # equal on all ranks that create variables: these create the same ones

@@ -13,7 +13,7 @@ from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.movement import any_library
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
-from mpistrat.values.array_methods import READING
+from mpistrat.values.array_like import READING
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.variable import Variable

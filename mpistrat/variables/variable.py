@@ -13,7 +13,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.engine import Engine
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
-from mpistrat.values.array_methods import ArrayMethods, NotProvided
+from mpistrat.values.array_like import ArrayMethods, NotProvided
 from mpistrat.variables.parts import Reference, ScatterNd, Slice, as_table, as_text, assign_follows
 
 if TYPE_CHECKING:

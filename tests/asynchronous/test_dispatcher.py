@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 from mpistrat.asynchronous.dispatcher import Dispatcher
 from mpistrat.asynchronous.task import Task
-from mpistrat.messages.failures import failure_of
-from mpistrat.messages.losses import LostRankError
+from mpistrat.messages.failures import LostRankError, failure_of
 from mpistrat.messages.pickling import EMPTY, pack
 from mpistrat.messages.post import Letter
 from mpistrat.process import failure

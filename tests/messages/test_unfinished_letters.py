@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpistrat.messages import losses
+from mpistrat.messages import failures
 from mpistrat.messages.pickling import Packed
 from mpistrat.messages.post import REQUEST, Post
 from mpistrat.process import mpi
@@ -94,9 +94,9 @@ class Losing(Comm):
 @pytest.mark.parametrize("known_after", [0, 1, 3])
 @pytest.mark.parametrize("name", ["ERR_PROC_FAILED", "ERR_OTHER", "ERR_INTERN", "ERR_PENDING", "ERR_UNKNOWN"])
 def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after, monkeypatch):
-    monkeypatch.setattr(losses.mpi, "survives_losses", lambda: True)
-    monkeypatch.setattr(losses.mpi, "leave_without_finalize", lambda: None)
-    monkeypatch.setattr(losses.failure, "revoke_at_end", lambda comm: None)
+    monkeypatch.setattr(failures.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(failures.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(failures.failure, "revoke_at_end", lambda comm: None)
     if name == "ERR_PROC_FAILED":
         known_after = 0  # this class names it at once
     comm = Losing(getattr(mpi.start(), name), known_after)
@@ -107,10 +107,10 @@ def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after
 
 
 def test_an_error_without_a_loss_is_raised(monkeypatch):
-    monkeypatch.setattr(losses.mpi, "survives_losses", lambda: True)
-    monkeypatch.setattr(losses.mpi, "leave_without_finalize", lambda: None)
-    monkeypatch.setattr(losses.failure, "revoke_at_end", lambda comm: None)
-    monkeypatch.setattr(losses, "_MOST_UNTIL_TOLD", 0.05)
+    monkeypatch.setattr(failures.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(failures.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(failures.failure, "revoke_at_end", lambda comm: None)
+    monkeypatch.setattr(failures, "_MOST_UNTIL_TOLD", 0.05)
     post = Post(Losing(mpi.start().ERR_TRUNCATE, 10**9))
     with pytest.raises(mpi.start().Exception):
         post.send(2, "kind")

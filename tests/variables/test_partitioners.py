@@ -14,7 +14,7 @@ from mpistrat.experimental.partitioners import (
     MinSizePartitioner,
     Partitioner,
 )
-from mpistrat.variables.sharding import shards_wanted
+from mpistrat.variables.partitioners import shards_wanted
 
 SHAPES = st.lists(st.integers(1, 40), min_size=1, max_size=4).map(tuple)
 DTYPES = st.sampled_from(["float64", "float32", "float16", "int8", "bool", "complex64", ">i4"])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.variables.sharding import Sharding
+from mpistrat.variables.partitioners import Sharding
 
 SHARDINGS = st.builds(Sharding, st.integers(0, 30), st.integers(1, 12))
 BOUND = st.none() | st.integers(-40, 40)

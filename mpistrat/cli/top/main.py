@@ -21,8 +21,7 @@ from mpistrat.cli.top import jobs
 from mpistrat.launch.proc import batch_job
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import report, view
-from mpistrat.record import json_form
-from mpistrat.record.read import Record
+from mpistrat.record.read import Record, record_as_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -204,7 +203,7 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         of = f"job {job} that" if job else "a job that"
         raise jobs.NoJobError(f"there is no record of {of} has ended: see MPISTRAT_RECORD_DIR")
     if as_json:
-        click.echo(json.dumps([json_form.as_json(each) for each in ended.records]))
+        click.echo(json.dumps([record_as_json(each) for each in ended.records]))
         return
     seen = jobs.view_of(ended)
     found = last_record.waits_at_end(ended.records, ended.end.first)

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat.cluster_resolver import gpus
 from mpistrat.cluster_resolver.layout import Allocation
-from mpistrat.cluster_resolver.mpi import batch_jobs
-from mpistrat.cluster_resolver.mpi.launched import Launched, LaunchedClusterResolver, by_jsrun, launched, place
+from mpistrat.cluster_resolver.mpi.launched import (
+    Launched,
+    LaunchedClusterResolver,
+    by_jsrun,
+    launched,
+    lsf_allocations,
+    lsf_job,
+    pbs_allocations,
+    pbs_job,
+    place,
+)
 from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
@@ -30,11 +39,7 @@ ALONE = Launched(
     sources=dict.fromkeys(("launcher", "rank", "size"), "no launcher's variable is set"),
 )
 # Of each scheduler: how the name of a job, and its nodes, are read.
-_SCHEDULERS = (
-    (slurm_job.job, slurm_job.allocations),
-    (batch_jobs.pbs_job, batch_jobs.pbs_allocations),
-    (batch_jobs.lsf_job, batch_jobs.lsf_allocations),
-)
+_SCHEDULERS = ((slurm_job.job, slurm_job.allocations), (pbs_job, pbs_allocations), (lsf_job, lsf_allocations))
 
 
 class MpiClusterResolver(LaunchedClusterResolver):

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost, Meeting, agreement_cost
-from mpistrat.collectives.arithmetic.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.topology import Topology
 

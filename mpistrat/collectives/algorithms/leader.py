@@ -10,7 +10,7 @@ import numpy as np
 from mpistrat.collectives.algorithms.contract import Algorithm, Cost, Meeting
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.tree import combine_by_slices
-from mpistrat.collectives.arithmetic.combine_rows import combine_rows
+from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.topology import Topology
 

@@ -11,8 +11,8 @@ import numpy as np
 from mpistrat.collectives.algorithms.choose import IN_PLACE, Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.arena import Arena, Stretch
-from mpistrat.collectives.arithmetic.combine_rows import combine_rows
 from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
 from mpistrat.collectives.arithmetic.operations import Op
 from mpistrat.collectives.on_host import HostRoute, packed_for_host, reduce_one, short_steps_of
 from mpistrat.collectives.packing import Message

@@ -1,4 +1,4 @@
-"""The fixed binary tree over replicas: the same sums, bit by bit, on any number of ranks.
+"""Sums of the arrays of several ranks or replicas: in their order, or by a fixed tree with equal bits on any ranks.
 
 The sum over ``[a, b)`` is that of its left part, the largest power of two below ``b - a`` replicas, plus that of the
 rest. The tree depends on the number of replicas alone. A process adds the largest subtrees whose replicas it has all;
@@ -7,9 +7,35 @@ whoever gets these partial sums goes on up the tree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+
+_BLOCK_BYTES = 128 << 10  # stays in the cache while the next rank's values are added
+
+
+def combine_rows(combine: np.ufunc, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Write ``rows[0] + rows[1] + ...`` to ``out``, in this order and in the dtype of ``out``, which may be a row."""
+    if len(rows) == 2:
+        combine(rows[0], rows[1], out=out, dtype=out.dtype)
+        return
+    if len(rows) == 1:
+        if rows[0] is not out:
+            out[...] = rows[0]
+        return
+    step = max(1, _BLOCK_BYTES // out.itemsize)
+    if out.size <= step:
+        total = combine(rows[0], rows[1], dtype=out.dtype)
+        for row in rows[2:]:
+            combine(total, row, out=total, dtype=out.dtype)
+        out[...] = total
+        return
+    for start in range(0, len(out), step):
+        block = slice(start, start + step)
+        total = combine(rows[0][block], rows[1][block], dtype=out.dtype)
+        for row in rows[2:]:
+            combine(total, row[block], out=total, dtype=out.dtype)
+        out[block] = total
 
 
 def halves(replicas: range) -> tuple[range, range]:

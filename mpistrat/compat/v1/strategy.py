@@ -10,7 +10,7 @@ from typing import Any
 from mpistrat import strategies
 from mpistrat import strategy as v2
 from mpistrat.data import Dataset, InputContext, InputReplicationMode
-from mpistrat.strategy.deprecated import warn
+from mpistrat.strategy.former import warn
 from mpistrat.values import ReduceOp
 
 

@@ -16,7 +16,7 @@ from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.training import PendingSave
 from mpistrat.training.checkpoint import variables as checkpoint
-from mpistrat.values.array_methods import READING
+from mpistrat.values.array_like import READING
 from mpistrat.variables import MirroredVariable, SyncOnReadVariable
 
 WORLD = MPI.COMM_WORLD

@@ -55,7 +55,7 @@ def variables(strategy):
 
 
 def test_methods_that_read(strategy):
-    assert set(CALLS) == set(mpistrat.values.array_methods.READING)
+    assert set(CALLS) == set(mpistrat.values.array_like.READING)
     for variable in variables(strategy):
         for name, calls in CALLS.items():
             for arguments in calls:
