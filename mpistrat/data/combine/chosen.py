@@ -1,10 +1,8 @@
-"""Sources of rows of their parts: one after another, side by side, or drawn by weight."""
+"""Sources of rows of their parts: each row is one of a part, or has a row of each part."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,23 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.parts import CombinedSource, DatasetPart, OfParts
-from mpistrat.data.combine.streamed import Openers, StreamedSource, alike
+from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows.blocks import Blocks
-from mpistrat.data.rows.contracts import Seed
 from mpistrat.data.rows.spec import ArraySpec
-from mpistrat.process.cache import Cache
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from mpistrat.runtime.topology import Topology
-
-_DRAWS = 4096
-_BLOCKS_KEPT = 8
-_END = object()
 
 
 class ChosenSource(CombinedSource):
@@ -200,165 +190,3 @@ class ZippedSource(CombinedSource):
     def _divided(self, rows: np.ndarray) -> list[tuple[DatasetPart, np.ndarray]]:
         cuts = pairwise(self._ends)
         return [(part, rows[:, first:last]) for part, (first, last) in zip(self.parts, cuts, strict=True)]
-
-
-def drawn(seed: int, weights: Sequence[float], block: int, left: np.ndarray) -> np.ndarray:
-    """Return a block of random choices between the datasets that are ``left``; empty if these have no weight."""
-    usable = np.where(left, np.asarray(weights, float), 0.0)
-    total = usable.sum()
-    if not total:
-        return np.empty(0, np.int64)
-    key = hashlib.blake2b(f"{seed}/choices/{block}".encode(), digest_size=16).digest()
-    words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(_DRAWS)
-    ends = np.cumsum(usable) / total
-    ends[np.flatnonzero(usable)[-1] :] = 1.0
-    return ends.searchsorted((words >> np.uint64(11)) * 2.0**-53, side="right")
-
-
-class Choices:
-    """The dataset of every row of a mixture, and which row of the dataset it is.
-
-    Blocks of choices are drawn from the first one on. Only the rows that each dataset has given before a block are
-    kept: 8 bytes for each dataset and 4096 rows. With ``stop`` the rows end with the first choice of a dataset that has
-    none left. Otherwise such choices are left out.
-    """
-
-    def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
-        self._seed, self._weights = seed, weights
-        self._lengths = np.array([np.iinfo(np.int64).max if each is None else each for each in lengths])
-        self._stop = stop
-        self._ends = [0]
-        self._before = [np.zeros(len(lengths), np.int64)]
-        self._over = False
-        self._lock = MakingLock()  # datasets made of one mixture may be read ahead at the same time
-        self._made = Cache[int, np.ndarray](_BLOCKS_KEPT)
-        used = [length for length, weight in zip(lengths, weights, strict=True) if weight]
-        finite = [each for each in used if each is not None]
-        self._endless = not finite if stop else len(finite) < len(used)
-        self._sum = sum(finite)
-
-    @property
-    def length(self) -> int | None:
-        """Number of rows. None if they are endless. With ``stop``, all blocks are drawn for it once."""
-        if self._endless:
-            return None
-        if not self._stop:
-            return self._sum
-        with self._lock:
-            while not self._over:
-                self._draw()
-        return self._ends[-1]
-
-    def __call__(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the dataset of each row, and the number of the row in it."""
-        with self._lock:
-            return self._chosen(ks)
-
-    def _chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        last = int(ks.max())
-        while self._ends[-1] <= last and not self._over:
-            self._draw()
-        ends = np.array(self._ends)
-        blocks = ends.searchsorted(ks, side="right") - 1
-        which, number = np.empty(len(ks), np.int64), np.empty(len(ks), np.int64)
-        for block in np.unique(blocks).tolist():
-            here = np.flatnonzero(blocks == block)
-            chosen = self._block(block)
-            inside = ks[here] - ends[block]
-            which[here] = chosen[inside]
-            for each in np.unique(which[here]).tolist():
-                mine = here[which[here] == each]
-                counted = np.cumsum(chosen == each) - 1
-                number[mine] = self._before[block][each] + counted[ks[mine] - ends[block]]
-        return which, number
-
-    def _draw(self) -> None:
-        """Draw one more block."""
-        chosen, over = self._cut(len(self._ends) - 1)
-        self._over = over
-        self._ends.append(self._ends[-1] + len(chosen))
-        self._before.append(self._before[-1] + np.bincount(chosen, minlength=len(self._lengths)))
-
-    def _block(self, block: int) -> np.ndarray:
-        found = self._made.get(block)
-        return self._made.keep(block, self._cut(block)[0]) if found is None else found
-
-    def _cut(self, block: int) -> tuple[np.ndarray, bool]:
-        """Return the choices of a block that have a row, and whether no rows follow."""
-        left = self._lengths - self._before[block]
-        usable = np.ones(len(left), bool) if self._stop else left > 0
-        chosen = drawn(self._seed, self._weights, block, usable)
-        if not len(chosen):
-            return chosen, True
-        keep = np.ones(len(chosen), bool)
-        for each in np.flatnonzero(left < len(chosen)).tolist():
-            keep[np.flatnonzero(chosen == each)[left[each] :]] = False
-        if self._stop and not keep.all():
-            return chosen[: int(keep.argmin())], True
-        return chosen[keep], False
-
-
-class Drawn(OfParts):
-    """Parts that give their rows in order, as they are drawn. With ``stop`` the rows end where a part has none left."""
-
-    word = "sample_from_datasets"
-
-    def __init__(self, parts: Sequence[DatasetPart], weights: Sequence[float], seed: Seed, stop: bool):
-        super().__init__(parts)
-        self._weights, self._seed, self._stop = weights, seed, stop
-
-    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        return type(self)(parts, self._weights, self._seed, self._stop)
-
-    def seeds(self) -> list[Seed]:
-        return [self._seed, *super().seeds()]
-
-    def with_seeds(self, seeds: Sequence[int]) -> Self:
-        parts = super().with_seeds(seeds[1:]).parts
-        return type(self)(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
-
-    def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
-
-    def fingerprint(self) -> Any:
-        seed = self._seed.value if self._seed.given else None
-        return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
-
-
-class MixedSource(Drawn, ChosenSource):
-    """The mixture of parts whose rows can be read in any order."""
-
-    @cached_property
-    def _choices(self) -> Choices:
-        lengths = [part.length for part in self.parts]
-        return Choices(self._seed.value, self._weights, lengths, self._stop)
-
-    @property
-    def length(self) -> int | None:
-        return self._choices.length
-
-    def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._choices(ks)
-
-
-class MixedStream(Drawn, StreamedSource):
-    """The mixture of parts of which one can be read only in order, or has an unknown length."""
-
-    def combine(self, openers: Openers) -> Iterator[Any]:
-        """Yield elements of the parts, as they are drawn."""
-        streams = alike(openers)
-        left = np.ones(len(streams), bool)
-        for block in itertools.count():
-            chosen = drawn(self._seed.value, self._weights, block, left)
-            if not len(chosen):
-                return
-            for each in chosen.tolist():
-                if not left[each]:
-                    continue
-                element = next(streams[each], _END)
-                if element is not _END:
-                    yield element
-                elif self._stop:
-                    return
-                else:
-                    left[each] = False

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import nest
 from mpistrat.data.combine import streamed
 from mpistrat.data.combine.cached import CachedSource
-from mpistrat.data.combine.chosen import ConcatenatedSource, MixedSource, MixedStream, ZippedSource
+from mpistrat.data.combine.chosen import ConcatenatedSource, ZippedSource
+from mpistrat.data.combine.mixed import MixedSource, MixedStream
 from mpistrat.data.combine.parts import DatasetPart
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.chain import Chain

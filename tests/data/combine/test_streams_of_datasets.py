@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import Dataset, DatasetMismatchError
-from mpistrat.data.combine.chosen import Choices
+from mpistrat.data.combine.mixed import Choices
 from mpistrat.data.distribute.dataset import DistributedDataset
 
 
