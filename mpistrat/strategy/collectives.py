@@ -14,6 +14,7 @@ from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import broadcast, gather, scatter
 from mpistrat.collectives.ops.of_replicas import components_of
+from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
@@ -23,7 +24,6 @@ from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_r
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:
-    from mpistrat.engine import Engine
     from mpistrat.strategy.extended import StrategyExtended
 
 _whole = whole(attrgetter("_extended.engine.topology"))

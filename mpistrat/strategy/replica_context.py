@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
+from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 from mpistrat.variables import Variable
-
-if TYPE_CHECKING:
-    from mpistrat.replicas.meeting import ReplicaMeeting
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
 NOT_ASYNCHRONOUS = "IndexedSlices cannot be reduced asynchronously: use all_reduce"

@@ -14,11 +14,10 @@ from mpistrat.data.combine.parts import CombinedSource, DatasetPart
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.spec import ArraySpec
+from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from mpistrat.runtime.topology import Topology
 
 
 class ChosenSource(CombinedSource):

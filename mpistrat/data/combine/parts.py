@@ -13,11 +13,10 @@ from mpistrat.data.pipeline.transforms import Shuffle, length_of
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Seed, Source
+from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from mpistrat.runtime.topology import Topology
 
 
 class DatasetPart(Definition):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,8 @@ from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Seed
 from mpistrat.data.rows.split import part_of, pieces
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
 
 MOST_IMBALANCE = 0.05
 

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,8 @@ from mpistrat.data.rows import spec
 from mpistrat.process import mpi
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
 _TAG = 7301

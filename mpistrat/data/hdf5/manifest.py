@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -37,9 +37,7 @@ from mpistrat.data.hdf5.records import (
 )
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.process.atomic_file import appearing
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
 _MOST_IN_IDENTITY = 64 << 10

@@ -13,11 +13,10 @@ from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, before_batch, length_of
 from mpistrat.data.rows.contracts import Seed
+from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from mpistrat.runtime.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,12 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.rows import spec
+from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.elements import rows_of
+from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from mpistrat.data.rows.blocks import Blocks
-    from mpistrat.runtime.topology import Topology
 
 
 IN_MEMORY_AT_ONCE = 512 << 10

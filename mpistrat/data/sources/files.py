@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from mpistrat.memory.made_once import MadeOnce
 from mpistrat.memory.shared import NoSharedMemoryError
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology
 
 _AT_ONCE_BYTES = 4 << 20
 _SMALL_ROW = 16 << 10

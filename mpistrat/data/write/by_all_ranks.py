@@ -9,15 +9,13 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpistrat.data.errors import ChecksumError, DataFileError, DatasetMismatchError, FilterUnavailableError
 from mpistrat.process.atomic_file import publish, to_disk
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.slot import Slot
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology
 
 _TOLD = (
     DatasetMismatchError,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import h5py
 import numpy as np
@@ -24,9 +24,7 @@ from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_
 from mpistrat.process import mpi
 from mpistrat.process.atomic_file import appearing_together
 from mpistrat.process.local_path import local_path
-
-if TYPE_CHECKING:
-    from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology
 
 _TAG = 7302
 

@@ -6,10 +6,12 @@ import itertools
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter, is_not
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.collectives.reduction import Reduction
+from mpistrat.engine import Engine
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.training.optimizers.gradients import apart, places
@@ -18,10 +20,6 @@ from mpistrat.training.optimizers.rule import Rule, blocks, for_update
 from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
 from mpistrat.variables.storage import follows, joined
-
-if TYPE_CHECKING:
-    from mpistrat.collectives.reduction import Reduction
-    from mpistrat.engine import Engine
 
 _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")

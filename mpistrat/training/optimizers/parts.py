@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +14,13 @@ from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.movement.gather import all_gather_parts
 from mpistrat.data.write.boxes import Block, boxes_of
+from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.training.optimizers.options.clipping import BLOCK, Clipping
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import DistributedVariable, LocalVariable, Variable
 from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.storage import placed_beside
-
-if TYPE_CHECKING:
-    from mpistrat.engine import Engine
 
 Ends = Sequence[int]  # the flat elements at which the parts of the ranks begin, and at which the last one ends
 

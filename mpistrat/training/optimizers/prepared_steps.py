@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.engine import Engine
 from mpistrat.process.cache import Cache
+from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.flat_step import FlatStep
 from mpistrat.training.optimizers.gradients import Pairs, fitting, names_of
 from mpistrat.training.optimizers.parts import require
@@ -17,10 +19,6 @@ from mpistrat.training.optimizers.shared_out_step import SharedOutStep
 from mpistrat.training.optimizers.state import State
 from mpistrat.values import IndexedSlices
 from mpistrat.variables import Variable
-
-if TYPE_CHECKING:
-    from mpistrat.engine import Engine
-    from mpistrat.strategy import StrategyExtended
 
 _MOST = 64  # steps that are kept
 Step = FlatStep | SharedOutStep | SeparateStep

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import is_
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpistrat import context
 from mpistrat.collectives.ops.of_replicas import GrowingTotal
+from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.gradients import Pairs, checked, fitting, names_of
 from mpistrat.values import ReduceOp, snapshot
 from mpistrat.variables import Variable
-
-if TYPE_CHECKING:
-    from mpistrat.strategy import StrategyExtended
 
 _ARRAYS = {np.ndarray}
 

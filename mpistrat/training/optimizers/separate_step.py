@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import FLOATS
+from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
-
-if TYPE_CHECKING:
-    from mpistrat.strategy import StrategyExtended
 
 Slots = Mapping[int, tuple[Variable, tuple[Variable, ...]]]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.gather import all_gather_parts
+from mpistrat.engine import Engine
 from mpistrat.training.optimizers.flat_step import FlatStep, form_of
 from mpistrat.training.optimizers.gradients import apart, places
 from mpistrat.training.optimizers.options.clipping import BLOCK, Clipping, added, squares_of_blocks
@@ -19,9 +19,6 @@ from mpistrat.training.optimizers.rule import Rule, for_update, rate_of
 from mpistrat.training.optimizers.state import State
 from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
-
-if TYPE_CHECKING:
-    from mpistrat.engine import Engine
 
 
 class SharedOutStep:
