@@ -79,10 +79,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
             Tuples, dicts, namedtuples and dataclasses give an element its structure. A list is one array, as in
             tf.data. All arrays have the same length along axis 0, the axis of the samples.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         ValueError
@@ -103,10 +99,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         ----------
         tensors : array or nested structure of arrays
             As for `from_arrays`.
-
-        Returns
-        -------
-        Dataset
         """
         return cls.from_arrays(tensors)
 
@@ -118,10 +110,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         ----------
         tensors : array, number or nested structure of these
             The element. A list is one array.
-
-        Returns
-        -------
-        Dataset
 
         Examples
         --------
@@ -139,10 +127,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         ----------
         start, stop, step : int
             As for Python's ``range``. ``range(n)`` has the numbers from 0 to n - 1.
-
-        Returns
-        -------
-        Dataset
 
         Examples
         --------
@@ -165,10 +149,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         sequence : array, or object with ``__len__`` and ``__getitem__``
             Equal indices must give equal elements, on every rank. Elements are arrays, numbers or nested
             structures of them, and all have the same shapes. A list is one array.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -199,10 +179,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         iterable : iterable, or callable that returns one
             A new iterator is made, or the callable is called, in every epoch. A generator yields its elements
             only once: pass the function that makes it.
-
-        Returns
-        -------
-        IterableDataset
 
         Examples
         --------
@@ -236,10 +212,6 @@ class Dataset(FromFiles, Combining, metaclass=_Explaining):
         output_signature : structure of ArraySpec, optional
             What each element has. Numbers and lists get the dtype. By default the structure is that of the first
             element.
-
-        Returns
-        -------
-        IterableDataset
 
         Raises
         ------
@@ -343,12 +315,7 @@ class IterableDataset(Dataset):
     """
 
     def cardinality(self) -> int:
-        """Return `UNKNOWN_CARDINALITY` (-2).
-
-        Returns
-        -------
-        int
-        """
+        """Return `UNKNOWN_CARDINALITY` (-2)."""
         return UNKNOWN_CARDINALITY
 
     def __len__(self) -> int:

@@ -41,10 +41,6 @@ class FromFiles:
             Whether to raise `NotFiniteError` when a row that is read holds NaN or infinity. The error names the
             file, the dataset and the row.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         FileNotFoundError
@@ -89,10 +85,6 @@ class FromFiles:
         files, manifest, check_finite
             As for `from_hdf5`.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
@@ -110,10 +102,6 @@ class FromFiles:
         ----------
         files, manifest, check_finite
             As for `from_hdf5`.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -151,10 +139,6 @@ class FromFiles:
         files, manifest, check_finite
             As for `from_hdf5`.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         ImportError
@@ -180,10 +164,6 @@ class FromFiles:
             Names of arrays of a group. By default the store is an array itself.
         manifest, check_finite
             As for `from_hdf5`.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -223,10 +203,6 @@ class FromFiles:
             Whether the first line names the columns. Otherwise they are named ``"0"``, ``"1"`` and so on.
         files, manifest, check_finite
             As for `from_hdf5`.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------

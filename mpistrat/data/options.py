@@ -111,10 +111,6 @@ class InputContext:
         global_batch_size : int
             Number of rows of a global batch, that of all replicas together.
 
-        Returns
-        -------
-        int
-
         Raises
         ------
         ValueError

@@ -75,10 +75,6 @@ class Combining(Chain):
         *datasets : Dataset, or tuple or dict of those
             Each element has this structure.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         TypeError
@@ -117,10 +113,6 @@ class Combining(Chain):
         dataset : Dataset
             Its elements have the structure and dtypes of this dataset's.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         DatasetMismatchError
@@ -145,10 +137,6 @@ class Combining(Chain):
         start : int
             The number of the first element.
 
-        Returns
-        -------
-        Dataset
-
         Examples
         --------
         >>> from mpistrat.data import Dataset
@@ -172,10 +160,6 @@ class Combining(Chain):
         ----------
         filename : str
             Only memory is supported. To keep rows in a file, use `write_hdf5` and `from_hdf5`.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -234,10 +218,6 @@ class Combining(Chain):
             Makes the draws the same in every run of the program. Without a seed, one is drawn.
         stop_on_empty_dataset : bool
             Whether the elements end when a dataset is drawn that has none left. Otherwise the others go on.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------

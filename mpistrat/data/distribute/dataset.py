@@ -161,12 +161,7 @@ class DistributedDataset:
         return representation.table("DistributedDataset", self._facts())
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the newest iterator; see `DistributedIterator.state`.
-
-        Returns
-        -------
-        dict
-        """
+        """Return the position of the newest iterator; see `DistributedIterator.state`."""
         return self._passes.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:

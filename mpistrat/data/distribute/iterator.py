@@ -337,10 +337,6 @@ class DistributedIterator(NextAsOptional):
         seeds, which files there were, and which rows all replicas together have got. Under
         AutoShardPolicy.DATA it is equal on all replicas that have made the same number of steps.
 
-        Returns
-        -------
-        dict
-
         Examples
         --------
         >>> import mpistrat

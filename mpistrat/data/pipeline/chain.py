@@ -53,10 +53,6 @@ class Chain:
         deterministic : bool, optional
             Accepted for programs written for tf.data. The order of the elements is always kept.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         TypeError
@@ -115,10 +111,6 @@ class Chain:
             blocks, are permuted as a whole. ``"exact"`` is a uniform permutation of all elements. It takes
             4 bytes of memory per element (8 from 2**31 elements on).
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         ValueError
@@ -150,10 +142,6 @@ class Chain:
             Number of rows of a batch.
         drop_remainder : bool
             Whether to leave out a last batch with fewer rows.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -189,10 +177,6 @@ class Chain:
         drop_remainder : bool
             Whether to leave out a last batch with fewer rows.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         ValueError
@@ -226,10 +210,6 @@ class Chain:
         count : int, optional
             Number of repetitions. None and -1 repeat without end.
 
-        Returns
-        -------
-        Dataset
-
         Examples
         --------
         >>> from mpistrat.data import Dataset
@@ -248,10 +228,6 @@ class Chain:
         count : int
             Number of elements to keep, -1 for all.
 
-        Returns
-        -------
-        Dataset
-
         Examples
         --------
         >>> from mpistrat.data import Dataset
@@ -267,10 +243,6 @@ class Chain:
         ----------
         count : int
             Number of elements to leave out, -1 for all.
-
-        Returns
-        -------
-        Dataset
         """
         return self._then(Skip(integer(count, "the count of skip()", -1)))
 
@@ -286,10 +258,6 @@ class Chain:
             Number of shards.
         index : int
             Index of this shard. With ``shard(SHARD_HINT, SHARD_HINT)``, AutoShardPolicy.HINT fills in both.
-
-        Returns
-        -------
-        Dataset
 
         Raises
         ------
@@ -325,10 +293,6 @@ class Chain:
             Number of batches to read ahead, 0 for no thread, `AUTOTUNE` (-1) for the default of a distributed
             dataset.
 
-        Returns
-        -------
-        Dataset
-
         Raises
         ------
         TypeError
@@ -354,10 +318,6 @@ class Chain:
         ----------
         options : Options
             Copied: later changes of this object do not reach the dataset.
-
-        Returns
-        -------
-        Dataset
         """
         if not isinstance(options, Options):
             raise TypeError(f"with_options() needs an Options object, not {options!r}")
@@ -367,12 +327,7 @@ class Chain:
     # --- questions ------------------------------------------------------------------------
 
     def options(self) -> Options:
-        """Return a copy of the options.
-
-        Returns
-        -------
-        Options
-        """
+        """Return a copy of the options."""
         return Options().merge(self._definition.options)
 
     @property

@@ -33,12 +33,7 @@ class Optional:
         return cls()
 
     def has_value(self) -> bool:
-        """Return whether there is a value.
-
-        Returns
-        -------
-        bool
-        """
+        """Return whether there is a value."""
         return self._value is not _NOTHING
 
     def get_value(self) -> Any:
@@ -86,10 +81,6 @@ class NextAsOptional(Iterator[Any]):
 
     def get_next_as_optional(self) -> Optional:
         """Return the next element, or an empty optional after the last.
-
-        Returns
-        -------
-        Optional
 
         Raises
         ------

@@ -60,10 +60,6 @@ class ArraySpec:
         value : array or ArraySpec
             The array or spec to compare with.
 
-        Returns
-        -------
-        bool
-
         Examples
         --------
         >>> ArraySpec((None, 2), "float64").is_compatible_with(np.zeros((5, 2)))
