@@ -2,8 +2,12 @@
 
 from mpistrat.collectives.asynchronous import PendingAllReduce
 from mpistrat.collectives.ops.base import CrossDeviceOps
-from mpistrat.collectives.ops.default import CollectiveAllReduce, HierarchicalCopyAllReduce, NcclAllReduce
-from mpistrat.collectives.ops.to_one_device import ReductionToOneDevice
+from mpistrat.collectives.ops.default import (
+    CollectiveAllReduce,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from mpistrat.collectives.options import CollectiveHints, CommunicationImplementation, CommunicationOptions
 
 __all__ = [

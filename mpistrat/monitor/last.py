@@ -6,18 +6,21 @@ import contextlib
 import json
 import os
 import re
+import stat
+import tempfile
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mpistrat.launch import proc
-from mpistrat.monitor import folder
 from mpistrat.monitor.waits import Wait, of_one_job, waits
+from mpistrat.process.atomic_file import appearing
 from mpistrat.process.patience import within
 from mpistrat.record import read
 from mpistrat.record.layout import Phase
 from mpistrat.record.read import Record, record_as_json, record_from_json
+from mpistrat.runtime.environment import rc
 
 _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
@@ -82,7 +85,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
             }
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
-        path = within(_PATIENCE, lambda: folder.write_new(name, text))
+        path = within(_PATIENCE, lambda: write_new(name, text))
         _remove_old(path.parent)
     # After the file is complete: if it cannot be written, `mpistrat top --last` still finds the records in memory.
     for record in records:
@@ -166,7 +169,7 @@ def latest(job: str = "") -> Ended | None:
     """
     gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
     times = [each.last_sign for each in gone]
-    kept, problems = _newest(_files(folder.folder()), job)
+    kept, problems = _newest(_files(reports_folder()), job)
     if gone and (kept is None or max(times) > kept.when):
         newest = gone[times.index(max(times))]
         kills = proc.out_of_memory_kills()
@@ -203,3 +206,41 @@ def load(path: str | Path) -> Ended:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None
+
+
+def reports_folder() -> Path:
+    """Return the directory, which exists and belongs to this user.
+
+    It is ``MPISTRAT_RECORD_DIR``, or one of this user below the directory for temporary files. Raise OSError if no
+    directory can be written by this user.
+    """
+    if rc.record_dir:
+        chosen = Path(rc.record_dir)  # is taken as it is: a group may share it
+        with contextlib.suppress(FileExistsError):
+            chosen.mkdir(mode=0o700, parents=True)
+        if not chosen.is_dir():
+            raise NotADirectoryError(f"MPISTRAT_RECORD_DIR={chosen} is not a directory: choose another")
+        return chosen
+    path = Path(tempfile.gettempdir()) / f"mpistrat-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    # All users write to this place: one may have made a directory or a link of this name, to read reports or to let
+    # them overwrite a file. The name is not secret, so that `mpistrat top --last` finds it.
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{path} belongs to another user, or others can write to it: set MPISTRAT_RECORD_DIR")
+    return path
+
+
+def write_new(name: str, text: str) -> Path:
+    """Write a new file, which other users cannot read, and which appears complete and synced to disk.
+
+    Raise FileExistsError if there is such a file: another rank of this node has written it. Raise OSError if the
+    directory cannot be made, or is full.
+    """
+    path = reports_folder() / name
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with appearing(path, replace=False) as temporary, open(os.open(temporary, flags, 0o600), "wb") as file:
+        # Names of files need not be UTF-8, and the locale need not be able to write lines of the program.
+        file.write(text.encode(errors="backslashreplace"))
+    return path

@@ -12,7 +12,7 @@ import pytest
 
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.gpu import combine as gpu_combine
-from mpistrat.training.optimizers import adagrad, adam, rmsprop, sgd
+from mpistrat.training.optimizers import adaptive, sgd
 from mpistrat.training.optimizers.rule import _with_average, _with_decay
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -20,10 +20,10 @@ OF_OPTIMIZERS = [
     sgd._PLAIN,
     sgd._MOMENTUM,
     sgd._NESTEROV,
-    adam._ADAM,
-    adam._AMSGRAD,
-    adagrad._KERNEL,
-    *(rmsprop._kernel(*options) for options in itertools.product((False, True), repeat=2)),
+    adaptive._ADAM,
+    adaptive._AMSGRAD,
+    adaptive._ADAGRAD_KERNEL,
+    *(adaptive._rmsprop_kernel(*options) for options in itertools.product((False, True), repeat=2)),
 ]
 KERNELS = [
     *((kernels._copy, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)),

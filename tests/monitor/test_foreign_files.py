@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mpistrat.monitor import folder, last
+from mpistrat.monitor import last
 from mpistrat.monitor.between_nodes import Notices
 from mpistrat.record import flight_record, layout, read
 
@@ -67,7 +67,7 @@ def test_a_record_of_another_user_is_passed_over(made, tmp_path):
 
 
 def test_a_report_with_lines_and_names_that_are_not_utf_8(directory):
-    path = folder.write_new("hang.txt", "at caf\udce9.py:3: print('\u65e5\u672c')")
+    path = last.write_new("hang.txt", "at caf\udce9.py:3: print('\u65e5\u672c')")
     assert path.read_bytes().decode() == "at caf\\udce9.py:3: print('\u65e5\u672c')"
 
 

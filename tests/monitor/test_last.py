@@ -10,7 +10,7 @@ import time
 import pytest
 
 import mpistrat
-from mpistrat.monitor import folder, last
+from mpistrat.monitor import last
 from mpistrat.record import read
 
 JOB = secrets.token_hex(8)  # other programs of this user may be killed meanwhile
@@ -109,16 +109,16 @@ def test_a_file_that_is_no_record_is_passed_over(tmp_path, size):
 def test_the_common_directory_belongs_to_the_user_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("MPISTRAT_RECORD_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = folder.folder()
+    made = last.reports_folder()
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o777)
     with pytest.raises(PermissionError, match="MPISTRAT_RECORD_DIR"):
-        folder.folder()
+        last.reports_folder()
 
 
 def test_the_option_is_an_attribute_too(tmp_path):
     mpistrat.rc.record_dir = tmp_path
     try:
-        assert folder.folder() == tmp_path
+        assert last.reports_folder() == tmp_path
     finally:
         del mpistrat.rc.record_dir

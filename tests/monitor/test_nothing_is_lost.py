@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from monitor.records import new_record
 
-from mpistrat.monitor import folder, last
+from mpistrat.monitor import last
 from mpistrat.record import flight_record, layout, read
 
 pytestmark = pytest.mark.skipif(not Path(layout.FOLDER).is_dir(), reason="this machine has no /dev/shm")
@@ -44,10 +44,10 @@ def test_records_stay_in_memory_where_no_file_can_be_written(record, tmp_path, m
 
 FULL = """
 import resource, sys
-from mpistrat.monitor import folder
+from mpistrat.monitor import last
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
-    folder.write_new("hang.txt", "x" * 100_000)
+    last.write_new("hang.txt", "x" * 100_000)
 except OSError as error:
     sys.exit(error.errno)
 """
@@ -73,7 +73,7 @@ def test_a_reader_sees_a_whole_file_or_none(directory):
     looking = threading.Thread(target=look)
     looking.start()
     for number in range(20):
-        folder.write_new(f"hang-{number}.txt", text)
+        last.write_new(f"hang-{number}.txt", text)
     looking.join(60)
     assert seen == [len(text)] * 20
 
@@ -95,11 +95,11 @@ def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path):
 
 
 def test_reports_of_two_jobs_lie_in_one_directory(directory):
-    first = folder.write_new("hang-1-node.txt", "one")
-    second = folder.write_new("hang-2-node.txt", "two")
+    first = last.write_new("hang-1-node.txt", "one")
+    second = last.write_new("hang-2-node.txt", "two")
     assert (first.read_text(), second.read_text()) == ("one", "two")
     with pytest.raises(FileExistsError):
-        folder.write_new("hang-1-node.txt", "again")
+        last.write_new("hang-1-node.txt", "again")
 
 
 # --- no room in the memory of the node ----------------------------------------------------------------

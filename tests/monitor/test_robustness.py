@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.monitor import folder, stacks
+from mpistrat.monitor import last, stacks
 from mpistrat.record import flight_record, layout, read
 from mpistrat.runtime.agreement.operation import operation
 
@@ -102,7 +102,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path, monkeypatch)
     (tmp_path / "file").touch()
     monkeypatch.setenv("MPISTRAT_RECORD_DIR", str(tmp_path / "file"))
     with pytest.raises(NotADirectoryError, match="MPISTRAT_RECORD_DIR"):
-        folder.write_new("hang.txt", "text")
+        last.write_new("hang.txt", "text")
 
 
 KILLED = """

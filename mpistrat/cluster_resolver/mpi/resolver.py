@@ -20,7 +20,6 @@ from mpistrat.cluster_resolver.mpi.launched import (
     place,
 )
 from mpistrat.cluster_resolver.placement import Placement, with_facts
-from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.cluster_resolver.variables import own_host
 
@@ -39,7 +38,7 @@ ALONE = Launched(
     sources=dict.fromkeys(("launcher", "rank", "size"), "no launcher's variable is set"),
 )
 # Of each scheduler: how the name of a job, and its nodes, are read.
-_SCHEDULERS = ((slurm_job.job, slurm_job.allocations), (pbs_job, pbs_allocations), (lsf_job, lsf_allocations))
+_SCHEDULERS = ((slurm_step.job, slurm_step.allocations), (pbs_job, pbs_allocations), (lsf_job, lsf_allocations))
 
 
 class MpiClusterResolver(LaunchedClusterResolver):

@@ -13,7 +13,6 @@ from mpistrat.cluster_resolver.gpus import among
 from mpistrat.cluster_resolver.placement import Placement, with_facts
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
-from mpistrat.cluster_resolver.slurm import job as slurm_job
 from mpistrat.cluster_resolver.slurm import step as slurm_step
 from mpistrat.process import mpi
 
@@ -155,7 +154,7 @@ class SlurmClusterResolver(ClusterResolver):
         if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
         placement = gpus.with_gpus(placement, environ, on_node)
-        found = {"job": slurm_job.job(environ), "allocation": slurm_job.nodes_of_job(environ)}
+        found = {"job": slurm_step.job(environ), "allocation": slurm_step.nodes_of_job(environ)}
         for name, told in found.items():
             if told is not None:
                 placement = with_facts(placement, told[1], **{name: told[0]})

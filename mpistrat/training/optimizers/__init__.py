@@ -1,10 +1,7 @@
-"""Optimizers, one method per file."""
+"""Optimizers: one with a rate for all elements, one with a rate for each, and what they share."""
 
-from mpistrat.training.optimizers.adagrad import Adagrad
-from mpistrat.training.optimizers.adam import Adam, AdamW
-from mpistrat.training.optimizers.lars import LARS
+from mpistrat.training.optimizers.adaptive import Adagrad, Adam, AdamW, RMSprop
 from mpistrat.training.optimizers.optimizer import Optimizer
-from mpistrat.training.optimizers.rmsprop import RMSprop
-from mpistrat.training.optimizers.sgd import SGD
+from mpistrat.training.optimizers.sgd import LARS, SGD
 
 __all__ = ["LARS", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSprop"]
