@@ -7,11 +7,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 WARMUP = 100  # calls
 SAMPLES = 200  # single calls, of which the median is taken

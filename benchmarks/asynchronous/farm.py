@@ -9,11 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 CASES = {"5 to 500 ms": (0.005, 0.5), "0.05 to 500 ms": (0.00005, 0.5)}  # the logarithms are equally likely
 

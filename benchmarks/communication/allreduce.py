@@ -7,14 +7,18 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from array_ways import BOUND, BUFFERS, COPY, PLAIN, SIZES, WIRE, ArrayWay, least_bytes, wrong_sums
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.tune import algorithms, all_reduces, interleaved_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,11 @@ from array_ways import BOUND, SIZES, ArrayWay, wrong_sums
 
 from mpistrat.arrays.gpu.bounds import bounds
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.tune import all_reduces, interleaved_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     import numpy as np

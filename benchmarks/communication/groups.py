@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 STEPS = 8
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from networks import NETWORKS
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 
 def measure(arguments: argparse.Namespace) -> int:

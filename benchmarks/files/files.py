@@ -13,7 +13,10 @@ from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 _KEPT = f"{LIBRARY}, manifest kept"
 _ROWS, _WIDTH = 8, 64  # rows per file, and float32 values per row

@@ -18,7 +18,10 @@ from statistics import median
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 BATCH = 64
 WARM, COLD = "warm", "cold"

@@ -9,7 +9,10 @@ import tempfile
 from pathlib import Path
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 TENSORS = 200
 PIECE = 16 << 20

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
 from mpistrat.bench.measuring.timing import interleaved, repeated
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report, any_fault
 
 WHOLE = "all on each rank"
 MIB = 1 << 20

@@ -11,7 +11,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report, any_fault
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report, any_fault
 
 if TYPE_CHECKING:
     from small_digits import Call, Work

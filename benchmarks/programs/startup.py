@@ -13,7 +13,10 @@ from statistics import median
 from typing import NamedTuple
 
 from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.report import LIBRARY, Report
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+from reporting import LIBRARY, Report
 
 PROGRAMS = {LIBRARY: "startup_with_library.py", "by hand": "startup_by_hand.py"}
 _LINE = re.compile(r"started (\S+) (\S+) (\d+) \.")

@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from mpistrat.bench.measuring.report import Report
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "shared"))
+
+from reporting import Report
 
 
 @pytest.fixture

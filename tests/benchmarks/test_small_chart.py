@@ -1,11 +1,14 @@
 """The chart of small work."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from mpistrat.bench.measuring.report import Row
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "shared"))
+
+from reporting import Row
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "programs" / "small_chart.py"
 

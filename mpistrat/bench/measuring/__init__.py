@@ -1,1 +1,1 @@
-"""What the subjects share: timing, memory, sizes, reports, and the start of a job."""
+"""What measurements share: timing, and the start of a job under several ranks."""
