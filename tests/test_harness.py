@@ -147,13 +147,13 @@ def test_hang_shows_every_stack(run_suite):
         def test(comm):
             rank_1_stands_here() if comm.rank else rank_0_stands_here(comm)
         """,
-        *("-o", "faulthandler_timeout=5", "-o", "timeout=15"),
+        *("-o", "faulthandler_timeout=2", "-o", "timeout=6"),
     )
     assert ended.status not in (0, None), ended
     for rank in range(2):
         # Once from faulthandler, which needs no lock of the interpreter, and once with the rank's name.
-        ended.shows(f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 15 s")
-    assert ended.output.count("Timeout (0:00:05)!") == 2
+        ended.shows(f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 6 s")
+    assert ended.output.count("Timeout (0:00:02)!") == 2
 
 
 @mpich
@@ -215,6 +215,6 @@ def test_ranks_mark_skips_and_says_so(run_suite):
 @mpich
 def test_program_over_its_limit_is_stopped(run_ranks, tmp_path):
     (tmp_path / "sleeps.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(1000)")
-    ended = run_ranks(2, tmp_path / "sleeps.py", limit=15)
+    ended = run_ranks(2, tmp_path / "sleeps.py", limit=8)
     assert ended.status is None
     ended.shows("started")
