@@ -21,8 +21,7 @@ import numpy as np
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import needed
 from mpistrat.data.write.boxes import write_box
-from mpistrat.data.write.growing_hdf5 import not_of_writer
-from mpistrat.data.write.step_series import StepSeries
+from mpistrat.data.write.growing_hdf5 import StepSeries, not_of_writer
 from mpistrat.process.atomic_file import appearing, to_disk
 
 _GROUP = {"zarr_format": 2}

@@ -20,9 +20,8 @@ from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.write.boxes import Block, Box, require_cover
 from mpistrat.data.write.by_all_ranks import all_or_raise, writers
-from mpistrat.data.write.growing_hdf5 import GrowingHdf5
+from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.growing_zarr import GrowingZarr
-from mpistrat.data.write.step_series import StepSeries, rows_of_a_chunk
 from mpistrat.data.write.writable import column_of
 from mpistrat.data.write.write import check_targets
 from mpistrat.process import mpi

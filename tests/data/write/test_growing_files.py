@@ -11,8 +11,7 @@ import pytest
 from mpistrat.data import Writer
 from mpistrat.data.write import boxes, growing_hdf5
 from mpistrat.data.write.boxes import Box
-from mpistrat.data.write.growing_hdf5 import GrowingHdf5
-from mpistrat.data.write.step_series import StepSeries
+from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries
 
 
 def series_of(name, shape, chunk):
