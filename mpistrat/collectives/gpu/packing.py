@@ -68,7 +68,8 @@ def lay_down(places: Places, arrays: Sequence[Any]) -> Laid:
 
 def unpack(places: Places, total: Any, out: list[Any]) -> None:
     """Put arrays on the memory of a flat result into ``out`` at the indices of the message's members."""
-    new, start, dtype = type(total), total.data, total.dtype  # a view of a slice takes twice as long
+    # CuPy looks up a class faster than a dtype, by 0.12 us of 0.9. A view of a slice takes 1.2 us.
+    new, start, dtype = type(total), total.data, total.dtype.type
     for i, first, shape in places.given:
         out[i] = new(shape, dtype, start + first)
     if places.copied:
