@@ -216,6 +216,8 @@ class RuntimeOptions:
         After how many seconds of waiting in a collective the job is ended, with exit status 42; 0 for never.
     hang_seconds : float
         After how many seconds of waiting in a collective the ranks report which rank they wait for; 0 for never.
+    nccl_half : bool
+        Whether NCCL adds float16 and bfloat16 as they are: half the bytes, and a sum that is rounded at each step.
     progress : bool or None
         Whether `mpistrat.training.progress` shows its bar; None for a bar on a terminal and lines in a log.
     record : bool
@@ -256,6 +258,7 @@ class RuntimeOptions:
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
     hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
     hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
+    nccl_half = Option(False, _flag, "1 or 0")
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
     record_dir = Option("", os.fspath, "a directory", same=False)

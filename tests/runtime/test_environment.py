@@ -28,6 +28,7 @@ CASES = {
     "gpu_direct": ("ON", "on", "off", "perhaps"),
     "hang_abort_seconds": ("60", 60.0, 1, "soon"),
     "hang_seconds": ("2.5", 2.5, 0, "-1"),
+    "nccl_half": ("1", True, False, "2"),
     "progress": ("0", False, True, "2"),
     "record": ("no", False, True, "2"),
     "record_dir": ("here", "here", "there", None),

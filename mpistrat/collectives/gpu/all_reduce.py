@@ -25,6 +25,7 @@ from mpistrat.collectives.reduction import Reduction, Steps
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
@@ -151,7 +152,9 @@ def reduction_on_gpu(
     filled = {i for each in packed for i in each.members}
     empty = [(i, message_of(op, key, [i], topology.size).result) for i in rest if i not in filled]
     kept = [i for i in range(len(values)) if i not in rest]
-    operation = Operation("all_reduce", op.name, "on GPUs", key, form, where, bytes_per_pack or None, name)
+    half = rc.nccl_half
+    parts = key, form, where, bytes_per_pack or None, name, "in half precision" if half else None
+    operation = Operation("all_reduce", op.name, "on GPUs", *parts)
     messages = [each for *_, each in in_place] + packed
     places = [Places.of(each) for each in packed]
     with on_device(device.index):
@@ -172,7 +175,7 @@ def reduction_on_gpu(
         state: tuple[Sequence[Any], list[Laid]], timeout_seconds: float | None
     ) -> tuple[Sequence[Any], list[Laid]]:
         with on_device(device.index):
-            call = GpuCall(topology, device.index, algorithm, timeout_seconds)
+            call = GpuCall(topology, device.index, algorithm, timeout_seconds, half)
             for route, some in groups:
                 route.reduce(call, [state[1][i] for i in some])
         return state

@@ -32,6 +32,7 @@ _TYPES = {
         np.float64: "FLOAT64",
     }.items()
 }
+_HALVES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16"}
 _OPERATIONS: dict[Any, str] = {
     np.add: "NCCL_SUM",
     np.multiply: "NCCL_PROD",
@@ -74,9 +75,10 @@ class Communicators(dict[int, Any], Slot):
 
 
 class NcclRoute(Route):
-    """The route by ``ncclAllReduce`` on the caller's stream, without waiting. Half precision is widened to float32.
+    """The route by ``ncclAllReduce`` on the caller's stream, without waiting.
 
-    Maxima and minima of floating point numbers use another route, since those of NCCL may ignore NaN.
+    Half precision is widened to float32, unless ``rc.nccl_half`` is set. Maxima and minima of floating point numbers
+    use another route, since those of NCCL may ignore NaN.
     """
 
     name = "nccl"
@@ -138,23 +140,25 @@ class NcclRoute(Route):
         _check(topology, communicator)  # errors of earlier operations
         stream = cupy.cuda.get_current_stream()
         for job in jobs:
-            send, combine = widened(job), job.message.combine
+            combine = job.message.combine
+            half = _HALVES.get(job.send.dtype.name) if call.half and combine is np.add else None
+            send = job.send if half else widened(job)
             wide = job.total if job.total.dtype == send.dtype else cupy.empty_like(send)
             reals, words = send.dtype, 1
             if reals.kind == "c":
                 reals, words = np.dtype(f"f{reals.itemsize // 2}"), 2
             name, divisor = _OPERATIONS[combine], job.message.divisor
-            if reals.kind == "f" and divisor == topology.size > 1 and divisor & (divisor - 1) == 0:
+            if (half or reals.kind == "f") and divisor == topology.size > 1 and divisor & (divisor - 1) == 0:
                 name, divisor = "NCCL_AVG", 1  # exact for a power of two, and no launch of its own
             communicator.allReduce(
                 int(send.data.ptr),
                 int(wide.data.ptr),
                 job.message.length * words,
-                getattr(nccl, _TYPES[reals]),
+                getattr(nccl, half or _TYPES[reals]),
                 getattr(nccl, name),
                 stream.ptr,
             )
-            finish(wide, divisor, job.total)
+            finish(wide.astype(job.message.wire) if half and divisor != 1 else wide, divisor, job.total)
         if call.timeout_seconds is not None:
             done = cupy.cuda.Event(disable_timing=True)
             done.record(stream)  # later work of other threads in this stream is not waited for

@@ -20,6 +20,7 @@ class GpuCall(NamedTuple):
     device: int
     algorithm: str | None  # of the host, which the user named
     timeout_seconds: float | None
+    half: bool = False  # whether NCCL adds half precision as it is
 
 
 class Route(ABC):

@@ -1,6 +1,7 @@
 """NCCL's interface, by MPI over all ranks (or this one alone)."""
 
 import ctypes
+import functools
 import threading
 
 import numpy as np
@@ -11,9 +12,9 @@ available = True
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = range(6, 10)
-_DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+_DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "bfloat16"]
 _OPS = ["SUM", "PROD", "MAX", "MIN", "SUM"]
-calls = []  # (number of elements, dtype) of each all-reduce
+calls = []  # (number of elements, dtype, op) of each all-reduce
 hangs = False  # a test sets it: no all-reduce is ever done
 id_error = ""  # a test sets it: no id can be made
 async_error = ""  # a test sets it: what was noticed meanwhile
@@ -56,12 +57,15 @@ class NcclCommunicator:
         try:
             stream_of(stream).synchronize()
             dtype = np.dtype(_DTYPES[datatype])
-            calls.append((count, dtype))
+            calls.append((count, dtype, op))
             total = _memory(sendbuf, count, dtype).copy()
             if self._comm is not None and not hangs:
                 from mpi4py import MPI
 
-                self._comm.Allreduce(MPI.IN_PLACE, total, getattr(MPI, _OPS[op]))
+                if dtype.itemsize == 2:  # rounded at each step, as in a ring
+                    total = functools.reduce(np.add, self._comm.allgather(total))
+                else:
+                    self._comm.Allreduce(MPI.IN_PLACE, total, getattr(MPI, _OPS[op]))
             if op == NCCL_AVG:
                 total = (total * (1 / self._size)).astype(dtype)
             hung = hangs

@@ -1,5 +1,7 @@
 """Collectives of arrays on GPUs: those of CuPy where MPISTRAT_TEST_GPU is set, else of what stands in for it."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
 from mpistrat.collectives.gpu.packing import Laid
 from mpistrat.collectives.gpu.route import GpuCall
 from mpistrat.experimental import CommunicationOptions
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
@@ -91,10 +94,45 @@ def test_nccl(cupy, monkeypatch):
                 assert_equal(cupy, one, other, exactly=False)
     if SIZE > 1 and hasattr(cupy.cuda.nccl, "calls"):
         assert len(calls) == 2 * len(DTYPES)  # a message for each list
-        assert {dtype.itemsize for _, dtype in calls} <= {4, 8}  # nothing is added up in half precision
+        assert {dtype.itemsize for _, dtype, _ in calls} <= {4, 8}  # nothing is added up in half precision
+        assert (cupy.cuda.nccl.NCCL_AVG in {op for *_, op in calls}) is (SIZE in (2, 4))  # where that is exact
         with pytest.raises(RuntimeError, match="implementation NCCL combines arrays on GPUs"):
             strategy.reduce("SUM", np.ones(3), axis=None)
     strategy.comm.Free()
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_nccl_in_half_precision(cupy, monkeypatch, dtype, op):
+    """Sums are rounded at each step, a mean only once more."""
+    if not possible("nccl", cupy):
+        return
+    monkeypatch.setitem(vars(mpistrat.rc), "nccl_half", True)
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    stands_in = hasattr(cupy.cuda.nccl, "calls")
+    calls = cupy.cuda.nccl.calls if stands_in else []
+    calls.clear()
+    got = strategy.reduce(op, [cupy.asarray(value) for value in values_of(RANK, dtype)], axis=None)
+    for one, *every in zip(got, *(values_of(rank, dtype) for rank in range(SIZE)), strict=True):
+        total = functools.reduce(np.add, every)
+        want = total if op == "SUM" else (total.astype(np.float32) / SIZE).astype(dtype)
+        assert_equal(cupy, one, want, exactly=stands_in)
+    if stands_in and SIZE > 1:
+        average = op == "MEAN" and SIZE in (2, 4)
+        nccl_op = cupy.cuda.nccl.NCCL_AVG if average else cupy.cuda.nccl.NCCL_SUM
+        assert calls == [(sum(LENGTHS), np.dtype(dtype), nccl_op)]
+    strategy.comm.Free()
+
+
+def test_half_precision_on_one_rank_alone(cupy, monkeypatch):
+    if SIZE == 1 or not possible("nccl", cupy):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    monkeypatch.setitem(vars(mpistrat.rc), "nccl_half", RANK == 0)
+    with pytest.raises(MismatchError, match="in half precision"):
+        strategy.reduce("SUM", cupy.ones(3, np.float16), axis=None)
+    with pytest.raises(ValueError, match=r"MPISTRAT_NCCL_HALF .*differs"):
+        strategy_with(MPI.COMM_WORLD.Dup())
 
 
 def test_nccl_with_one_rank(cupy):
