@@ -1,6 +1,7 @@
 """What the system says of a GPU's link; the GPU's own words are in tests/gpu."""
 
 import pytest
+from fakes.install import stand_in
 
 from mpistrat.arrays.gpu import bounds as device_bounds
 from mpistrat.arrays.gpu.bounds import Bounds
@@ -39,6 +40,16 @@ def test_link(link, speed, width, gigabytes, name):
 def test_a_link_that_nothing_says(link, speed, width):
     assert link(speed, width) == (None, "")
     assert device_bounds._link("0000:00:00.0") == (None, "")
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0-2,8\n", {0, 1, 2, 8}), ("5\n", {5}), ("\n", set()), (None, set())])
+def test_cores_next_to_a_gpu(tmp_path, monkeypatch, text, cores):
+    stand_in(monkeypatch)
+    monkeypatch.setattr(device_bounds, "_SYSTEM", tmp_path)
+    if text is not None:
+        (tmp_path / "0000:01:00.0").mkdir()
+        (tmp_path / "0000:01:00.0" / "local_cpulist").write_text(text)
+    assert device_bounds.near_cores(1) == cores
 
 
 def test_in_words():

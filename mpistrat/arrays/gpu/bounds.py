@@ -1,4 +1,4 @@
-"""Upper bounds of the bandwidth of a GPU's memory and of its link to the host."""
+"""Upper bounds of the bandwidth of a GPU's memory and of its link to the host, and the cores next to it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def bounds(device: int) -> Bounds:
         memory = None
     link, name = _link(runtime.deviceGetPCIBusId(device).lower())
     return Bounds(memory, link, name)
+
+
+def near_cores(device: int) -> frozenset[int]:
+    """Return the cores of the processor to which a GPU is attached; none if the system does not tell."""
+    bus_id = cupy_for("cores near a GPU").cuda.runtime.deviceGetPCIBusId(device).lower()
+    try:
+        parts = (_SYSTEM / bus_id / "local_cpulist").read_text().strip().split(",")
+    except OSError:
+        return frozenset()
+    ends = [part.split("-") for part in parts if part]
+    return frozenset(core for each in ends for core in range(int(each[0]), int(each[-1]) + 1))
 
 
 def _link(bus_id: str) -> tuple[float | None, str]:

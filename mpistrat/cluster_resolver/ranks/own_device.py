@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpistrat.arrays.device import Device, any_gpu, seen_gpus
+from mpistrat.arrays.gpu.bounds import near_cores
 from mpistrat.cluster_resolver.gpus import share
+from mpistrat.process.ranges import ranges
+from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
@@ -39,7 +42,26 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
         _warn_of_shared_gpus(topology, on_nodes)
         node, local_rank = topology.place_of(topology.rank)
         device = Device("cuda", own_index(on_nodes[node], local_rank))
-    return _CPU if _told(topology, auto, device.require) is None else device
+    far = _told(topology, auto, lambda: _far_cores(device.require()))
+    if far is None:
+        return _CPU
+    detours = [rank for rank, text in enumerate(far) if text]
+    if detours:
+        _warn(
+            topology,
+            f"{ranks_in_words(detours)} cannot use the cores next to the GPU (rank {detours[0]}: {far[detours[0]]}): "
+            "copies between host and GPU pass through another processor; fix: srun "
+            "--distribution=block:block, which gives neighbouring ranks neighbouring cores, or srun --gpu-bind=closest",
+        )
+    return device
+
+
+def _far_cores(device: Device) -> str:
+    """Return text about a GPU whose cores this process may not use; empty if it may, or the system does not tell."""
+    near, own = near_cores(device.index) if device.kind == "cuda" else None, affinity.cores()
+    if not near or not own or near & own:
+        return ""
+    return f"{device} is next to cores {ranges(near)}, and the rank may use {ranges(own)}"
 
 
 def _told(topology: Topology, auto: bool, ask: Callable[[], Any]) -> list[Any] | None:

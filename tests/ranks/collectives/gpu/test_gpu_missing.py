@@ -8,8 +8,10 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.arrays.gpu import bounds
 from mpistrat.cli import info
 from mpistrat.cluster_resolver.ranks import own_device
+from mpistrat.runtime import affinity
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 NO_DEVICE, TOO_OLD, UNKNOWN = (100, "no device"), (35, "insufficient driver"), (999, "unknown error")
@@ -108,6 +110,36 @@ def test_more_ranks_than_gpus(runtime, monkeypatch, caplog):
     monkeypatch.setattr(runtime, "gpus", [f"GPU {i}" for i in range(SIZE)])
     assert mpistrat.MultiWorkerMirroredStrategy(device="cuda").extended.worker_devices == (f"cuda:{RANK}",)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_a_gpu_of_another_processor(runtime, monkeypatch, caplog, tmp_path, name):
+    """The last rank may not use the cores next to its GPU, as with Slurm's block:cyclic."""
+    own = affinity.cores()
+    if runtime is None or own is None:
+        return
+    system = tmp_path / str(RANK)
+    monkeypatch.setattr(bounds, "_SYSTEM", system)
+    monkeypatch.setattr(runtime, "gpus", [f"GPU {i}" for i in range(max(2, SIZE))])
+    for i in range(len(runtime.gpus)):
+        folder = system / runtime.deviceGetPCIBusId(i)
+        folder.mkdir(parents=True)
+        far = "4096-4099,8000" if RANK == SIZE - 1 else f"{min(own)}-5000"
+        (folder / "local_cpulist").write_text(f"{far}\n")
+    with caplog.at_level(logging.WARNING, "mpistrat"):
+        for _ in range(2):
+            mpistrat.MultiWorkerMirroredStrategy(device=name)
+    told = [each.getMessage() for each in caplog.records]
+    device = f"cuda:{SIZE - 1}" if name == "cuda" else name
+    if RANK:
+        assert not told
+    else:
+        (text,) = told
+        assert text.startswith(
+            f"rank {SIZE - 1} cannot use the cores next to the GPU (rank {SIZE - 1}: {device} is next to cores "
+            "4096-4099,8000, and the rank may use "
+        )
+        assert "--gpu-bind=closest" in text
 
 
 def test_a_device_that_the_environment_names_wrongly(monkeypatch):
