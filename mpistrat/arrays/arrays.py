@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
@@ -57,7 +58,8 @@ def from_host(result: np.ndarray, like: Any) -> Any:
     if isinstance(like, _SCALARS):
         return result[()]
     if on_gpu(like):
-        return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
+        with stream_of(like):
+            return from_cupy(pinned.upload(result, device_of(to_cupy(like)).index), like)
     library = library_of(like)
     if library is not None:
         return library.from_host(result, like)
@@ -107,7 +109,25 @@ def to_cupy(value: Any) -> Any:
         return value.__cupy_get_ndarray__()
     if hasattr(value, "detach"):  # a PyTorch tensor, which may record gradients, and be conjugated as a view
         value = value.detach().resolve_conj().resolve_neg()
+        # Torch gives its memory to later work of its own stream, which does not wait for readers in CuPy's.
+        cuda, number = sys.modules["torch"].cuda, value.device.index
+        stream = cupy.cuda.get_current_stream(number).ptr
+        # Of stream 0, ExternalStream would make a new stream.
+        value.record_stream(cuda.ExternalStream(stream, number) if stream else cuda.default_stream(number))
     return cupy.from_dlpack(value)
+
+
+def stream_of(value: Any) -> AbstractContextManager[Any]:
+    """Return a context in which CuPy works in PyTorch's current stream, if a value on a GPU is a tensor.
+
+    Memory of a result goes back to the stream in which it was made: no other stream may still read it then.
+    """
+    if not hasattr(value, "detach"):
+        return nullcontext()
+    number = value.device.index
+    stream = sys.modules["torch"].cuda.current_stream(number).cuda_stream
+    context: AbstractContextManager[Any] = _cupy().cuda.ExternalStream(stream, number)
+    return context
 
 
 def from_cupy(result: Any, like: Any) -> Any:

@@ -19,6 +19,7 @@ PROCESSES = 2
 PINNED, FEED = "mpistrat.arrays.gpu.pinned", "mpistrat.arrays.gpu.feed"
 DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.nccl"
 POINTERS, KERNELS = "mpistrat.collectives.gpu.pointers", "mpistrat.arrays.gpu.kernels"
+ARRAYS = "mpistrat.arrays.arrays"
 
 # name: the module, the text that is changed (the first of its kind after the line of the function), and the new text
 MUTANTS = {
@@ -70,6 +71,11 @@ MUTANTS = {
     "a device is left for one without a context": (DEVICE, "on_device", "if used:", "if True:"),
     "a device is not left": (DEVICE, "on_device", "if used:", "if False:"),
     "a device is not made current": (DEVICE, "on_device", "cuda.runtime.setDevice(index)", "pass"),
+    "memory of a tensor is written while it is read": (ARRAYS, "to_cupy", "value.record_stream(", "id("),
+    "results for PyTorch are in another stream": (
+        ARRAYS, "stream_of", 'not hasattr(value, "detach")', "True",
+    ),
+    "stream 0 is not recorded": (ARRAYS, "to_cupy", "if stream else", "if True else"),
     "CUDA's headers are not looked for": (DEVICE, "require", "_require_headers(self)", "pass"),
 }  # fmt: skip
 

@@ -398,20 +398,29 @@ def test_an_array_is_known_by_its_type(cupy, monkeypatch):
     assert not arrays.on_gpu(np.ones(3))
 
 
-class Conjugated:
-    """A tensor of PyTorch on a GPU, as `conj` returns it: DLPack cannot tell of what is still to be done."""
+class Tensor:
+    """A tensor of PyTorch on a GPU, perhaps as `conj` returns it: DLPack cannot tell of what is still to be done.
 
-    def __init__(self, array, pending=("conj", "neg")):
-        self.array, self.pending = array, pending
+    Its memory goes back to its own stream, which then waits for the streams that were recorded, as torch's does.
+    """
+
+    def __init__(self, array, own, pending=(), device=0):
+        self.array, self.own, self.pending, self.readers = array, own, pending, []
+        self.device = types.SimpleNamespace(index=device)
 
     def detach(self):
         return self
 
     def resolve_conj(self):
-        return Conjugated(self.array, self.pending[1:])
+        self.pending = [each for each in self.pending if each != "conj"]
+        return self
 
     def resolve_neg(self):
-        return Conjugated(self.array, self.pending[:-1])
+        self.pending = [each for each in self.pending if each != "neg"]
+        return self
+
+    def record_stream(self, stream):
+        self.readers.append(stream)
 
     def __dlpack_device__(self):
         return self.array.__dlpack_device__()
@@ -419,12 +428,64 @@ class Conjugated:
     def __dlpack__(self, **options):
         if self.pending:
             raise BufferError("Can't export tensors with the conjugate bit set")
-        return self.array.__dlpack__(**options)
+        with self.own:
+            return self.array.__dlpack__(**options)
+
+    def __del__(self):
+        for stream in self.readers:
+            self.own.wait_event(stream.record())
 
 
-def test_conjugated_views(cupy):
+@pytest.fixture
+def torch(cupy, monkeypatch):
+    """PyTorch's streams. That of number 0 is not to be had by `ExternalStream`."""
+    streams = types.SimpleNamespace(
+        ExternalStream=lambda ptr, device: cupy.cuda.stream_of(ptr) if ptr else cupy.cuda.Stream(non_blocking=True),
+        default_stream=lambda device: cupy.cuda.Stream.null,
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=streams))
+
+
+def test_conjugated_views(cupy, torch):
     array = cupy.ones(3)
-    assert arrays.to_cupy(Conjugated(array)).data.ptr == array.data.ptr
+    tensor = Tensor(array, cupy.cuda.get_current_stream(), ("conj", "neg"))
+    assert arrays.to_cupy(tensor).data.ptr == array.data.ptr
+
+
+@pytest.mark.parametrize("null", [False, True])
+def test_memory_of_a_tensor_is_kept_while_it_is_read(cupy, torch, null):
+    """It was made in a side stream of PyTorch, which does not wait for CuPy's."""
+    own = cupy.cuda.Stream(non_blocking=True)
+    with own:
+        tensor = Tensor(cupy.full(N, 5.0), own)
+    with cupy.cuda.Stream.null if null else cupy.cuda.get_current_stream():
+        seen = arrays.to_cupy(tensor) + 1
+        del tensor
+        with own:
+            after = cupy.full(N, 7.0)  # in the same memory
+        own.synchronize()
+        assert (seen.get() == 6).all()
+    assert (after.get() == 7).all()
+
+
+def test_results_for_pytorch_are_in_its_stream(cupy, torch):
+    """And so is their memory, when PyTorch gives them up while it reads them."""
+    own = cupy.cuda.Stream(non_blocking=True)
+    sys.modules["torch"].cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=own.ptr)
+    with own:
+        tensor = Tensor(cupy.full(N, 5.0), own)
+    with arrays.stream_of(tensor):
+        result = arrays.to_cupy(tensor) * 2
+    with own:
+        seen = result + 1
+    del result
+    after = pending(cupy, 7.0, float)
+    cupy.cuda.get_current_stream().synchronize()
+    own.synchronize()
+    assert (seen._host == 11).all()
+    assert (after._host == 7).all()
+    with arrays.stream_of(after) as nothing:
+        assert nothing is None
 
 
 # --- what is missing -------------------------------------------------------------------------------------

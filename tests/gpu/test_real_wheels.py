@@ -104,6 +104,7 @@ def parameters(function):
     [
         "RawKernel", "cuda.Event", "cuda.Event.record", "cuda.Stream", "cuda.Stream.wait_event",
         "cuda.UnownedMemory", "cuda.MemoryPointer", "cuda.alloc_pinned_memory", "cuda.driver.ctxGetCurrent",
+        "cuda.get_current_stream", "cuda.ExternalStream",
         "cuda.nccl.NcclCommunicator.allReduce", "cuda.nccl.get_unique_id", "cuda.runtime.deviceGetAttribute",
         "cuda.runtime.deviceGetPCIBusId", "cuda.runtime.getDevice", "cuda.runtime.memGetInfo",
         "cuda.runtime.memcpyAsync", "cuda.runtime.setDevice",

@@ -38,8 +38,9 @@ def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
         return None
     from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
-    found = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
-    return None if found is None else arrays.from_cupy(found, value)
+    with arrays.stream_of(value):
+        found = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
+        return None if found is None else arrays.from_cupy(found, value)
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:

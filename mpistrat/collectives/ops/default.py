@@ -235,7 +235,8 @@ class CollectiveAllReduce(CrossDeviceOps):
         if sparse or (hosted and on_gpu):  # several operations
             structures.agree(self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds)
         if on_gpu:
-            self._reduce_on_gpu(op, on_gpu, out, options, form)
+            with arrays.stream_of(values[on_gpu[0]]):
+                self._reduce_on_gpu(op, on_gpu, out, options, form)
         if hosted or not values:
             totals = self._combine_arrays(op, on_host, options, form)
             for i, total in zip(hosted, totals, strict=True):

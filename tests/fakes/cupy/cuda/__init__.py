@@ -13,7 +13,7 @@ import numpy as np
 
 from cupy.cuda import driver, nvrtc, runtime
 
-__all__ = ["Device", "Event", "Stream", "driver", "nvrtc", "runtime"]
+__all__ = ["Device", "Event", "ExternalStream", "Stream", "driver", "nvrtc", "runtime"]
 
 _local = threading.local()
 _one_at_a_time = threading.RLock()
@@ -242,12 +242,24 @@ class Stream:
         _local.streams.pop()
 
 
+class ExternalStream:
+    def __init__(self, ptr, device_id=-1):
+        self.ptr, self.device_id = ptr, device_id
+
+    def __enter__(self):
+        return _streams[self.ptr].__enter__()
+
+    def __exit__(self, *_):
+        _streams[self.ptr].__exit__()
+
+
 Stream.null = Stream(null=True)
 
 
-def get_current_stream():
+def get_current_stream(device_id=-1):
+    device = runtime.getDevice() if device_id == -1 else device_id
     for stream in reversed(getattr(_local, "streams", [])):
-        if stream.work.device == runtime.getDevice():
+        if stream.work.device == device:
             return stream
     return Stream.null
 
