@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, reduce_scatter, structures
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
@@ -18,6 +19,7 @@ from mpistrat.integrations.torch.tensors import (
     collective,
     host_array,
     require,
+    require_dense,
     require_dtype,
     require_one_for_each_rank,
     require_rank,
@@ -130,8 +132,11 @@ class GroupReductions:
             write_each(tensors, totals)
         return Done(list(tensors))
 
-    def _combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[np.ndarray]:
-        """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors."""
+    def _combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[Any]:
+        """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors.
+
+        They are tensors on a GPU if all of the tensors live there, else arrays of the host.
+        """
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
             if len(dtypes) > 1 and torch.bool in dtypes:
@@ -139,7 +144,14 @@ class GroupReductions:
             kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
             divides = any(is_integer_mean(op, dtype) for dtype in dtypes)
             own = kinds[0] if kinds and not divides else ReduceOp.SUM
-            hosts = [_countable(host_array(tensor)) for tensor in tensors]
+            for tensor in tensors:
+                require_dense(tensor)
+            by_host = divides or isinstance(own, np.ufunc) or torch.bool in dtypes or not tensors
+            on_gpu = not by_host and all(tensor.is_cuda for tensor in tensors) and arrays.on_gpu(tensors[0])
+            hosts = [] if on_gpu else [_countable(host_array(tensor)) for tensor in tensors]
+        if on_gpu:
+            assert not isinstance(own, np.ufunc)
+            return self._ops.all_reduce(own, tensors, self._of_reductions, name)
         totals = self._on_host(name, hosts, own, in_place)
         return [divided(total, self.topology.size) for total in totals] if divides else totals
 

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from mpistrat.arrays import arrays
 from mpistrat.collectives.arenas import arena
 from mpistrat.integrations.torch.process_group import ProcessGroup
+from mpistrat.integrations.torch.work import devices_of
 from mpistrat.memory.shared import FOLDER
 
 
@@ -109,6 +110,6 @@ def reduce_in_place(state: SharedBuckets, bucket: GradBucket) -> torch.futures.F
         group.allreduce([tensor], options)
     else:
         group.average_buffer(array)
-    future: Any = torch.futures.Future()
+    future: Any = torch.futures.Future(devices=devices_of([tensor]))
     future.set_result(tensor)
     return future

@@ -80,8 +80,11 @@ def is_in_place(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
-def write(tensor: torch.Tensor, result: np.ndarray) -> None:
+def write(tensor: torch.Tensor, result: np.ndarray | torch.Tensor) -> None:
     """Copy a result into a tensor of as many elements, of any strides and on any device."""
+    if isinstance(result, torch.Tensor):
+        tensor.detach().copy_(result.reshape(tensor.shape))
+        return
     if is_in_place(tensor):
         if tensor.data_ptr() != result.ctypes.data:
             target = host_array(tensor)
@@ -91,7 +94,7 @@ def write(tensor: torch.Tensor, result: np.ndarray) -> None:
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
 
 
-def write_each(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray]) -> None:
+def write_each(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray | torch.Tensor]) -> None:
     """Write each result into its tensor."""
     for tensor, result in zip(tensors, results, strict=True):
         write(tensor, result)

@@ -15,6 +15,11 @@ from mpistrat.process.backoff import Backoff
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 
 
+def devices_of(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
+    """Return the devices of tensors but the host: a future without these refuses them."""
+    return list({tensor.device for tensor in tensors if tensor.device.type != "cpu"})
+
+
 class Done(torch.distributed.Work):
     """The handle of a call that is complete when it returns, as all collectives of this backend are."""
 
@@ -46,7 +51,7 @@ class Done(torch.distributed.Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a completed future of the result."""
-        future: Any = torch.futures.Future()
+        future: Any = torch.futures.Future(devices=devices_of(self._tensors))
         future.set_result(self._tensors)
         return future
 
@@ -166,7 +171,7 @@ class _Future(torch.futures.Future):
     """A future that lets MPI make progress when it is asked."""
 
     def __init__(self, work: PendingWork):
-        super().__init__()
+        super().__init__(devices=devices_of(work.result()))
         self._work = work
 
     def complete(self, tensors: list[torch.Tensor], error: BaseException | None) -> None:

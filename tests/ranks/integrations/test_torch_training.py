@@ -241,3 +241,55 @@ def test_batch_norm_is_saved_as_rank_0_has_it(tmp_path):
     save(state, tmp_path / "model.h5", differing="chief")
     load(state, tmp_path / "model.h5")
     assert torch.equal(state["module.1.running_mean"], mean) == (RANK == 0)
+
+
+# --- under torch.compile, which changes no result -------------------------------------------------------
+
+COMPILER = "eager"  # the tracer alone
+
+
+@pytest.fixture
+def compile_anew():
+    yield
+    torch.compiler.reset()
+
+
+def weights(wrap):
+    torch.manual_seed(RANK)  # DDP gives all ranks those of rank 0
+    layers = torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2)
+    model = wrap(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(10 + RANK)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+    return [*model.parameters(), *model.buffers()]
+
+
+def test_compiled_model_in_distributed_data_parallel(compile_anew):
+    wrap = DistributedDataParallel
+    compiled = weights(lambda model: torch.compile(wrap(model), backend=COMPILER))
+    for found, expected in zip(compiled, weights(wrap), strict=True):
+        assert torch.equal(found, expected)
+
+
+def collectives(x):
+    y = x * 2
+    dist.all_reduce(y)
+    parts = torch.zeros(SIZE * len(y))
+    work = dist.all_gather_into_tensor(parts, y + dist.get_rank(), async_op=True)
+    work.wait()
+    dist.broadcast(y, 0)
+    dist.barrier()
+    rows = [torch.zeros_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, x)
+    return y, parts, torch.stack(rows)
+
+
+def test_compiled_collectives(compile_anew):
+    x = torch.arange(3.0) + RANK
+    compiled = torch.compile(collectives, backend=COMPILER)
+    for _ in range(2):
+        for found, expected in zip(compiled(x), collectives(x), strict=True):
+            assert torch.equal(found, expected)
