@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpistrat.launch.launch_key import key_of
-from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
+from mpistrat.runtime.without_mpi.board import Inbox, Outbox
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from mpistrat.launch.launch_key import hashed
 from mpistrat.runtime.without_mpi import board
-from mpistrat.runtime.without_mpi.board import Board
-from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
+from mpistrat.runtime.without_mpi.board import Board, Inbox, Outbox
 
 KEY = "a job"
 LETTERS = f"letters {KEY}"
@@ -89,7 +88,7 @@ def test_directories_in_one_that_was_made_stay(tmp_path):
 VICTIM = """
 import os, sys
 import mpistrat.launch.launch_key
-from mpistrat.runtime.without_mpi.mailbox import Inbox
+from mpistrat.runtime.without_mpi.board import Inbox
 os.setgid(65533)
 os.setuid(65533)  # after the imports: the other user may not read this Python
 os.environ["HOME"] = sys.argv[1]

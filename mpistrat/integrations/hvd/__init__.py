@@ -12,18 +12,6 @@ Examples
 array([1., 3.])
 """
 
-from mpistrat.integrations.hvd.all_reduce import allreduce as allreduce
-from mpistrat.integrations.hvd.all_reduce import allreduce_ as allreduce_
-from mpistrat.integrations.hvd.all_reduce import allreduce_async as allreduce_async
-from mpistrat.integrations.hvd.all_reduce import allreduce_async_ as allreduce_async_
-from mpistrat.integrations.hvd.all_reduce import grouped_allreduce as grouped_allreduce
-from mpistrat.integrations.hvd.all_reduce import grouped_allreduce_ as grouped_allreduce_
-from mpistrat.integrations.hvd.all_reduce import grouped_allreduce_async as grouped_allreduce_async
-from mpistrat.integrations.hvd.all_reduce import grouped_allreduce_async_ as grouped_allreduce_async_
-from mpistrat.integrations.hvd.all_reduce import grouped_reducescatter as grouped_reducescatter
-from mpistrat.integrations.hvd.all_reduce import grouped_reducescatter_async as grouped_reducescatter_async
-from mpistrat.integrations.hvd.all_reduce import reducescatter as reducescatter
-from mpistrat.integrations.hvd.all_reduce import reducescatter_async as reducescatter_async
 from mpistrat.integrations.hvd.handles import poll as poll
 from mpistrat.integrations.hvd.handles import synchronize as synchronize
 from mpistrat.integrations.hvd.job import add_process_set as add_process_set
@@ -72,6 +60,18 @@ from mpistrat.integrations.hvd.reduce_ops import Min as Min
 from mpistrat.integrations.hvd.reduce_ops import Op as Op
 from mpistrat.integrations.hvd.reduce_ops import Product as Product
 from mpistrat.integrations.hvd.reduce_ops import Sum as Sum
+from mpistrat.integrations.hvd.reductions import allreduce as allreduce
+from mpistrat.integrations.hvd.reductions import allreduce_ as allreduce_
+from mpistrat.integrations.hvd.reductions import allreduce_async as allreduce_async
+from mpistrat.integrations.hvd.reductions import allreduce_async_ as allreduce_async_
+from mpistrat.integrations.hvd.reductions import grouped_allreduce as grouped_allreduce
+from mpistrat.integrations.hvd.reductions import grouped_allreduce_ as grouped_allreduce_
+from mpistrat.integrations.hvd.reductions import grouped_allreduce_async as grouped_allreduce_async
+from mpistrat.integrations.hvd.reductions import grouped_allreduce_async_ as grouped_allreduce_async_
+from mpistrat.integrations.hvd.reductions import grouped_reducescatter as grouped_reducescatter
+from mpistrat.integrations.hvd.reductions import grouped_reducescatter_async as grouped_reducescatter_async
+from mpistrat.integrations.hvd.reductions import reducescatter as reducescatter
+from mpistrat.integrations.hvd.reductions import reducescatter_async as reducescatter_async
 
 __all__ = [
     name

@@ -1,19 +1,17 @@
 """Metrics that each replica counts by itself and that are combined when read."""
 
-from mpistrat.training.metrics.accuracy import (
+from mpistrat.training.metrics.classes import (
     Accuracy,
     BinaryAccuracy,
+    BinaryCrossentropy,
     CategoricalAccuracy,
+    CategoricalCrossentropy,
     SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
 from mpistrat.training.metrics.confusion_matrix import BinaryIoU, ConfusionMatrix, F1Score, FBetaScore, IoU, MeanIoU
-from mpistrat.training.metrics.crossentropy import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    SparseCategoricalCrossentropy,
-)
 from mpistrat.training.metrics.mean_and_sum import (
     Mean,
     MeanAbsoluteError,

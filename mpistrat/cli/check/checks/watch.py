@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from mpistrat.cli.check.checks import library
 from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Finding, Severity, Trouble
 from mpistrat.process import children
-from mpistrat.runtime.without_mpi.mailbox import Inbox, Outbox
+from mpistrat.runtime.without_mpi.board import Inbox, Outbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
 _GATHER = 3.0  # seconds to wait for letters of other ranks

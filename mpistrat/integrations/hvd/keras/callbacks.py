@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd import job, moves, reductions
 from mpistrat.integrations.keras import hooks, host_calls
 from mpistrat.strategy import keras_models
 
@@ -110,7 +110,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         names = sorted(logs or ())
         if names:
             values = np.array([float(logs[name]) for name in names])
-            logs.update(zip(names, all_reduce.allreduce(values, name=", ".join(names)).tolist(), strict=True))
+            logs.update(zip(names, reductions.allreduce(values, name=", ".join(names)).tolist(), strict=True))
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpistrat.integrations.hvd import all_reduce, job, moves
+from mpistrat.integrations.hvd import job, moves, reductions
 from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import one_by_one
 from mpistrat.integrations.hvd.joining import refusals
@@ -82,7 +82,7 @@ def grouped_allreduce(
     _require_tensors("allreduce", tensors, process_set)
     pairs = [compression.compress(each) for each in tensors]
     combined = partial(
-        all_reduce.grouped_allreduce,
+        reductions.grouped_allreduce,
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -101,7 +101,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
     _require_tensors("allgather", [tensor], process_set)
 
     def back(gradients: Tensors) -> Tensors:
-        (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
+        (mean,) = reductions.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
         # Here, not in the forward pass: there it would depend on whether this rank's tensor requires a gradient.
         lengths = moves.allgather_object(len(tensor), None, process_set)
         return [torch.split(mean, lengths)[process_set.topology.rank]]
@@ -118,7 +118,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
     _require_tensors("broadcast", [tensor], process_set)
 
     def back(gradients: Tensors) -> Tensors:
-        (mean,) = all_reduce.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
+        (mean,) = reductions.grouped_allreduce(gradients, None, None, Average, process_set=process_set)
         return [mean if job.rank() == root_rank else torch.zeros_like(mean)]
 
     return _Collective.apply(lambda own: [moves.broadcast(own[0], root_rank, name, process_set)], back, tensor)[0]
@@ -168,7 +168,7 @@ def reducescatter(
     sent, ctx = compression.compress(tensor)
 
     def make(values: Tensors) -> list[Tensor]:
-        return [all_reduce.reducescatter(values[0], name, op, process_set, prescale_factor, postscale_factor)]
+        return [reductions.reducescatter(values[0], name, op, process_set, prescale_factor, postscale_factor)]
 
     def back(gradients: Tensors) -> Tensors:
         factor = prescale_factor * postscale_factor * (process_set.topology.size if op is Sum else 1)

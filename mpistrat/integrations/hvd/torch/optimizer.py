@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from mpistrat.integrations.hvd import all_reduce, job
+from mpistrat.integrations.hvd import job, reductions
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Adasum, Average, Op
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
@@ -157,7 +157,7 @@ class _Distributed:
     def _reduce(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         pairs = [self._compression.compress(each) for each in gradients]
         name = "gradients of " + abbreviated([self._parameter_names[p] for p in parameters])
-        totals = all_reduce.grouped_allreduce(
+        totals = reductions.grouped_allreduce(
             [sent for sent, _ in pairs],
             name=name,
             op=self._op,
@@ -228,7 +228,7 @@ class _DistributedAdasum(_Distributed):
                 self._compression.compress(p.detach() - start) for p, start in zip(parameters, starts, strict=True)
             ]
             name = "steps of " + abbreviated([self._parameter_names[p] for p in parameters])
-            totals = all_reduce.grouped_allreduce([sent for sent, _ in pairs], name=name, op=Adasum)
+            totals = reductions.grouped_allreduce([sent for sent, _ in pairs], name=name, op=Adasum)
             for p, start, total, (_, ctx) in zip(parameters, starts, totals, pairs, strict=True):
                 p.copy_(start + self._compression.decompress(total, ctx))
 
