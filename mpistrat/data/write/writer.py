@@ -170,7 +170,7 @@ class Writer:
         except BaseException:
             self._release()
             raise
-        self._compress, self._continued = compress is not None, bool(self._series)
+        self._compress = compress is not None
 
     def _begin(self, goes_on: bool, overwrite: bool) -> dict[str, StepSeries]:
         """Make the file, or see what it has, and keep others from writing to it."""
@@ -222,8 +222,8 @@ class Writer:
         Raises
         ------
         DatasetMismatchError
-            On every rank, if a block differs from those of other ranks or of earlier steps in dtype or shape, or an
-            existing file has other datasets. This is a ValueError.
+            On every rank, if a block differs from those of other ranks or of earlier steps, also those of an existing
+            file, in dtype or shape. This is a ValueError.
         ValueError
             On every rank, if blocks overlap or leave out elements, a number differs between ranks, or a name is wrong.
         TypeError
@@ -393,10 +393,10 @@ class Writer:
         """Return the series of a dataset, whose first step the ranks give. Collective."""
         boxes, shape, dtype = _boxes(name, parts)
         series, known = self._series.get(name), ", ".join(map(str, self._series.values()))
-        if self._continued if series is None else (series.dtype, series.shape) != (dtype, shape):
+        if series is not None and (series.shape != shape or not np.can_cast(dtype, series.dtype, "safe")):
             raise DatasetMismatchError(
                 f"{self._path} has {known}, but the ranks append {name!r} {dtype} {shape}; fix: append steps of these "
-                "names, dtypes and shapes, or write another file"
+                "dtypes and shapes, or write another file"
             )
         if series is None:
             if any(f"{one}/".startswith(f"{name}/") or name.startswith(f"{one}/") for one in self._series):

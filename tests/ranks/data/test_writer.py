@@ -263,13 +263,27 @@ def test_steps_that_do_not_fit_the_file(tmp_path):
         writer.append("v", 1)
     has = rf"'u' float64 \({SIZE}, 3\), 'v' int64 \(\)"
     with Writer(path, "a") as writer:
-        with pytest.raises(DatasetMismatchError, match=f"has {has}, but the ranks append 'w' int64"):
-            writer.append("w", 1)
-        for wrong in (np.zeros((1, 3), "f4"), np.zeros((1, 4)), 1.0):
+        for wrong in (np.zeros((1, 3), "c16"), np.zeros((1, 4)), 1.0):
             with pytest.raises(DatasetMismatchError, match=f"{has}, but the ranks append 'u'"):
                 writer.append("u", wrong)
         writer.append("u", np.ones((1, 3)))
     check(path, u=np.repeat([[[0.0] * 3], [[1.0] * 3]], SIZE, 1), v=np.array([1]))
+
+
+@pytest.mark.parametrize(("suffix", "compress"), HOW)
+def test_a_dataset_that_is_first_due_after_a_kill(tmp_path, suffix, compress):
+    """The killed run had begun it, in other chunks, without a flush. Steps of it have other dtypes later."""
+    path, w = tmp_path / f"f.{suffix}", steps(2, SIZE, 20_000)
+    killed = Writer(path, compress=compress)
+    killed.append("u", np.zeros(1))
+    killed.flush()
+    killed.append("w", np.ones((2, 10_000), "f4"))
+    killed._release()
+    for run in range(2):
+        with Writer(path, "a", compress=compress) as writer:
+            writer.append("u", np.ones(1, "f4") if run else 1 + np.zeros(1, "i2"))
+            writer.append("w", w[run, RANK : RANK + 1].astype("f8" if run == 0 else "i2"))
+    check(path, u=np.repeat([[0.0], [1.0], [1.0]], SIZE, 1), w=w)
 
 
 WRONG = [
