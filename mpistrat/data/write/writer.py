@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import logging
 import math
 import os
 import struct
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,7 @@ _GUARDED = 1 << 40  # a byte that no file has, whose lock is that of the writer
 _CREATE, _COMMIT = operation("Writer: make a dataset"), operation("Writer: commit the steps")
 _EXCHANGE = operation("Writer: exchange rows")
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
 
 
 def _ranks_of(writer: Writer) -> Topology:
@@ -60,8 +63,8 @@ class Writer:
     """A file to which all ranks append the steps of a simulation. A context manager.
 
     Each name is a dataset whose first axis grows by one with every step. After `flush` the file is whole: other
-    programs read the steps so far while it grows, and if this one is killed at any moment, they remain. All methods but
-    `steps` are collective.
+    programs read the steps so far while it grows, and if this one is killed at any moment, they remain. Steps that the
+    program neither flushes nor closes are lost, with a warning at its end. All methods but `steps` are collective.
 
     Parameters
     ----------
@@ -119,6 +122,7 @@ class Writer:
     _path = Path()
     _store: Any = None  # a GrowingHdf5 or GrowingZarr
     _guard: Any = None
+    _unclosed: Any = None
 
     def __init__(
         self,
@@ -171,6 +175,9 @@ class Writer:
             self._release()
             raise
         self._compress = compress is not None
+        # Without a flush: the other ranks may not be here.
+        known = self._series if self._ranks.rank == 0 else {}
+        self._unclosed = weakref.finalize(self, _let_go, self._path, known, self._store, self._guard)
 
     def _begin(self, goes_on: bool, overwrite: bool) -> dict[str, StepSeries]:
         """Make the file, or see what it has, and keep others from writing to it."""
@@ -326,9 +333,9 @@ class Writer:
 
     def _release(self) -> None:
         self._closed = True
-        for each in (self._store, self._guard):
-            if each is not None:
-                each.close()
+        if self._unclosed is not None:
+            self._unclosed.detach()
+        _let_go(self._path, {}, self._store, self._guard)
 
     def _meet(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
         """Return the second result of a function when the first one is the same on all ranks.
@@ -413,6 +420,16 @@ class Writer:
             self._series[name] = series
         series.boxes = boxes
         return series
+
+
+def _let_go(path: Path, known: Mapping[str, StepSeries], *files: Any) -> None:
+    for each in files:
+        if each is not None:
+            each.close()
+    lost = [f"{each.steps - each.committed} of {name!r}" for name, each in known.items() if each.steps > each.committed]
+    if lost:
+        what = "%s was not closed, so steps are lost: %s; fix: call close() on all ranks, or write a with block"
+        _log.warning(what, path, ", ".join(lost))
 
 
 def _boxes(name: str, parts: Sequence[_Own]) -> tuple[list[Box], tuple[int, ...], np.dtype]:

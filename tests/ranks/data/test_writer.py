@@ -1,6 +1,7 @@
 """Tests of `Writer`: steps that all ranks append, against what one process has, and ranks that do not do the same."""
 
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -284,6 +285,24 @@ def test_a_dataset_that_is_first_due_after_a_kill(tmp_path, suffix, compress):
             writer.append("u", np.ones(1, "f4") if run else 1 + np.zeros(1, "i2"))
             writer.append("w", w[run, RANK : RANK + 1].astype("f8" if run == 0 else "i2"))
     check(path, u=np.repeat([[0.0], [1.0], [1.0]], SIZE, 1), w=w)
+
+
+def test_a_writer_that_is_not_closed(tmp_path, caplog):
+    for flushed in (True, False):
+        caplog.clear()
+        writer = Writer(tmp_path / "f.h5", overwrite=True)
+        writer.append("u", np.zeros(1))
+        writer.flush()
+        for _ in range(0 if flushed else 2):
+            writer.append("u", np.ones(1))
+            writer.append("time", 1.0)
+        del writer
+        gc.collect()  # as at the end of the program
+        told = "f.h5 was not closed, so steps are lost: 2 of 'u', 2 of 'time'; fix: call close()" in caplog.text
+        assert told == (not flushed and RANK == 0)
+        check(tmp_path / "f.h5", u=np.zeros((1, SIZE)))
+    with Writer(tmp_path / "f.h5", "a") as writer:  # its lock is free
+        writer.append("u", np.ones(1))
 
 
 WRONG = [
