@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, naming_damage
 from mpistrat.data.formats.contract import needed
 from mpistrat.data.write.boxes import write_box
 from mpistrat.data.write.growing_hdf5 import StepSeries, not_of_writer
@@ -73,12 +73,20 @@ class GrowingZarr:
         for folder, _, files in os.walk(self._path):
             name = os.path.relpath(folder, self._path)
             if ".zarray" in files:
-                about = _read_json(Path(folder, ".zarray"))
-                one = StepSeries(name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"]))
-                one.steps = one.committed = about["shape"][0]
-                one.compressed = about["compressor"] is not None
+                with naming_damage(os.path.join(folder, ".zarray")):
+                    about = _read_json(Path(folder, ".zarray"))
+                    one = StepSeries(name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"]))
+                    one.steps = one.committed = about["shape"][0]
+                    one.compressed = about["compressor"] is not None
+                    is_own, there = one.steps >= 0 and self._about(one) == about, {*files}
+                    rows = range(-(-one.steps // one.chunk[0]) if is_own else 0)
+                    chunks = (_chunk_name(one, row, cell) for row in rows for cell in range(one.cells))
+                    lost = next((each for each in chunks if each not in there), None)
+                if lost is not None:
+                    what = f"it lacks the file of chunk {lost}; fix: bring it back, or write another store"
+                    raise DataFileError.of_file(folder, what)
                 one.attributes.update(_read_json(Path(folder, ".zattrs")))
-                (series if self._about(one) == about else others).append(one)
+                (series if is_own else others).append(one)
         if others:
             raise DataFileError.of_file(str(self._path), not_of_writer([*map(str, others)]))
         return series, _read_json(self._path / ".zattrs")
@@ -111,8 +119,7 @@ class GrowingZarr:
             self._file(series, series.steps, cell).write_bytes(self._encode(chunk))
 
     def _file(self, series: StepSeries, row: int, cell: int) -> Path:
-        place = row, *(np.unravel_index(cell, series.grid) if series.grid else ())
-        path = self._path / series.name / ".".join(map(str, place))
+        path = self._path / series.name / _chunk_name(series, row, cell)
         self._unsynced |= {path, path.parent}
         return path
 
@@ -145,6 +152,10 @@ class GrowingZarr:
         }
 
 
+def _chunk_name(series: StepSeries, row: int, cell: int) -> str:
+    return ".".join(map(str, (row, *(np.unravel_index(cell, series.grid) if series.grid else ()))))
+
+
 def _made_if_absent(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o666)
 
@@ -159,5 +170,5 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    with naming_damage(str(path)):
+        return dict(json.loads(path.read_text())) if path.exists() else {}

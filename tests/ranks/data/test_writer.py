@@ -257,6 +257,39 @@ def test_files_of_others_are_not_gone_on_with(tmp_path):
         Writer(tmp_path / "c.zarr", "a", compress="gzip")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("u/.zarray", "{", "it cannot be described"),
+        ("u/.zarray", "[3]", "it cannot be described"),
+        ("u/.zarray", '{"shape": [3]}', "it cannot be described"),
+        ("u/.zarray", {"chunks": [1, 0]}, "it cannot be described"),
+        ("u/.zarray", {"shape": [10**18, 20_000 * SIZE]}, r"it lacks the file of chunk 3\.0"),
+        ("u/.zattrs", "3", "it cannot be described"),
+        (".zattrs", "{", "it cannot be described"),
+        (f"u/1.{LAST}", None, rf"u': it lacks the file of chunk 1\.{LAST}; fix: bring it back"),
+    ],
+)
+def test_a_damaged_store(tmp_path, name, content, told):
+    path = tmp_path / "f.zarr"
+    with Writer(path) as writer:
+        for step in range(3):
+            writer.append("u", np.full(20_000, step))
+            writer.append("time", step)
+    if RANK == 0:
+        if content is None:
+            (path / name).unlink()
+        else:
+            changed = (
+                content if isinstance(content, str) else json.dumps(json.loads((path / name).read_text()) | content)
+            )
+            (path / name).write_text(changed)
+    MPI.COMM_WORLD.Barrier()
+    with pytest.raises(DataFileError, match=rf"{'rank 0: ' if RANK else ''}file '.*{told}"):
+        Writer(path, "a")
+    MPI.COMM_WORLD.Barrier()
+
+
 def test_steps_that_do_not_fit_the_file(tmp_path):
     path = tmp_path / "f.h5"
     with Writer(path) as writer:
