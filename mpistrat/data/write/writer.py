@@ -86,6 +86,8 @@ class Writer:
     ------
     ValueError
         On every rank, if the arguments differ between the ranks or are wrong.
+    TypeError
+        On every rank, if the file cannot have an attribute.
     FileExistsError, FileNotFoundError, PermissionError
         On every rank, as for other files.
     DataFileError
@@ -150,7 +152,7 @@ class Writer:
             check_targets([self._path], None, compress, overwrite or mode == "a")
             kind = GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5
             self._store = kind(self._path, compress)
-            self._store.check(self._attributes)
+            self._check(self._attributes)
             return os.fspath(path), mode, overwrite, compress
 
         self._ranks.lock.compare(operation("Writer"))  # within the limit of time, which the next call has not
@@ -234,7 +236,8 @@ class Writer:
         ValueError
             On every rank, if blocks overlap or leave out elements, a number differs between ranks, or a name is wrong.
         TypeError
-            On every rank, if the elements are strings, objects or times: `write_hdf5` writes strings.
+            On every rank, if the elements are strings, objects or times: `write_hdf5` writes strings. Also if the file
+            cannot have an attribute.
         MismatchError
             On every rank, if one of them appends to another dataset, or makes another call.
         OSError
@@ -244,8 +247,7 @@ class Writer:
 
         def check() -> tuple[Operation, tuple[_Own, np.ndarray]]:
             own, values = self._own(name, block)
-            if attributes is not None:
-                self._store.check(attributes)
+            self._check(attributes or {})
             described = operation("Writer.append", repr(name))
             if not own.shape and own.box is None:
                 described = Operation("Writer.append", repr(name), repr(values.tolist()))
@@ -372,9 +374,22 @@ class Writer:
         settle()
         return result
 
+    def _check(self, attributes: Mapping[str, Any]) -> None:
+        try:
+            if attributes:
+                self._store.check(attributes)
+        except Exception as error:
+            for name in attributes if len(attributes) > 1 else ():
+                self._check({name: attributes[name]})
+            name, value = next(iter(attributes.items()))
+            raise TypeError(
+                f"attribute {name!r} is {value!r:.60} of type {type(value).__name__}, which cannot be stored "
+                f"({error}); fix: give a number, a text, or an array of less than 64 KiB, times as astype('i8')"
+            ) from None
+
     def _own(self, name: str, block: Any) -> tuple[_Own, np.ndarray]:
         """Return what a rank gives, and its array. Raise if that does not fit the earlier steps."""
-        if not isinstance(name, str) or any(not part or part[0] == "." for part in name.split("/")):
+        if not isinstance(name, str) or "\0" in name or any(part[:1] in ("", ".") for part in name.split("/")):
             raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
         box: Box | None = None
         whole_shape: tuple[int, ...] = ()
@@ -385,7 +400,7 @@ class Writer:
         series = self._series.get(name)
         if series is None or not series.boxes:
             if array.dtype.kind in "OSTU" or column_of(name, array[np.newaxis]).dtype.hasobject:
-                raise TypeError(f"{name!r}: {array.dtype} has no fixed size; fix: write strings by write_hdf5")
+                raise TypeError(f"{name!r}: {array.dtype} is not a number; fix: write strings by write_hdf5")
             return own, array
         mine = series.boxes[self._ranks.rank]
         same = array.shape == mine.shape and (box is None or (box, whole_shape) == (mine, series.shape))

@@ -343,8 +343,19 @@ WRONG = [
     (TypeError, "write strings by write_hdf5", lambda writer: writer.append("s", np.array([object()]))),
     (TypeError, "for times astype", lambda writer: writer.append("s", np.zeros(1, "M8[s]"))),
     (TypeError, "masked", lambda writer: writer.append("s", np.ma.zeros(2))),
-    (TypeError, "no native HDF5", lambda writer: writer.append("s", np.zeros(1), attributes={"a": object()})),
+    (
+        TypeError,
+        r"attribute 'a' is <object .* of type object, which cannot be stored \(.*no native HDF5.*; fix: give a number",
+        lambda writer: writer.append("s", np.zeros(1), attributes={"b": 1, "a": object()}),
+    ),
+    (
+        TypeError,
+        "attribute 'a' is .* of type ndarray, .*too large",
+        lambda writer: writer.append("s", np.zeros(1), attributes={"a": np.zeros(9000)}),
+    ),
+    (TypeError, "attribute 3 is 1 of type int", lambda writer: writer.append("s", np.zeros(1), attributes={3: 1})),
     (ValueError, "a dataset is named as", lambda writer: writer.append("../s", 1)),
+    (ValueError, "a dataset is named as .*, not 's.x00t'", lambda writer: writer.append("s\0t", 1)),
     (ValueError, "a dataset is named as", lambda writer: writer.append(3, 1)),
     (DatasetMismatchError, "'u': step 1 has a block float64", lambda writer: writer.append("u", np.zeros((2, 2)))),
     (
@@ -505,7 +516,7 @@ def test_a_rank_that_cannot_append_while_calls_are_compared(tmp_path, comm):
     finally:
         del mpistrat.rc.debug
     with Writer(tmp_path / "f.h5", strategy=strategy) as writer:
-        with pytest.raises(TypeError, match="'u': <U1 has no fixed size; fix: write strings by write_hdf5"):
+        with pytest.raises(TypeError, match="'u': <U1 is not a number; fix: write strings by write_hdf5"):
             writer.append("u", np.array(["a"]) if RANK == LAST else np.ones(1))
         writer.append("u", np.ones(1))
     check(tmp_path / "f.h5", u=np.ones((1, SIZE)))
