@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +14,12 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
+from mpistrat.data.write.by_all_ranks import all_or_raise
 from mpistrat.process.local_path import local_path
-from mpistrat.training.checkpoint import pending_save
-from mpistrat.training.checkpoint.object_graph import Stateful, as_before, check, graph_of, packed, unpacked
+from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime.topology import Topology
+from mpistrat.training.checkpoint import object_graph, pending_save
+from mpistrat.training.checkpoint.object_graph import Graph, Node, Stateful, check, graph_of
 from mpistrat.training.checkpoint.variables import contents_of, load, loaded_arrays, ranks_of, save
 
 _COUNTER = "save_counter"
@@ -169,23 +172,19 @@ class Checkpoint:
         return path
 
     def _write(self, path: str, more: Mapping[str, Any]) -> None:
-        graph = graph_of(self)
+        graph, topology, _ = _met(self, "Checkpoint.save", "to", path)
         if not (graph.leaves or graph.states or more):
             raise ValueError("this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)")
-        topology, _ = ranks_of(graph.leaves.values(), "Checkpoint.save")
-        structures.agree(topology, "Checkpoint.save", "to", path, "of", tuple(graph.states))
         texts = {}
-        if graph.states:
-            with structures.refusals("Checkpoint.save", topology):
-                own = [packed(state.get()) for state in graph.states.values()]
-            for name, of_ranks in zip(graph.states, zip(*topology.all_gather_object(own), strict=True), strict=True):
-                different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
-                texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
-                if texts[name].size > _MOST_OF_STATES:  # it could not be restored
-                    raise ValueError(
-                        f"the state {name!r} of all ranks takes {texts[name].size} bytes, and {_MOST_OF_STATES} is the "
-                        "limit: give large arrays to the checkpoint as arrays"
-                    )
+        own = all_or_raise(topology, lambda: [object_graph.packed(each.get()) for each in graph.states.values()])
+        for name, of_ranks in zip(graph.states, zip(*own, strict=True), strict=True):
+            different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
+            texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
+            if texts[name].size > _MOST_OF_STATES:  # it could not be restored
+                raise ValueError(
+                    f"the state {name!r} of all ranks takes {texts[name].size} bytes, and {_MOST_OF_STATES} is the "
+                    "limit: give large arrays to the checkpoint as arrays"
+                )
         if self._waiting is not None:
             self._waiting.warn_of_loss(path)
         save({**graph.leaves, **texts, **more}, path)
@@ -237,6 +236,16 @@ class Checkpoint:
         return f"<Checkpoint of {', '.join(self.tracked()) or 'nothing'}>"
 
 
+def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, ReplicaGroup]:
+    """Return the objects below a checkpoint, and their ranks. Collective: what is wrong on one rank raises on all."""
+    graph = graph_of(root)
+    topology, replicas = ranks_of(graph.leaves.values(), what)
+    structures.agree(topology, what, *parts)
+    all_or_raise(topology, graph.check)
+    structures.agree(topology, what, "of", (*graph.leaves, *graph.states))
+    return graph, topology, replicas
+
+
 class _Waiting:
     """A file from which a checkpoint is restored, and the names in it that no object has had yet.
 
@@ -245,9 +254,7 @@ class _Waiting:
 
     def __init__(self, checkpoint: Checkpoint, path: Path):
         self._checkpoint, self._path = checkpoint, path
-        graph = graph_of(checkpoint)
-        topology, replicas = ranks_of(graph.leaves.values(), "Checkpoint.restore")
-        structures.agree(topology, "Checkpoint.restore", str(path), "of", (*graph.leaves, *graph.states))
+        _, topology, replicas = _met(checkpoint, "Checkpoint.restore", "of", str(path))
         self._topology = topology
         pending_save.finish(topology)  # which may be that of this file
         self._contents = contents_of(topology, path)
@@ -293,17 +300,19 @@ class _Waiting:
         states = {name: each for name, each in graph.states.items() if name in self.unmatched}
         found = self._read([*states, *self.unmatched & {_COUNTER}])
         # All that may be wrong in the file comes before the first change.
-        own = {name: self._own_state(name, found[name], each) for name, each in states.items()}
+        own: dict[str, Any] = {}
+
+        def set_states() -> None:
+            for name, each in states.items():
+                each.set(own[name])
+
+        if states:  # a program's function may fail on one rank, and the ranks would go on with other states
+            mine = ((name, self._own_state(name, found[name], each)) for name, each in states.items())
+            all_or_raise(self._topology, lambda: own.update(mine))
         if leaves:
             load(leaves, self._path)
-        if states:  # a program's function may fail on one rank, and the ranks would go on with other states
-            try:
-                for name, each in states.items():
-                    each.set(own[name])
-            except Exception as error:
-                structures.refuse("Checkpoint.restore", self._topology, error)
-                raise
-            structures.agree(self._topology, "Checkpoint.restore", "of states")
+        if states:
+            all_or_raise(self._topology, set_states)
         self.matched |= {*leaves, *found}
         self.unmatched.difference_update(self.matched)
         for growing in graph.growing:
@@ -330,7 +339,7 @@ class _Waiting:
     def _own_state(self, name: str, text: np.ndarray, state: Stateful) -> Any:
         """Return this rank's state in the text of all."""
         try:
-            states = unpacked(text.tobytes())
+            states = object_graph.unpacked(text.tobytes())
         except ValueError as error:
             self._refuse(name, f"it is not a state ({error})")
         if not isinstance(states, list) or not states:
@@ -342,7 +351,7 @@ class _Waiting:
                 f"there are {ranks.size} ranks now: restore with as many, or leave "
                 f"{name.rpartition('/')[0]!r} out"
             )
-        return as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
+        return object_graph.as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")

@@ -59,37 +59,54 @@ class Graph(NamedTuple):
     """What is saved of the objects below a checkpoint, by name, in the order of names.
 
     ``leaves`` are variables, and arrays that can be filled. Below the objects in ``growing`` variables may come later.
+    ``wrong`` has the errors of objects that cannot be saved.
     """
 
     leaves: dict[str, Any]
     states: dict[str, Stateful]
     growing: list[Growing]
+    wrong: list[Exception]
+
+    def check(self) -> None:
+        """Raise TypeError for an object that cannot be saved, ValueError for two of one name, as of keys 1 and "1"."""
+        for error in self.wrong:
+            raise error
 
 
 def graph_of(root: Node) -> Graph:
-    """Return what is saved of the objects below ``root``. One that is met again keeps its first name.
-
-    Raise TypeError, with its name, for an object that cannot be saved. Raise ValueError if two objects have one name,
-    as those of the keys 1 and "1".
-    """
-    graph = Graph({}, {}, [])
+    """Return what is saved of the objects below ``root``. One that is met again keeps its first name."""
+    graph = Graph({}, {}, [], [])
     met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
     owners: list[tuple[str, HasVariables]] = []
     _walk("", root, graph, met, owners)
     # After all others: the slots of an optimizer are named after the variables that they belong to.
     names = {id(leaf): name for name, leaf in graph.leaves.items()}
     for name, owner in owners:
-        for part, variable in owner.named_variables(lambda each: names.get(id(each)) or _escaped(each.name)).items():
-            _add(graph, met, _below(name, part), variable)
-    return Graph(dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items())), graph.growing)
+        try:
+            variables = owner.named_variables(lambda each: names.get(id(each)) or _escaped(each.name))
+            for part, variable in variables.items():
+                _add(graph, met, _below(name, part), variable)
+        except ValueError as error:
+            graph.wrong.append(error)
+    leaves, states = dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items()))
+    return graph._replace(leaves=leaves, states=states)
 
 
 def check(name: str, thing: Any) -> None:
     """Raise TypeError if an object is not of a kind that can be saved, or one below it. The message names it."""
-    _walk(name, thing, Graph({}, {}, []), {}, [])
+    graph = Graph({}, {}, [], [])
+    _walk(name, thing, graph, {}, [])
+    graph.check()
 
 
 def _walk(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
+    try:
+        _visit(name, thing, graph, met, owners)
+    except (TypeError, ValueError) as error:  # goes on: the variables say which ranks are to know of it
+        graph.wrong.append(error)
+
+
+def _visit(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
     if id(thing) in met:
         return
     if isinstance(thing, Variable) or arrays.can_be_filled(thing):
