@@ -116,9 +116,14 @@ class Checkpoint:
         if hasattr(type(self), name):
             raise ValueError(f"{name!r} is a name of Checkpoint itself: give the object another name")
         check(name, value)
-        self._objects[name] = value
-        if self._when_grown is not None:
-            self._when_grown()
+        before = self._objects
+        self._objects = {**before, name: value}
+        try:
+            if self._when_grown is not None:
+                self._when_grown()
+        except BaseException:  # a value that does not fit the file: later attributes may
+            self._objects = before
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name in Checkpoint.__slots__ or name not in self.tracked():

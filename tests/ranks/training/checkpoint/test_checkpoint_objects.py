@@ -258,6 +258,20 @@ def test_a_list_that_grows(strategy, tmp_path):
     assert [*map(float, layers)] == [1.0, 2.0]
 
 
+def test_an_attribute_that_does_not_fit_the_file(strategy, tmp_path):
+    path = Checkpoint(a=variable(strategy, 1.0), b=variable(strategy, [1.0] * 3)).save(tmp_path / "c")
+    checkpoint = Checkpoint(a=variable(strategy, 0.0))
+    status = checkpoint.restore(path)
+    with pytest.raises(ValueError, match="'b' is float64 of shape \\(3,\\) there"):
+        checkpoint.b = variable(strategy, [0.0] * 2)
+    assert [*checkpoint.tracked()] == ["a"]
+    checkpoint.z = variable(strategy, 5.0)
+    checkpoint.b = variable(strategy, [0.0] * 3)
+    assert (checkpoint.b.read_value().tolist(), float(checkpoint.z)) == ([1.0] * 3, 5.0)
+    with pytest.raises(AssertionError, match="the file lacks 'z'"):
+        status.assert_consumed()
+
+
 @pytest.mark.parametrize("expected", [False, True])
 def test_a_warning_of_what_was_not_taken(strategy, tmp_path, caplog, expected):
     path = Checkpoint(a=variable(strategy, 1.0), b=variable(strategy, 2.0)).save(tmp_path / "c")
