@@ -73,7 +73,8 @@ class Checkpoint:
     only as many ranks can restore it.
 
     What the objects have but the file lacks keeps its value. What the file has but the objects lack waits: for an
-    attribute that is set later, and for the variables that an optimizer creates at its first step.
+    attribute that is set later, and for the variables that an optimizer creates at its first step. What is added to a
+    list or a dict is restored by the next method of the status that `restore` returned.
     """
 
     __slots__ = ("__weakref__", "_objects", "_root", "_saves", "_waiting", "_when_grown")
@@ -191,7 +192,7 @@ class Checkpoint:
                     "limit: give large arrays to the checkpoint as arrays"
                 )
         if self._waiting is not None:
-            self._waiting.warn_of_loss(path)
+            self._waiting.warn_of_loss(path, {*graph.leaves, *graph.states})
         save({**graph.leaves, **texts, **more}, path)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
@@ -282,15 +283,18 @@ class _Waiting:
         """Warn when this object goes, at the latest at the end of the program, of what nothing has taken."""
         weakref.finalize(self, self._unmatched.warn)
 
-    def warn_of_loss(self, path: str) -> None:
-        """Warn that a new file lacks what still waits, as the slots of an optimizer before its first step."""
-        if self.unmatched and not self._unmatched.is_expected:
-            _log.warning(
-                "%s lacks %s of %s, which wait for their objects: call optimizer.build(variables) before restore()",
-                path,
-                _few(self.unmatched),
-                self._path,
-            )
+    def warn_of_loss(self, path: str, there: set[str]) -> None:
+        """Warn that a new file lacks what waits, as an optimizer's slots, or has new values of what is ``there``."""
+        lost = {
+            "%s lacks %s of %s, which wait for their objects: make these before save(), an optimizer's by "
+            "optimizer.build(variables) before restore()": self.unmatched - there,
+            "%s has new values of %s, not those of %s: a list or dict has grown since restore(), which nothing "
+            "notices; call assert_existing_objects_matched() of what restore() returned after that": self.unmatched
+            & there,
+        }
+        for what, names in lost.items():
+            if names and not self._unmatched.is_expected:
+                _log.warning(what, path, _few(names), self._path)
 
     def expect_partial(self) -> None:
         """Warn of nothing when the program ends."""

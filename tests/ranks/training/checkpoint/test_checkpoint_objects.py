@@ -258,6 +258,23 @@ def test_a_list_that_grows(strategy, tmp_path):
     assert [*map(float, layers)] == [1.0, 2.0]
 
 
+def test_a_dict_that_grows_is_told_of_at_the_next_save(strategy, tmp_path, caplog):
+    path = Checkpoint(m={"a": variable(strategy, 1.0), "b": variable(strategy, 2.0)}).save(tmp_path / "c")
+    grown = {"a": variable(strategy, 0.0)}
+    checkpoint = Checkpoint(m=grown)
+    status = checkpoint.restore(path)
+    grown["b"] = variable(strategy, 0.0)
+    with caplog.at_level(logging.WARNING, AT):
+        checkpoint.save(tmp_path / "c")
+        told = caplog.text
+        status.assert_existing_objects_matched()
+        checkpoint.save(tmp_path / "c")
+    assert ("c-2 has new values of 'm/b', not those of" in told) == (RANK == 0)
+    assert "lacks" not in told
+    assert caplog.text == told
+    assert (float(grown["b"]), float(load_arrays(tmp_path / "c-3")["m"]["b"])) == (2.0, 2.0)
+
+
 def test_an_attribute_that_does_not_fit_the_file(strategy, tmp_path):
     path = Checkpoint(a=variable(strategy, 1.0), b=variable(strategy, [1.0] * 3)).save(tmp_path / "c")
     checkpoint = Checkpoint(a=variable(strategy, 0.0))
