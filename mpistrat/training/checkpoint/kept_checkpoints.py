@@ -8,6 +8,7 @@ newest checkpoint that can be restored.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import numbers
 import os
@@ -27,6 +28,7 @@ _LIST = "checkpoint"
 _MOST_OF_LIST = 16 << 20  # bytes, of a hundred thousand checkpoints
 _NAME = re.compile(r"[^/\0]+-\d+")
 _HOUR = 3600.0
+_log = logging.getLogger(__name__)
 
 
 class _Kept(NamedTuple):
@@ -209,7 +211,10 @@ class CheckpointManager:
         new = _Kept([each for each, _ in kept], [when for _, when in kept], last_preserved)
         _write_list(self._directory, new)
         for each in leaving:
-            (self._directory / each).unlink(missing_ok=True)
+            try:
+                (self._directory / each).unlink(missing_ok=True)
+            except OSError as error:  # the new checkpoint is there, and listed
+                _log.warning("a checkpoint that is listed no more was not deleted, remove it: %s", error)
         return new
 
     def restore_or_initialize(self) -> str | None:

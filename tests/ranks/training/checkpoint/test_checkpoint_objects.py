@@ -405,6 +405,25 @@ def test_only_what_was_saved_is_deleted(strategy, tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"checkpoint", "ckpt-3", "ckpt-1.h5", "ckpt-0", "other"}
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted(strategy, tmp_path, caplog):
+    v = variable(strategy, 1.0)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=1)
+    manager.save()
+    if RANK == 0:
+        (tmp_path / "ckpt-1").unlink()
+        (tmp_path / "ckpt-1").mkdir()  # as root may delete any file
+    strategy.barrier()
+    assert [manager.save(), manager.save()] == [str(tmp_path / "ckpt-2"), str(tmp_path / "ckpt-3")]
+    strategy.barrier()
+    assert {each.name for each in tmp_path.iterdir()} == {"checkpoint", "ckpt-1", "ckpt-3"}
+    assert (
+        manager.checkpoints
+        == CheckpointManager(Checkpoint(v=v), tmp_path, 1).checkpoints
+        == [manager.latest_checkpoint]
+    )
+    assert caplog.text.count("was not deleted, remove it: ") == (RANK == 0)
+
+
 def test_refused_managers(strategy, tmp_path):
     with pytest.raises(TypeError, match=r"must be a mpistrat\.training\.Checkpoint"):
         CheckpointManager([variable(strategy, 1.0)], tmp_path, max_to_keep=1)
