@@ -225,10 +225,10 @@ def test_names_of_a_map(file, tmp_path):
         ('{"nothing": "x"}', "names 'nothing': "),
         ('{"steps": "small"}', "gives two the same name"),
         (json.dumps(dict.fromkeys(VALUES)), "leaves no array"),
-        ("[]", "it is not like"),
-        ('{"steps": 3}', "it is not like"),
-        ("[" * 100_000, "Error: "),
-        ("", "Error: "),
+        ("[]", "names.json: it is not JSON like"),
+        ('{"steps": 3}', "names.json: it is not JSON like"),
+        ("[" * 100_000, "names.json: it is not JSON like"),
+        ("", "names.json: it is not JSON like"),
     ):
         names.write_text(text)
         assert told in run("convert", file, tmp_path / "c.npz", "--map", names, status=1)

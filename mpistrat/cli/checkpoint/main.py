@@ -200,9 +200,13 @@ def convert(a: Path, b: Path, path: Path | None) -> _Result:
         raise click.UsageError(f"{str(b)!r} does not say the format: end it in one of {', '.join(_ENDS)}")
     if b.exists():
         raise FileExistsError(f"{b} exists already: choose another name, or remove it")
-    found, given = arrays_of(a), {} if path is None else json.loads(path.read_bytes())
-    if not isinstance(given, dict) or not all(isinstance(new, (str, type(None))) for new in given.values()):
-        raise ValueError(f'{path}: it is not like {{"in A": "in B", "left out": null}}')
+    try:
+        given = {} if path is None else json.loads(path.read_bytes())
+        if not all(isinstance(new, (str, type(None))) for new in given.values()):
+            raise TypeError("a name must be a text or null")
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f'{path}: it is not JSON like {{"in A": "in B", "left out": null}} ({error})') from None
+    found = arrays_of(a)
     there = [name for name in found.entries if not name.startswith(OF_REPLICAS)]
     names = {old: new for old in there if (new := given.get(old, old)) is not None}
     unknown = [old for old in given if old not in there]
