@@ -242,6 +242,8 @@ class CheckpointManager:
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """Return the path of the newest checkpoint of a directory by its list, None without one. Collective.
 
+    As in TensorFlow, None, with an error in the log, if its file is not there any more.
+
     Raises
     ------
     DataFileError
@@ -255,8 +257,17 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     None
     """
     directory = local_path(checkpoint_dir)
-    found = of_file(ranks_of((), "latest_checkpoint")[0], lambda: listed(directory))
-    return str(directory / found.names[-1]) if found is not None and found.names else None
+
+    def newest() -> str | None:
+        found = listed(directory)
+        name = found.names[-1] if found is not None and found.names else None
+        if name is not None and not (directory / name).is_file():
+            _log.error("%s is gone: name another checkpoint to restore()", directory / name)
+            return None
+        return name
+
+    name = of_file(ranks_of((), "latest_checkpoint")[0], newest)
+    return None if name is None else str(directory / name)
 
 
 def listed(directory: Path) -> _Kept | None:

@@ -17,8 +17,8 @@ from mpistrat.arrays import arrays
 from mpistrat.strategy import Variable
 
 _STATE = ".state"  # the last part of the name of a state, which no attribute has
-# Methods that give and take the state of an object: of generators of torch and NumPy, and of datasets.
-_METHODS = (("get_state", "set_state"), ("state", "restore"))
+# Methods that give and take the state of an object: of generators of torch, NumPy and Python, and of datasets.
+_METHODS = (("get_state", "set_state"), ("getstate", "setstate"), ("state", "restore"))
 
 
 class Stateful(NamedTuple):

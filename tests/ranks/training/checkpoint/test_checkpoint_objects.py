@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import random
 
 import h5py
 import numpy as np
@@ -96,14 +97,16 @@ def test_a_metric_is_shared_anew(strategy, tmp_path):
 
 def test_generators_go_on(strategy, tmp_path):
     own, equal = strategy.rng(seed=3), np.random.Generator(np.random.MT19937(4))
-    legacy = np.random.RandomState(5)
+    legacy, python = np.random.RandomState(5), random.Random(6)
     for each in (own, equal, legacy):
         each.normal(size=3)
-    path = Checkpoint(own=own, equal=equal, legacy=legacy).save(tmp_path / "c")
-    expected = [each.normal(size=5).tolist() for each in (own, equal, legacy)]
+    python.gauss(0, 1)
+    path = Checkpoint(own=own, equal=equal, legacy=legacy, python=python).save(tmp_path / "c")
+    expected = [each.normal(size=5).tolist() for each in (own, equal, legacy)], python.gauss(0, 1)
     others = strategy.rng(seed=8), np.random.Generator(np.random.MT19937()), np.random.RandomState()
-    Checkpoint(own=others[0], equal=others[1], legacy=others[2]).restore(path).assert_consumed()
-    assert [each.normal(size=5).tolist() for each in others] == expected
+    other = random.Random()
+    Checkpoint(own=others[0], equal=others[1], legacy=others[2], python=other).restore(path).assert_consumed()
+    assert ([each.normal(size=5).tolist() for each in others], other.gauss(0, 1)) == expected
     texts = load_arrays(path)
     assert [len(json.loads(texts[name][".state"].tobytes())) for name in ("own", "equal")] == [SIZE, 1]
 
@@ -361,7 +364,7 @@ def test_a_save_that_fails_does_not_count(strategy, tmp_path):
 # --- managers ------------------------------------------------------------------------------------------
 
 
-def test_a_folder_may_be_moved(strategy, tmp_path):
+def test_a_folder_may_be_moved(strategy, tmp_path, caplog):
     v = variable(strategy, 1.0)
     manager = CheckpointManager(Checkpoint(v=v), tmp_path / "old", max_to_keep=3)
     manager.save()
@@ -375,6 +378,12 @@ def test_a_folder_may_be_moved(strategy, tmp_path):
     assert again.restore_or_initialize() == str(tmp_path / "new" / "ckpt-1")
     assert float(v) == 1.0
     assert again.save().endswith("ckpt-2")
+    strategy.barrier()
+    if RANK == 0:
+        (tmp_path / "new" / "ckpt-2").unlink()
+    strategy.barrier()
+    assert latest_checkpoint(tmp_path / "new") is None
+    assert caplog.text.count("ckpt-2 is gone: name another checkpoint") == (RANK == 0)
 
 
 @pytest.mark.parametrize(
