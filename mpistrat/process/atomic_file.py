@@ -32,6 +32,18 @@ def require_no_device(path: Path) -> None:
         raise FileExistsError(errno.EEXIST, "it is a device, a pipe or a socket: choose another name", os.fspath(path))
 
 
+def require_space(path: Path, nbytes: int) -> None:
+    """Raise OSError if the file system of a path says that it has less space than a new file of so many bytes needs."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return
+    free = found.f_bavail * found.f_frsize
+    if found.f_blocks and nbytes > free:  # file systems that keep nothing have no blocks
+        what = f"{os.strerror(errno.ENOSPC)} for {nbytes} bytes: {free} are free"
+        raise OSError(errno.ENOSPC, what, os.fspath(path))
+
+
 @contextlib.contextmanager
 def appearing_together(paths: Sequence[Path], replace: bool) -> Iterator[list[Path]]:
     """Yield temporary paths as `appearing` for several files, which get their names when all are on the disk.

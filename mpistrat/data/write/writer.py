@@ -27,6 +27,7 @@ from mpistrat.data.write.growing_zarr import GrowingZarr
 from mpistrat.data.write.writable import column_of
 from mpistrat.data.write.write import check_targets
 from mpistrat.process import mpi
+from mpistrat.process.atomic_file import require_space
 from mpistrat.process.local_path import local_path
 from mpistrat.process.ranges import ranges
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
@@ -431,7 +432,12 @@ class Writer:
                 largest = _LARGEST_COMPRESSED
             series = StepSeries(name, dtype, shape, (steps, *rows_of_a_chunk(name, dtype, part, largest)))
             series.compressed = compressed
-            self._ranks.on_first(partial(self._store.create, series), _CREATE)
+
+            def create() -> None:
+                require_space(self._path, 0 if compressed else series.cells * series.chunk_bytes)
+                self._store.create(series)
+
+            self._ranks.on_first(create, _CREATE)
             self._series[name] = series
         series.boxes = boxes
         return series

@@ -22,7 +22,7 @@ from mpistrat.arrays import arrays as any_array
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.write.boxes import Box, require_cover
 from mpistrat.data.write.by_all_ranks import all_or_raise, write_by_all, writers
-from mpistrat.process.atomic_file import publish, require_no_device, to_disk, write_all
+from mpistrat.process.atomic_file import publish, require_no_device, require_space, to_disk, write_all
 from mpistrat.process.backoff import Backoff
 from mpistrat.process.ranges import ranges
 from mpistrat.replicas import ReplicaGroup
@@ -72,8 +72,9 @@ class _Save:
 
     def make(self, temporary: Path) -> None:
         """Make an empty file on rank 0."""
-        with self._hdf5.explained(self._arrays, self._path):
+        with self._hdf5.explained(self._arrays, self._path) as nbytes:
             require_no_device(self._path)
+            require_space(self._path, nbytes)
             temporary.touch(exist_ok=False)
 
     def lay_out(self) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.write.boxes import write_box
 from mpistrat.data.write.sparse_file import SparseFile
-from mpistrat.process.atomic_file import appearing
+from mpistrat.process.atomic_file import appearing, require_space
 from mpistrat.training.checkpoint.disk_writer import disk_writer
 from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
 from mpistrat.training.checkpoint.format import (
@@ -45,9 +45,10 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
     Raise OSError if the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
     arrays = {name: NewArray(value.dtype, value.shape) for name, value in values.items()}
-    with explained(arrays, path):
+    with explained(arrays, path) as nbytes:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
+        require_space(path, nbytes)
         shares = divided(arrays, [0], 1)
         with appearing(path, replace=True) as temporary, contextlib.closing(FileIndex(arrays)) as layout:
             temporary.touch(exist_ok=False)
@@ -56,15 +57,15 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(arrays: Mapping[str, NewArray], path: Path) -> Iterator[None]:
-    """Let an OSError say that this file was not written, and how large it is."""
+def explained(arrays: Mapping[str, NewArray], path: Path) -> Iterator[int]:
+    """Let an OSError say that this file was not written, and how large it is. Yield that number of bytes."""
+    nbytes = sum(array.nbytes for array in arrays.values())
     try:
-        yield
+        yield nbytes
     except OSError as error:
         if error.errno is None:
             raise
-        nbytes = sum(array.nbytes for array in arrays.values())
-        what = f"{os.strerror(error.errno)}, so a checkpoint of {nbytes} bytes was not written"
+        what = f"{error.strerror}, so a checkpoint of {nbytes} bytes was not written"
         raise OSError(error.errno, what, str(path)) from error
 
 

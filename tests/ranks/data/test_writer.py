@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import resource
+import types
 
 import h5py
 import numpy as np
@@ -530,6 +531,17 @@ def full_disk(nbytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("suffix", ["h5", "zarr"])
+def test_no_space_for_a_step_is_found_before_writing(tmp_path, monkeypatch, suffix):
+    with Writer(tmp_path / f"f.{suffix}") as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "statvfs", lambda folder: types.SimpleNamespace(f_blocks=9, f_bavail=39, f_frsize=4096))
+            with pytest.raises(OSError, match=f"for {160_000 * SIZE} bytes: 159744 are free"):
+                writer.append("u", np.ones(20_000))
+        writer.append("u", np.ones(10_000))
+    check(tmp_path / f"f.{suffix}", u=np.ones((1, 10_000 * SIZE)))
 
 
 @pytest.mark.parametrize(("suffix", "compress"), HOW)

@@ -1,9 +1,11 @@
 """Checkpoints that all ranks write: what is equal on all, what each has of its own, and blocks."""
 
+import errno
 import itertools
 import os
 import resource
 import time
+import types
 
 import h5py
 import numpy as np
@@ -395,6 +397,27 @@ def test_one_rank_that_fails_fails_on_all(ranks, save_by, tmp_path, monkeypatch,
         save_by(state, path / "below a file.h5")
     save_by({"a": np.zeros(90_000)}, path)
     assert not load_arrays(path)["a"].any()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_space_is_found_before_writing(comm, save_by, tmp_path, monkeypatch, alone):
+    own = comm.Dup()
+    Topology.of(own, limits=Limits(save_alone_bytes=1 << 30 if alone else 0))
+    with mpistrat.MultiWorkerMirroredStrategy(comm=own).scope():
+        state, path = {"a": np.ones(90_000)}, tmp_path / "a.h5"
+        save_by(state, path)
+        free = types.SimpleNamespace(f_blocks=999, f_bavail=175, f_frsize=4096)
+        monkeypatch.setattr(os, "statvfs", lambda folder: free)
+        told = r"No space left on device for 720000 bytes: 716800 are free, so a checkpoint of 720000 bytes was not"
+        with pytest.raises(OSError, match=told) as caught:
+            save_by({"a": np.zeros(90_000)}, path)
+        assert caught.value.errno == errno.ENOSPC or RANK
+        assert load_arrays(path)["a"].all()
+        free.f_blocks = 0  # of a file system that does not say
+        save_by(state, path)
+        comm.Barrier()
+        assert os.listdir(tmp_path) == ["a.h5"]
+    own.Free()
 
 
 @pytest.mark.ranks(min=2)
