@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,14 @@ from mpistrat.collectives import structures
 from mpistrat.mesh.layout import Layout
 from mpistrat.mesh.mesh import Mesh
 from mpistrat.process import mpi
+from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE
 from mpistrat.runtime.agreement.operation import operation
 
 _BOUNDARIES = "periodic", "constant", "reflect"
+_NAME = "ShardedArray.halo"
 _FIRST_TAG = 64  # of the communicator along an axis; two for each dimension of an array
+_TESTS = range(4)  # of messages, 0.3 us each, before a rank notes that it waits
 Key = tuple[slice, ...]
 
 
@@ -62,28 +66,32 @@ class Halo:
         constant: float = 0.0,
     ):
         count = local.ndim
-        with structures.refusals("ShardedArray.halo", mesh.topology):
+        with structures.refusals(_NAME, mesh.topology):
             widths = _for_each(width, count, "width")
             boundaries = _for_each(boundary, count, "boundary")
             for dimension in range(count):
                 _check(layout, dimension, widths[dimension], boundaries[dimension])
-        structures.agree(mesh.topology, "ShardedArray.halo", *layout, widths, boundaries, local.dtype)
+        structures.agree(mesh.topology, _NAME, *layout, widths, boundaries, local.dtype)
         self.block = np.full([n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype)
         self.inner = self.block[tuple(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True))]
         self.inner[...] = local
-        self._exchanges: list[_Exchange] = []
-        for dimension in range(count):
-            if widths[dimension]:
-                self._exchanges.append(
-                    _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension], constant)
-                )
-        self._topology, self._sent = mesh.topology, operation("ShardedArray.halo", (local.dtype, layout.shape))
-        requests = [each for exchange in self._exchanges for way in exchange[:2] for each in way]
-        weakref.finalize(self, _free, requests, threading.get_ident())
+        exchanges = [
+            _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension], constant)
+            for dimension in range(count)
+            if widths[dimension]
+        ]
+        # What each dimension completes, and then copies. Calls of functions that copy nothing take 0.1 us.
+        self._fills = [(each.fills, each.fill if each.copies or each.constants else None) for each in exchanges]
+        self._folds = [(each.folds, each.fold) for each in exchanges[::-1]]
+        self._lock, self._is_compared = mesh.topology.lock, "collectives" in mesh.topology.checks
+        self._sent = operation(_NAME, (local.dtype, layout.shape))
+        kind = mpi.start().Prequest
+        self._calls = kind.Startall, kind.Testall, kind.Waitall
+        weakref.finalize(self, _free, [each for step in self._fills + self._folds for each in step[0]], get_ident())
 
     def exchange(self) -> np.ndarray:
         """Fill the borders from the neighbors, and return `block`. All ranks of the mesh call it."""
-        self._each(self._exchanges, _Exchange.fill)
+        self._complete(self._fills)
         return self.block
 
     def adjoint(self) -> np.ndarray:
@@ -91,21 +99,49 @@ class Halo:
 
         This is the transpose of `exchange`: what a gradient by `block` is as a gradient by the parts. Collective.
         """
-        self._each(self._exchanges[::-1], _Exchange.fold)
+        self._complete(self._folds)
         return self.inner
 
-    def _each(self, exchanges: Sequence[_Exchange], fn: Callable[[_Exchange, np.ndarray], None]) -> None:
-        lock = self._topology.lock
-        # The flight record has the exchange, for reports of hangs. Under the debug check all ranks compare.
-        begin = lock.turn if "collectives" in self._topology.checks else lock.begin
-        begin(self._sent)
+    def _complete(self, steps: Sequence[tuple[list[Any], Callable[[np.ndarray], None] | None]]) -> None:
+        """Send, receive and copy what the steps say, one after the other.
+
+        Of 128 bytes on one node, an exchange with `begin` and `end` took 1.8 times as long as MPI alone (3.8 us), and
+        takes 1.08 times as long where assignments take the lock. Then only an exchange that waits has an entry of its
+        own in the record.
+        """
+        lock, sent, thread = self._lock, self._sent, get_ident()
+        flight: Any = lock.flight
+        start, test, wait = self._calls
+        is_noted = lock.state or threads.without or flight is None or flight.latest != _NAME or self._is_compared
+        if is_noted:
+            (lock.turn if self._is_compared else lock.begin)(sent)  # under the debug check all ranks compare
+        else:
+            lock.state = thread
+            lock.sequence = lock.sequence + 1
+            lock.operation, lock.only_meets = sent, True
         try:
-            for each in exchanges:
-                fn(each, self.block)
+            for requests, copy in steps:
+                if requests:
+                    start(requests)
+                    for _ in _TESTS:
+                        if test(requests):
+                            break
+                    else:
+                        if not is_noted:  # for reports of hangs: before it may wait for long
+                            flight.enter(sent, lock.sequence)
+                            is_noted = True
+                        wait(requests)
+                if copy is not None:
+                    copy(self.block)
         except BaseException as error:
+            lock.state = BROKEN  # before a call: a signal handler may raise where a function begins
             lock.failed(error)
             raise
-        lock.end()
+        if is_noted:
+            lock.end()
+        else:
+            flight.passed = lock.sequence
+            lock.state = FREE
 
 
 class _Exchange(NamedTuple):
@@ -172,6 +208,7 @@ class _Exchange(NamedTuple):
         whole = (slice(None),) * spare.ndim
         buffers = [_buffer(block, inside), _buffer(block, border), _buffer(spare, whole)]
         sent, received, folded = buffers
+        # Receives before sends save 3 % of 128 bytes on a node, and cost 50 % of 800 kB over TCP at 1 Gbit/s.
         self.fills.extend([world.Send_init(sent, other, tags[0]), world.Recv_init(received, other, tags[1])])
         self.folds.extend([world.Send_init(received, other, tags[0]), world.Recv_init(folded, other, tags[1])])
         for each in buffers:
@@ -181,16 +218,14 @@ class _Exchange(NamedTuple):
         self.borders.append(border)
 
     def fill(self, block: np.ndarray) -> None:
-        if self.fills:
-            _complete(self.fills)
+        """Set the borders that this rank fills itself."""
         for border, source in self.copies:
             block[border] = block[source]
         for border in self.constants:  # the adjoint, or the program, may have changed them
             block[border] = self.constant
 
     def fold(self, block: np.ndarray) -> None:
-        if self.folds:
-            _complete(self.folds)
+        """Add the borders to what they came from, and set them to 0."""
         for spare, inside in self.spare:
             block[inside] += spare
         for border, source in self.copies:
@@ -198,12 +233,6 @@ class _Exchange(NamedTuple):
             block[border] = 0
         for border in (*self.borders, *self.constants):
             block[border] = 0
-
-
-def _complete(requests: list[Any]) -> None:
-    kind = type(requests[0])
-    kind.Startall(requests)
-    kind.Waitall(requests)
 
 
 def _buffer(array: np.ndarray, key: Key) -> Any:
@@ -221,7 +250,7 @@ def _buffer(array: np.ndarray, key: Key) -> Any:
 
 def _free(requests: list[Any], thread: int) -> None:
     """Free persistent requests, unless another thread collects the garbage: no other one calls MPI."""
-    if threading.get_ident() == thread and not mpi.start().Is_finalized():
+    if get_ident() == thread and not mpi.start().Is_finalized():
         for each in requests:
             each.Free()
 

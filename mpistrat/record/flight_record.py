@@ -133,6 +133,8 @@ class FlightRecord:
         # The program may have a handler of its own by now: others must not send it this signal.
         if number and signal.getsignal(number) is not signal.SIG_DFL:
             self._words[Word.SIGNAL] = 0
+        if self._writer.latest is not None:
+            self._writer.latest.publish()
         self._seconds[Word.BEAT_EVERY] = every
         self._seconds[Word.HEARTBEAT] = time.monotonic()
 
@@ -219,7 +221,7 @@ class Creation:
             token = _token(ranks, what)
             _made[token] += 1
             self._number = _made[token]
-            self._what = SimpleNamespace(label=what, record=0, site=(), nbytes=0)  # what its entry names
+            self._what = SimpleNamespace(name=what, label=what, record=0, site=(), nbytes=0)  # what its entry names
             self._flight = record.join(token, len(ranks), place)
 
     def __enter__(self) -> FlightRecord | None:

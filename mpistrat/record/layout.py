@@ -116,7 +116,7 @@ RECORD_TEXTS, TRACE_TEXTS = 192, 1024
 # --- the ring: kind, communicator, thread, operation, place, number, bytes, began, met, ended --------------
 
 EVENT = struct.Struct("=BBHII4xqqddd")
-MET, ENDED = 40, 48  # places in an event
+NUMBER, BEGAN, MET, ENDED = 16, 32, 40, 48  # places in an event
 RECORD_EVENTS, TRACE_EVENTS = (TEXTS + slots * SLOT_BYTES for slots in (RECORD_TEXTS, TRACE_TEXTS))
 MOST_EVENTS = 512  # of a flight record
 

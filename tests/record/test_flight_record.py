@@ -5,7 +5,7 @@ import pytest
 
 import mpistrat
 from mpistrat.record import flight_record, layout, read
-from mpistrat.runtime.agreement.operation import Checksum, operation
+from mpistrat.runtime.agreement.operation import Checksum, Operation, operation
 
 
 @pytest.fixture
@@ -46,3 +46,36 @@ def test_texts_have_no_internals():
     what = operation("broadcast", 0, "of the variable", "w", False, (np.dtype("float64"), (3,)), Checksum("7"))
     assert what.label == "broadcast of the variable w float64[3]"
     assert str(what).startswith("broadcast 0 of the variable w False float64[3] (checksum ")
+
+
+def test_calls_that_end_at_once_share_an_entry(record):
+    """The heartbeat writes how far they have come, if the last entry is of their communicator and has ended."""
+    flight, other = record.of(1, 2, 0), record.of(2, 2, 0)
+    halo, reduce = Operation("halo"), Operation("reduce")
+
+    def noted():
+        record.beat(1.0)
+        found = read.parse(record.contents())
+        return [(each.operation, each.number) for each in found.entries], found.entries[-1]
+
+    flight.enter(halo, 1)
+    flight.passed = 5
+    assert noted()[0] == [("halo", 1)]  # which this rank is in
+    flight.leave()
+    before = noted()[1]
+    assert before.number == 5
+    flight.passed = 7
+    entries, last = noted()
+    assert entries == [("halo", 7)]
+    assert before.left < last.entered == last.left
+    assert noted()[1] == last  # nothing new: the time stays
+    other.enter(reduce, 1)
+    other.leave()
+    flight.passed = 8
+    assert noted()[0] == [("halo", 7), ("reduce", 1)]
+    for number in range(9, 9 + layout.MOST_EVENTS):
+        flight.enter(halo, number)
+        flight.leave()
+    flight.passed = number + 1
+    entries, last = noted()
+    assert [each[1] for each in entries] == [*range(9, number), number + 1]

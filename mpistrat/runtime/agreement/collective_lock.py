@@ -65,6 +65,8 @@ class CollectiveLock:
         The number of the collective that this rank is in, or completed last.
     state : int
         `FREE`, `BROKEN`, or the identifier of the thread that holds the lock.
+    operation : Operation
+        The collective that this rank is in, or was in last.
     left : str
         The collective that this rank has left where it cannot tell the other ranks, which may wait for it.
     mismatches : int
@@ -83,7 +85,7 @@ class CollectiveLock:
 
     timeout_seconds: float | None
     _agreement: Agreement
-    _operation: Operation
+    operation: Operation
     _given_up = ""  # of the class: that of new objects
 
     def __init__(
@@ -133,7 +135,7 @@ class CollectiveLock:
             if self.compares_places:
                 operation = Operation(operation.name, *operation.parts, f"number {self.sequence}{call_site()}")
                 word = operation.word | word & (_MEETING - 1)
-            self._operation, self._word, self._meetings = operation, word, 0
+            self.operation, self._word, self._meetings = operation, word, 0
             self.only_meets = self._pending = meets
             if meets:
                 return self
@@ -169,7 +171,7 @@ class CollectiveLock:
             self._require_free(operation, thread, timeout_seconds)
         self.state = thread
         self.sequence = number = self.sequence + 1
-        self._operation = operation
+        self.operation = operation
         if timeout_seconds is None:
             timeout_seconds = self.timeout_seconds
         self.only_meets = True
@@ -201,7 +203,7 @@ class CollectiveLock:
         if state == thread:
             raise RuntimeError(
                 f"rank {self.rank}: {operation.name} was called in a collective of the same communicator "
-                f"({self._operation}), by a signal handler perhaps; or that collective was interrupted: the ranks are "
+                f"({self.operation}), by a signal handler perhaps; or that collective was interrupted: the ranks are "
                 "not in step then, end the program"
             )
         limit = self.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -233,9 +235,9 @@ class CollectiveLock:
         if self.flight is not None:
             self.flight.leave()
         name = type(error).__name__
-        flight_record.note(f"{self._operation.name}{call_site()} was left by {name}")
+        flight_record.note(f"{self.operation.name}{call_site()} was left by {name}")
         if self.size > 1 and error is not self._of_all_ranks and not self._given_up:
-            call = f"rank {self.rank}'s call {self._operation}{call_site()}"
+            call = f"rank {self.rank}'s call {self.operation}{call_site()}"
             text = f"{call} (collective number {self.sequence}) was interrupted by {name}"
             self._interrupted = text
             self._tells = self.only_meets and isinstance(self._agreement, NodeAgreement)
@@ -329,7 +331,7 @@ class CollectiveLock:
             agreed = self._memory.meet_saying(self._next_word())
         self._pending = False
         if not agreed:
-            self.disagree(self._operation)
+            self.disagree(self.operation)
         if self.flight is not None:
             self.flight.meet()
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpistrat.data import Dataset
 from mpistrat.experimental import Mesh, ShardedArray
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 
 SIZE = MPI.COMM_WORLD.size
 
@@ -241,3 +243,28 @@ def test_other_calls_on_one_rank():
     with pytest.raises(RuntimeError):
         u.sum() if MPI.COMM_WORLD.rank == 0 else u.max()
     assert u.sum() == 8
+
+
+def test_exchanges_follow_the_rules_of_collectives():
+    """Not in another one, not while a batch is made; a rank that leaves one by an error tells the others."""
+    mesh = Mesh(x=-1)
+    u = ShardedArray.from_array(np.ones((4 * SIZE, 3)), mesh=mesh, axes=("x", None))
+    halo = u.halo(1, "constant")
+    for _ in range(3):
+        halo.exchange()
+    rows = Dataset.range(4).batch(2).map(lambda x: halo.exchange()).prefetch(1)
+    with pytest.raises(RuntimeError, match=r"ShardedArray\.halo was called while a batch was made"):
+        list(rows)
+    if SIZE > 1:
+        with mesh.topology.lock.turn(operation("other")), pytest.raises(RuntimeError, match="in a collective of the"):
+            halo.exchange()
+    assert halo.exchange().sum() == 3 * (4 + (mesh.coordinates["x"] > 0) + (mesh.coordinates["x"] < SIZE - 1))
+    if mesh.rank == 0:
+        halo.block.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            halo.exchange()
+    else:
+        halo.exchange()
+    if SIZE > 1:
+        with pytest.raises(MismatchError, match=r"ShardedArray\.halo.* was interrupted by ValueError"):
+            u.halo(1)
