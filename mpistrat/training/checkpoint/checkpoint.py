@@ -70,7 +70,7 @@ class Checkpoint:
     -----
     The file is that of `mpistrat.training.save`: any HDF5 program reads it, and every array has checksums. The state
     of an iterator or a generator is text in JSON. If it differs between ranks, the file has the state of each, and
-    only as many ranks can restore it.
+    only as many ranks can restore it. So it is with what an optimizer keeps for an exchange between groups.
 
     What the objects have but the file lacks keeps its value. What the file has but the objects lack waits: for an
     attribute that is set later, and for the variables that an optimizer creates at its first step. What is added to a
@@ -193,7 +193,8 @@ class Checkpoint:
                 )
         if self._waiting is not None:
             self._waiting.warn_of_loss(path, {*graph.leaves, *graph.states})
-        save({**graph.leaves, **texts, **more}, path)
+        kept = {name: each.get() for name, each in graph.own.items()}
+        save({**graph.leaves, **texts, **more}, path, own=kept or None)
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
         """Set the objects to their values in a file of `save`, and return what was found.
@@ -248,7 +249,7 @@ def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, Repl
     topology, replicas = ranks_of(graph.leaves.values(), what)
     structures.agree(topology, what, *parts)
     all_or_raise(topology, graph.check)
-    structures.agree(topology, what, "of", (*graph.leaves, *graph.states))
+    structures.agree(topology, what, "of", (*graph.leaves, *graph.states, *graph.own))
     return graph, topology, replicas
 
 
@@ -277,7 +278,8 @@ class _Waiting:
     def lacking(self) -> list[str]:
         """Return the names of the objects that the file lacks."""
         graph = graph_of(self._checkpoint)
-        return [name for name in (*graph.leaves, *graph.states) if name not in self._contents]
+        lacking = [name for name in (*graph.leaves, *graph.states) if name not in self._contents]
+        return lacking + [name for name in graph.own if not _below(name, self._contents)]
 
     def warn_at_end(self) -> None:
         """Warn when this object goes, at the latest at the end of the program, of what nothing has taken."""
@@ -310,6 +312,7 @@ class _Waiting:
         found = self._read([*states, *self.unmatched & {_COUNTER}])
         # All that may be wrong in the file comes before the first change.
         own: dict[str, Any] = {}
+        kept = {name: each.get() for name, each in graph.own.items() if _below(name, self.unmatched)}
 
         def set_states() -> None:
             for name, each in states.items():
@@ -318,8 +321,11 @@ class _Waiting:
         if states:  # a program's function may fail on one rank, and the ranks would go on with other states
             mine = ((name, self._own_state(name, found[name], each)) for name, each in states.items())
             all_or_raise(self._topology, lambda: own.update(mine))
-        if leaves:
-            load(leaves, self._path)
+        if leaves or kept:
+            load(leaves, self._path, own=kept or None)
+        for name, state in kept.items():
+            graph.own[name].set(state)
+            self.matched |= _below(name, self.unmatched)
         if states:
             all_or_raise(self._topology, set_states)
         self.matched |= {*leaves, *found}
@@ -422,6 +428,11 @@ class Status:
         if self._waiting is not None:
             self._waiting.expect_partial()
         return self
+
+
+def _below(name: str, names: Iterable[str]) -> set[str]:
+    """Return the names below one, of the arrays of each rank."""
+    return {each for each in names if each.startswith(f"{name}/")}
 
 
 def _few(names: Iterable[str]) -> str:

@@ -58,12 +58,14 @@ class Node(Protocol):
 class Graph(NamedTuple):
     """What is saved of the objects below a checkpoint, by name, in the order of names.
 
-    ``leaves`` are variables, and arrays that can be filled. Below the objects in ``growing`` variables may come later.
-    ``wrong`` has the errors of objects that cannot be saved.
+    ``leaves`` are variables, and arrays that can be filled. ``own`` are states of arrays that each rank has for itself:
+    what optimizers exchange between groups. Below the objects in ``growing`` variables may come later. ``wrong`` has
+    the errors of objects that cannot be saved.
     """
 
     leaves: dict[str, Any]
     states: dict[str, Stateful]
+    own: dict[str, Stateful]
     growing: list[Growing]
     wrong: list[Exception]
 
@@ -75,7 +77,7 @@ class Graph(NamedTuple):
 
 def graph_of(root: Node) -> Graph:
     """Return what is saved of the objects below ``root``. One that is met again keeps its first name."""
-    graph = Graph({}, {}, [], [])
+    graph = Graph({}, {}, {}, [], [])
     met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
     owners: list[tuple[str, HasVariables]] = []
     _walk("", root, graph, met, owners)
@@ -88,13 +90,16 @@ def graph_of(root: Node) -> Graph:
                 _add(graph, met, _below(name, part), variable)
         except ValueError as error:
             graph.wrong.append(error)
+        exchange = getattr(owner, "exchange", None)
+        if exchange is not None and exchange.by_kind():
+            graph.own[_below(name, "exchange")] = Stateful(exchange.state, exchange.restore)
     leaves, states = dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items()))
     return graph._replace(leaves=leaves, states=states)
 
 
 def check(name: str, thing: Any) -> None:
     """Raise TypeError if an object is not of a kind that can be saved, or one below it. The message names it."""
-    graph = Graph({}, {}, [], [])
+    graph = Graph({}, {}, {}, [], [])
     _walk(name, thing, graph, {}, [])
     graph.check()
 

@@ -207,10 +207,13 @@ class Optimizer(ABC):
     def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
 
-        ``name_of`` returns the name of a variable that is trained. Raise ValueError if two have one name.
+        ``name_of`` returns the name of a variable that is trained. Raise ValueError if two have one name. What differs
+        between groups is not there: `exchange` has it.
         """
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
         named = self._state.named(slots, name_of)
+        if self.exchange is not None and not self.exchange.of_gradients:
+            return {"iterations": named["iterations"]}
         return named if self._accumulation is None else named | self._accumulation.named(name_of)
 
     def when_grown(self, function: Callable[[], None]) -> None:
@@ -440,7 +443,7 @@ class Optimizer(ABC):
         if extended.engine.between_groups is not None:
             if self._averages and extended.engine.between_groups.sync_every > 1:
                 raise ValueError("use_ema: the averages of groups that exchange weights differ: leave it out")
-            self.exchange = self.exchange or GroupExchange(extended.engine.between_groups)
+            self.exchange = self.exchange or GroupExchange(extended.engine.between_groups, lambda: self.variables[1:])
             self.exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +24,14 @@ _ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
 class GroupExchange:
     """The exchanges of the variables of one optimizer, and what this rank keeps for those that it owns.
 
-    It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. Save them
-    as such: ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are those of the engine.
+    It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. A
+    `Checkpoint` of the optimizer has them; else ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are
+    those of the engine. ``inner`` returns the variables of the optimizer that differ between groups if these exchange
+    weights: they are a part of the state then.
     """
 
-    def __init__(self, groups: BetweenGroups):
-        self._groups = groups
+    def __init__(self, groups: BetweenGroups, inner: Callable[[], Sequence[Variable]]):
+        self._groups, self._inner = groups, inner
         self.of_gradients = groups.sync_every == 1  # in each step; else weights after several
         self._variables: dict[int, Variable] = {}
         self._owners: list[int] = []
@@ -132,13 +134,9 @@ class GroupExchange:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
-        outer, compression = self._groups.outer, self._groups.compression
-        kinds = [] if compression is None else [*compression.kinds]
-        if not self.of_gradients and (outer or compression):
-            kinds += [_ANCHOR, *(outer.slots if outer else ())]
         return {
-            kind: np.concatenate([np.empty(0, np.float32), *(each.reshape(-1) for each in self._of_kind(kind))])
-            for kind in kinds
+            kind: np.concatenate([arrays.to_host(each).reshape(-1) for each in kept] or [np.empty(0, np.float32)])
+            for kind, kept in self.by_kind().items()
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -146,7 +144,8 @@ class GroupExchange:
 
         Raise ValueError if it is of other kinds or lengths.
         """
-        now = {kind: flat.shape for kind, flat in self.state().items()}
+        by_kind = self.by_kind()
+        now = {kind: (sum(each.size for each in kept),) for kind, kept in by_kind.items()}
         given = {kind: np.shape(flat) for kind, flat in state.items()}
         if given != now:
             raise ValueError(
@@ -156,12 +155,20 @@ class GroupExchange:
         self._without_anchor.clear()
         for kind, flat in state.items():
             at = 0
-            for each in self._of_kind(kind):
-                each[...] = flat[at : at + each.size].reshape(each.shape)
+            for each in by_kind[kind]:
+                arrays.fill(each, flat[at : at + each.size].reshape(each.shape))
                 at += each.size
 
-    def _of_kind(self, kind: str) -> list[np.ndarray]:
-        return [kept[kind] for kept in self._kept.values() if kind in kept]
+    def by_kind(self) -> dict[str, list[Any]]:
+        """Return the arrays that this rank keeps, by their kinds, which are the same on all ranks."""
+        outer, compression = self._groups.outer, self._groups.compression
+        kinds = [] if compression is None else [*compression.kinds]
+        if not self.of_gradients and (outer or compression):
+            kinds += [_ANCHOR, *(outer.slots if outer else ())]
+        found = {kind: [kept[kind] for kept in self._kept.values() if kind in kept] for kind in kinds}
+        for each in () if self.of_gradients else self._inner():
+            found.setdefault(f"inner/{each.dtype}", []).append(each.own_copy())
+        return found
 
 
 def _wide(value: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ import mpistrat
 from mpistrat.data import Dataset
 from mpistrat.experimental import Mesh, MeshAxis, PowerSGD, TopK
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.training import load, save
+from mpistrat.training import Checkpoint, load, save
 
 WORLD = MPI.COMM_WORLD
 RATE, STEPS = 0.05, 12
@@ -37,13 +37,13 @@ def gradients(weights, bias, rows):
     return x.T @ error, error.sum(0)
 
 
-def train(count, steps=STEPS, rows=12, **options):
+def train(count, steps=STEPS, rows=12, inner=mpistrat.optimizers.SGD, **options):
     """Train in groups, each on batches of its own. Return the strategy, the variables and their optimizer."""
     axis, _, _ = groups_of(count)
     strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, **options)
     with strategy.scope():  # the ranks begin with the values of rank 0
         variables = [mpistrat.Variable(np.full(shape, WORLD.rank + 1.0)) for shape in ((6, 5), (5,))]
-    optimizer = mpistrat.optimizers.SGD(RATE)
+    optimizer = inner(RATE)
 
     def step(batch):
         found = gradients(*(each.read_value() for each in variables), batch)
@@ -156,19 +156,40 @@ def test_compressed_weights():
     assert {*optimizer.exchange.state()} == {"error", "right", "anchor"}
 
 
-def test_state_goes_on(tmp_path):
+OUTER = {"sync_every": 3, "compression": TopK(0.3), "outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV)}
+
+
+@pytest.mark.parametrize(
+    ("options", "inner", "way"),
+    [
+        (OUTER, mpistrat.optimizers.SGD, "own"),
+        (OUTER, mpistrat.optimizers.Adam, "Checkpoint"),
+        ({"sync_every": 3}, mpistrat.optimizers.SGD, "Checkpoint"),
+        ({"sync_every": 3}, mpistrat.optimizers.Adam, "Checkpoint before build"),
+        ({"compression": PowerSGD(1)}, mpistrat.optimizers.Adam, "own"),
+        ({"compression": PowerSGD(1)}, mpistrat.optimizers.SGD, "Checkpoint before build"),
+    ],
+)
+def test_state_goes_on(tmp_path, options, inner, way):
     """Training that is saved after an exchange goes on to the same bits."""
-    options = {"sync_every": 3, "compression": TopK(0.3), "outer_optimizer": mpistrat.optimizers.SGD(0.7, **NESTEROV)}
-    path = Path(WORLD.bcast(str(tmp_path))) / "first.h5"
-    whole = train(WORLD.size, steps=6, **options)[1]
-    _, variables, optimizer = train(WORLD.size, steps=3, **options)
-    save(variables, path, own=optimizer.exchange.state())
-    strategy, again, other = train(WORLD.size, steps=0, **options)
-    other.build(again)
-    state = other.exchange.state()
-    load(again, path, own=state)
-    other.exchange.restore(state)
+    path = Path(WORLD.bcast(str(tmp_path)))
+    whole = train(WORLD.size, steps=6, inner=inner, **options)[1]
+    _, variables, optimizer = train(WORLD.size, steps=3, inner=inner, **options)
+    strategy, again, other = train(WORLD.size, steps=0, inner=inner, **options)
     rest = Dataset.from_arrays((X, Y)).batch(12).skip(3 * WORLD.size).take(3 * WORLD.size)
+    if way == "own":
+        equal = optimizer.variables[: None if options.get("sync_every") is None else 1]
+        own = optimizer.exchange.state()
+        save([*variables, *equal], path / "first.h5", own=own or None)
+        other.build(again)
+        state = other.exchange.state()
+        load([*again, *other.variables[: len(equal)]], path / "first.h5", own=state or None)
+        other.exchange.restore(state)
+    else:
+        name = Checkpoint(v=variables, optimizer=optimizer).save(path / "first")
+        if way == "Checkpoint":
+            other.build(again)
+        status = Checkpoint(v=again, optimizer=other).restore(name)
 
     def step(batch):
         found = gradients(*(each.read_value() for each in again), batch)
@@ -178,8 +199,31 @@ def test_state_goes_on(tmp_path):
         strategy.run(step, args=(batch,))
     for v, each in zip(again, whole, strict=True):
         assert v.read_value().tobytes() == each.read_value().tobytes()
+    if way != "own":
+        status.assert_consumed()
     with pytest.raises(ValueError, match="is not that of these variables and groups"):
         other.exchange.restore({"anchor": np.zeros(1)})
+
+
+def test_another_number_of_ranks_does_not_take_the_state(tmp_path):
+    """Training begins anew there with the weights alone."""
+    path = Path(WORLD.bcast(str(tmp_path)))
+    _, variables, optimizer = train(WORLD.size, sync_every=3, steps=3, inner=mpistrat.optimizers.Adam)
+    name = Checkpoint(v=variables, optimizer=optimizer).save(path / "first")
+    saved = [v.read_value() for v in variables]
+    alone = WORLD.Split(WORLD.rank)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=alone, groups=MeshAxis("replica", 1, 0, alone), sync_every=3)
+    with strategy.scope():
+        again = [mpistrat.Variable(np.zeros(shape)) for shape in ((6, 5), (5,))]
+    other = mpistrat.optimizers.Adam(RATE)
+    other.build(again)
+    if WORLD.size > 1:
+        with pytest.raises(ValueError, match=f"of {WORLD.size} ranks, and there are 1 now"):
+            Checkpoint(v=again, optimizer=other).restore(name)
+        assert not again[0].read_value().any()
+    Checkpoint(v=again).restore(name).expect_partial()
+    for v, each in zip(again, saved, strict=True):
+        np.testing.assert_array_equal(v.read_value(), each)
 
 
 def test_each_group_reads_batches_of_its_own():
