@@ -226,7 +226,7 @@ def test_another_number_of_ranks_does_not_take_the_state(tmp_path):
         np.testing.assert_array_equal(v.read_value(), each)
 
 
-def test_each_group_reads_batches_of_its_own():
+def test_each_group_reads_batches_of_its_own(tmp_path):
     axis, index, _ = groups_of(min(2, WORLD.size))
     strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=2)
     count = min(2, WORLD.size)
@@ -235,6 +235,13 @@ def test_each_group_reads_batches_of_its_own():
     read = WORLD.allgather([int(row) for batch in batches for row in batch])
     assert sorted(chain(*read)) == [*range(23)]
     assert {row // 4 % count for row in read[WORLD.rank]} <= {index}
+    saved = iter(strategy.experimental_distribute_dataset(Dataset.range(23).batch(4)))
+    next(saved)
+    name = Checkpoint(data=saved).save(Path(WORLD.bcast(str(tmp_path))) / "data")
+    again = iter(strategy.experimental_distribute_dataset(Dataset.range(23).batch(4)))
+    Checkpoint(data=again).restore(name).assert_consumed()
+    for each, batch in zip(again, batches[1:], strict=True):
+        np.testing.assert_array_equal(each, batch)
     endless = iter(strategy.experimental_distribute_dataset(Dataset.range(8).batch(4).repeat()))
     assert [next(endless) for _ in range(5)]
     with pytest.raises(ValueError, match="cannot be dealt evenly"):
@@ -356,6 +363,36 @@ def test_ranks_that_differ():
     axis, _, _ = groups_of(1)
     with pytest.raises(MismatchError, match="groups"):
         mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=2 + WORLD.rank)
+
+
+def test_a_slow_group_stops_no_other():
+    """Between two exchanges, the other groups read, train and reduce before the first one begins."""
+    options = mpistrat.experimental.CommunicationOptions(timeout_seconds=60)
+    axis, index, weight = groups_of(min(2, WORLD.size))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=4, communication_options=options)
+    with strategy.scope():
+        v = mpistrat.Variable([0.0])
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    optimizer.build([v])
+    batches = iter(strategy.experimental_distribute_dataset(Dataset.range(200).batch(6)))
+
+    def step(batch):
+        replica = mpistrat.get_replica_context()
+        assert (replica.num_replicas_in_sync, replica.replica_id_in_sync_group) == (axis.size, axis.index)
+        optimizer.apply_gradients([([(index + 1.0) / axis.size], v)])
+        return len(batch)
+
+    def steps(count):
+        return [int(strategy.reduce("SUM", strategy.run(step, (next(batches),)), axis=None)) for _ in range(count)]
+
+    if index == 0 and axis.index == 0:
+        [WORLD.recv(source=rank) for rank in range(axis.size, WORLD.size)]
+    assert steps(3) == 3 * [6]  # rows of a batch, over the ranks of this group alone
+    if index:
+        WORLD.send(None, 0)
+    assert v.read_value() == -3 * (index + 1)
+    steps(1)
+    np.testing.assert_allclose(v.read_value(), -4 * (weight @ np.arange(1, len(weight) + 1)), rtol=1e-6)
 
 
 @pytest.mark.skipif(WORLD.size == 1, reason="needs another group")
