@@ -113,6 +113,19 @@ def test_every_rival_is_measured(run_ranks, tmp_path, subject):
     assert ways_of(rows) == expected
 
 
+@pytest.mark.full
+def test_groups_learn_as_much(run_ranks):
+    """Of 360 test images, those that exchange seldom or send less recognize one less at most."""
+    pytest.importorskip("sklearn")
+    ended = run_ranks(4, program_of("groups_digits"), "--repetitions", "1", limit=200).check()
+    found = {case: float(share) for case, share in re.findall(r"(?m)^(.*): (\S+) % of the test images", ended.output)}
+    baseline = found.pop("all-reduce in each step")
+    assert baseline > 98
+    assert found.pop("weights every 8 steps") > baseline - 1
+    assert {*found} == {"weights every 8 steps, Nesterov", "PowerSGD, rank 4"}
+    assert min(found.values()) > baseline - 0.5, str(ended)
+
+
 def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
     rows = tmp_path / "rows.json"
     arguments = ["-n", "2", "--repetitions", "1", "--seconds", "0.1", "--sizes", "64B", "--json", rows]
