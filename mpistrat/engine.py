@@ -18,6 +18,7 @@ from mpistrat.collectives.between_groups import BetweenGroups
 from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
+from mpistrat.mesh import Mesh
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Alone, Topology
 from mpistrat.values import Mirrored, reducible
@@ -39,7 +40,7 @@ class Engine:
     where they are. ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor
     pack sizes count them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether
     these get the value of rank 0. ``between_groups`` is set where the ranks are groups that exchange now and then:
-    ``topology`` and ``replicas`` are then those of this group.
+    ``topology`` and ``replicas`` are then those of this group. ``mesh`` is set where a replica is several ranks.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Engine:
         self.variable_device = self.device
         self.sends_initial_values = True
         self.between_groups: BetweenGroups | None = None
+        self.mesh: Mesh | None = None
         self._unnamed = 0
 
     @property

@@ -65,6 +65,10 @@ class Layout(NamedTuple):
         starts = ((0 if name is None else place[name]) for name in self.axes)
         return tuple(slice(cuts[i], cuts[i + 1]) for i, cuts in zip(starts, self.cuts, strict=True))
 
+    def is_first(self, mesh: Mesh, rank: int) -> bool:
+        """Return whether a rank is the first of those that have its part."""
+        return not any(index for name, index in mesh.place_of(rank).items() if name not in self.axes)
+
     def dropped(self, dimensions: Sequence[int], keepdims: bool) -> Layout:
         """Return the layout without some dimensions, or with a length of 1 there."""
         kept = [i for i in range(len(self.shape)) if keepdims or i not in dimensions]

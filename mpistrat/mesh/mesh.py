@@ -13,6 +13,8 @@ from mpistrat.collectives import structures
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
+REPLICA = "replica"  # the axis along which a strategy has replicas
+
 
 @dataclass(frozen=True, eq=False)
 class MeshAxis:

@@ -17,7 +17,7 @@ from mpistrat.mesh.halo import Halo
 from mpistrat.mesh.layout import Box, Layout, common, cut_like, inside, shape_of
 from mpistrat.mesh.mesh import Mesh
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.values import ReduceOp
+from mpistrat.values import ArrayLike, ReduceOp
 
 _NUMBERS = (bool, int, float, complex)
 _REMEDY = "use gather() for the whole array, or local for the part of this rank"
@@ -220,6 +220,8 @@ class ShardedArray(NDArrayOperatorsMixin):
     # --- elements --------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, ArrayLike) for each in inputs):
+            return NotImplemented  # NumPy asks the variable, which reads its value
         if method == "__call__" and ufunc is np.matmul and not kwargs:
             return matmul(*inputs)
         if method != "__call__" or ufunc.signature is not None or "where" in kwargs:
@@ -256,6 +258,9 @@ class ShardedArray(NDArrayOperatorsMixin):
         _refuse("numpy.asarray")
 
     def __getitem__(self, key: Any) -> NoReturn:
+        _refuse("an index")
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
         _refuse("an index")
 
     def astype(self, dtype: Any) -> ShardedArray:
@@ -328,20 +333,16 @@ class ShardedArray(NDArrayOperatorsMixin):
     def gather(self) -> np.ndarray:
         """Return the whole array, on every rank. Collective."""
         mesh, layout = self.mesh, self.layout
-        mine = self.local.reshape(-1) if self._owner(mesh.coordinates) else self.local.reshape(-1)[:0]
+        mine = self.local.reshape(-1) if layout.is_first(mesh, mesh.rank) else self.local.reshape(-1)[:0]
         flat = all_gather(mesh.topology, np.ascontiguousarray(mine), 0)
         whole, start = np.empty(self.shape, self.dtype), 0
         for rank in range(mesh.size):
-            if self._owner(mesh.place_of(rank)):
+            if layout.is_first(mesh, rank):
                 box = layout.box(mesh, rank)
                 part = whole[box]
                 part[...] = flat[start : start + part.size].reshape(part.shape)
                 start += part.size
         return whole
-
-    def _owner(self, place: Mapping[str, int]) -> bool:
-        """Return whether a rank is the first of those that have its part."""
-        return not any(index for name, index in place.items() if name not in self.axes)
 
     def redistribute(
         self, axes: Sequence[str | None], parts: Mapping[str, Sequence[int]] | None = None

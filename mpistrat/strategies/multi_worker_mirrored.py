@@ -15,7 +15,7 @@ from mpistrat.collectives import CommunicationImplementation, CommunicationOptio
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.between_groups import BetweenGroups
 from mpistrat.collectives.compression import LossyCompression
-from mpistrat.mesh import Mesh, MeshAxis
+from mpistrat.mesh import REPLICA, Mesh, MeshAxis
 from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
@@ -32,7 +32,6 @@ _NOT_OUTER = (
     "gradient_accumulation_steps",
     "shard_state",
 )
-_REPLICA = "replica"  # the axis of a mesh along which values are combined
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -124,7 +123,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         _check_exchange(groups, sync_every, outer_optimizer, compression)
         all_ranks = topology = Topology.of(comm).limited(options.timeout_seconds)
         if mesh is not None or groups is not None:
-            part = mesh.comm(_REPLICA) if mesh is not None else _ranks_of_group(groups, all_ranks)
+            part = mesh.comm(REPLICA) if mesh is not None else _ranks_of_group(groups, all_ranks)
             topology = Topology.of(part).limited(options.timeout_seconds)
         Choice.of(topology).heed(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
@@ -140,19 +139,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         elif mesh is None:
             replicas = replicas_of(topology, virtual_replicas)
         else:
-            replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(_REPLICA))
+            replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(REPLICA))
         own = own_device(all_ranks, device)
         require_hosts(replicas, [own])
         super().__init__(
             StrategyExtended(self, topology, own, communication_options=options, replicas=replicas, all_ranks=all_ranks)
         )
-        self.extended.engine.between_groups = exchange
-        self._resolver, self._mesh = cluster_resolver, mesh
+        self.extended.engine.between_groups, self.extended.engine.mesh = exchange, mesh
+        self._resolver = cluster_resolver
 
     @property
     def mesh(self) -> Mesh | None:
         """The mesh that the strategy was given."""
-        return self._mesh
+        return self.extended.engine.mesh
 
     @property
     def cluster_resolver(self) -> resolvers.ClusterResolver:
@@ -179,7 +178,7 @@ def _check_mesh(mesh: Any, comm: Any, virtual_replicas: int | None) -> None:
         raise TypeError(f"mesh must be a Mesh object, not {mesh!r}")
     if comm is not None or virtual_replicas is not None:
         raise ValueError("a mesh has its own ranks and replicas: leave out comm and virtual_replicas")
-    mesh.axis(_REPLICA)
+    mesh.axis(REPLICA)
 
 
 def _check_exchange(groups: Any, sync_every: Any, outer_optimizer: Any, compression: Any) -> None:

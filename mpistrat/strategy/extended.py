@@ -14,6 +14,7 @@ from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, Cros
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
+from mpistrat.mesh import ShardedArray
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.whole_call import whole
@@ -24,7 +25,14 @@ from mpistrat.strategy.former import MultiStepContext, run_steps
 from mpistrat.strategy.local_replicas import LocalReplicaContext
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
-from mpistrat.variables import MirroredOfReplicas, MirroredVariable, SyncOnReadOfReplicas, SyncOnReadVariable, Variable
+from mpistrat.variables import (
+    CutVariable,
+    MirroredOfReplicas,
+    MirroredVariable,
+    SyncOnReadOfReplicas,
+    SyncOnReadVariable,
+    Variable,
+)
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
@@ -148,6 +156,10 @@ class StrategyExtended:
         if synchronization is VariableSynchronization.ON_READ:
             return SyncOnReadVariable if self.meeting is None else SyncOnReadOfReplicas
         return MirroredVariable if self.meeting is None else MirroredOfReplicas
+
+    def variable_class_for(self, value: Any, synchronization: VariableSynchronization) -> type[Variable]:
+        """Return the class of a new variable with this initial value."""
+        return CutVariable if isinstance(value, ShardedArray) else self.variable_class(synchronization)
 
     def variable_created_in_scope(self, v: Variable) -> bool:
         """Return whether ``v`` was created while this strategy was current."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,18 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.collectives.movement import any_library
+from mpistrat.mesh import REPLICA, ShardedArray
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (
+    ArrayLike,
     DistributedValues,
     IndexedSlices,
     Mirrored,
     PerReplica,
     ReduceOp,
     VariableAggregation,
+    VariableSynchronization,
     component,
     reducible,
     snapshot,
@@ -226,6 +229,79 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 f"replica {replicas.first}: variable {self.name!r} differs between replicas after {method}: ranks "
                 f"{others} hold another value than the rest; reduce or broadcast values before they are written"
             )
+
+
+class CutVariable(MirroredVariable):
+    """A variable whose value is a `ShardedArray`: each rank of a replica has a part, which is equal on all replicas.
+
+    It reads as a `ShardedArray`, and operators work on it: what they say of communication holds here. Values to write,
+    and gradients, are a `ShardedArray` that is cut alike, or the part of this rank as a plain array.
+
+    Attributes
+    ----------
+    mesh : Mesh
+    layout : Layout
+        The shape of the whole, and its cuts.
+    """
+
+    def __init__(self, initial_value: ShardedArray, *args: Any, **kwargs: Any):
+        self.mesh, self.layout = initial_value.mesh, initial_value.layout
+        if self.mesh is not context.current().strategy.extended.engine.mesh or REPLICA in self.layout.axes:
+            raise ValueError(
+                f"a variable of {initial_value!r} needs MultiWorkerMirroredStrategy(mesh=mesh) with the mesh of the "
+                f"array, which is cut along other axes than {REPLICA!r}: use such a strategy, or local or gather() of "
+                "the array"
+            )
+        super().__init__(initial_value.local, *args, **kwargs)
+        if self._synchronization is VariableSynchronization.ON_READ:
+            raise ValueError(f"variable {self._name!r} has equal parts on all replicas: leave out ON_READ")
+
+    def _rules(self) -> tuple[Hashable, ...]:
+        return *super()._rules(), *self.layout
+
+    def _read(self) -> Any:
+        return self.of_part(arrays.to_host(self.own_copy()))
+
+    def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
+        return self.layout.shape, self.own_copy().dtype
+
+    @property
+    def local(self) -> np.ndarray:
+        """The part of this rank: a read-only view; a copy on a GPU. Never communicates."""
+        return self._component[...]
+
+    @property
+    def part(self) -> Variable:
+        return self._component
+
+    def of_part(self, value: np.ndarray) -> ShardedArray:
+        """Return a part of each rank as an array that is cut as this variable. Never communicates."""
+        return ShardedArray(value, self.mesh, self.layout)
+
+    def write(self, method: str, value: Any) -> None:
+        value = value._read() if isinstance(value, CutVariable) else value
+        if isinstance(value, ShardedArray):
+            if value.mesh is not self.mesh or value.layout != self.layout:
+                raise ValueError(f"variable {self.name!r}: {value!r} is cut in another way: redistribute it")
+            value = value.local
+        super().write(method, value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._read()[key] = value
+
+    @property
+    def __array_struct__(self) -> Any:
+        raise AttributeError("__array_struct__")  # NumPy asks for __array__ then, whose error names gather()
+
+    @property
+    def __cupy_get_ndarray__(self) -> Any:
+        raise AttributeError("__cupy_get_ndarray__")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return ArrayLike.__dlpack_device__(self)  # that of a ShardedArray, which has none
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return ArrayLike.__dlpack__(self, **options)
 
 
 class MirroredOfReplicas(MirroredVariable):

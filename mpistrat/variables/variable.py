@@ -30,7 +30,8 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     Parameters
     ----------
     initial_value : array, number, or callable without arguments that returns one
-        All replicas take the value of replica 0. Values of the other replicas must have the same shape and dtype.
+        All replicas take the value of replica 0. Values of the other replicas must have the same shape and dtype. With
+        a `mpistrat.experimental.ShardedArray` the variable is cut as it is, over the ranks of a replica.
     trainable : bool, optional
         Whether an optimizer should train it; by default yes, but not where ``synchronization`` is ON_READ.
     name : str, optional
@@ -46,7 +47,8 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     ------
     ValueError
         For synchronization NONE, for MEAN of a dtype that is not floating point or complex, and for an array of
-        Python objects. On every replica, if shapes or dtypes differ between replicas.
+        Python objects. For a ``ShardedArray`` over another mesh than that of the strategy. On every replica, if shapes
+        or dtypes differ between replicas.
     TypeError
         If ``synchronization`` or ``aggregation`` is not a member of its enum.
 
@@ -75,7 +77,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         aggregation: VariableAggregation | None = VariableAggregation.NONE,
     ) -> Variable:
         if cls is Variable:
-            cls = context.current().strategy.extended.variable_class(synchronization)
+            cls = context.current().strategy.extended.variable_class_for(initial_value, synchronization)
         return object.__new__(cls)
 
     def __init__(
@@ -405,6 +407,11 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     def own_copy(self) -> np.ndarray:
         """Return this replica's copy, not a copy of it. Never communicates."""
         raise NotImplementedError
+
+    @property
+    def part(self) -> Variable:
+        """What this rank computes with: its part of a variable that is cut, or this variable. Never communicates."""
+        return self
 
     def own_copies(self) -> list[np.ndarray]:
         """Return the copies of all replicas of this rank, not copies of them. Never communicates."""

@@ -62,7 +62,8 @@ def save(
         averages differ.
     own : nested mappings and sequences, optional
         Arrays of which each rank has another one. The file has that of rank 3 as ``name/3``, and a `PerReplica` by
-        replica. A `mpistrat.data.Block` becomes a box of one dataset. These two may also be in ``state``.
+        replica. A `mpistrat.data.Block` becomes a box of one dataset. These two may also be in ``state``, and a
+        `mpistrat.experimental.ShardedArray`, whose parts are boxes, too.
 
     Raises
     ------
@@ -224,7 +225,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     topology, replicas = _prepared(named, "load", file, parts)
     sequence = topology.lock.sequence
     try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file))
+        names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
         likes = _likes(named)
         for name in _differing(named, replicas):
             likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)

@@ -86,7 +86,7 @@ def fitting(gradient: Any, variable: Variable) -> Any:
     Raise ValueError if the shape differs, the dtype cannot be cast, or an index is out of range. Raise TypeError if the
     dtype of rows cannot be cast.
     """
-    gradient = component(gradient)
+    gradient, variable = component(gradient), variable.part
     if isinstance(gradient, IndexedSlices):
         variable.check_rows(gradient)
         return gradient

@@ -23,7 +23,7 @@ from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checke
 from mpistrat.training.optimizers.options.accumulation import Accumulation
 from mpistrat.training.optimizers.options.clipping import Clipping
 from mpistrat.training.optimizers.options.exchange import GroupExchange
-from mpistrat.training.optimizers.parts import cut, require, unit_of
+from mpistrat.training.optimizers.parts import cut, refuse_cut, require, unit_of
 from mpistrat.training.optimizers.prepared_steps import PreparedSteps, Step
 from mpistrat.training.optimizers.replicas_step import ReplicasStep
 from mpistrat.training.optimizers.rule import AVERAGE, MovingAverage, Rule, WeightDecay, place_of, rate_of
@@ -434,9 +434,11 @@ class Optimizer(ABC):
         known = len(self._state.slots)
         extended = variables[0].distribute_strategy.extended
         parts = None
+        unit = partial(unit_of, elementwise=self.elementwise, clipping=self._clipping)
+        refuse_cut(variables, self._name, None if self._accumulation or self._shard_state else unit)
         if self._shards(extended):
             require(extended.engine, variables)
-            parts = partial(cut, ranks=extended.engine.topology.size, unit=self._unit)
+            parts = partial(cut, ranks=extended.engine.topology.size, unit=unit)
         self._state.create(variables, slots, self._initial_state, zeros, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
@@ -447,9 +449,6 @@ class Optimizer(ABC):
             self.exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()
-
-    def _unit(self, variable: Variable) -> int:
-        return unit_of(variable, self.elementwise, self._clipping)
 
     def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
         if slot == AVERAGE and self._averages:

@@ -18,7 +18,7 @@ from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.training.optimizers.options.clipping import BLOCK, Clipping
 from mpistrat.values import IndexedSlices, component
-from mpistrat.variables import DistributedVariable, LocalVariable, Variable
+from mpistrat.variables import CutVariable, DistributedVariable, LocalVariable, Variable
 from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.storage import placed_beside
 
@@ -48,6 +48,16 @@ def unit_of(variable: Variable, elementwise: bool, clipping: Clipping | None) ->
     if not elementwise:
         return _size(variable)
     return 1 if clipping is None or not clipping.by_norm else BLOCK
+
+
+def refuse_cut(variables: Sequence[Variable], name: str, unit: Callable[[Variable], int] | None) -> None:
+    """Raise ValueError if a variable is cut, and the optimizer of this name needs more than each element by itself."""
+    for variable in variables:
+        if isinstance(variable, CutVariable) and (unit is None or unit(variable) > 1):
+            raise ValueError(
+                f"variable {variable.name!r} is cut over ranks, and {name} needs whole gradients: use an elementwise "
+                "optimizer without clipnorm, global_clipnorm, gradient_accumulation_steps and shard_state"
+            )
 
 
 def require(engine: Engine, variables: Sequence[Variable], gradients: Sequence[Any] = ()) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.training.optimizers.parts import Ends, SharedOutVariable
-from mpistrat.variables import Variable
+from mpistrat.variables import CutVariable, Variable
 
 Initial = Callable[[str, Variable], np.ndarray]
 NameOf = Callable[[Variable], str]
@@ -91,7 +91,9 @@ class State:
                     made[key, slot] = SharedOutVariable.of(variable, name, value, self.ends[key])
                     continue
                 with variable.distribute_strategy.extended.colocate_vars_with(variable):
-                    made[key, slot] = Variable(initial(slot, variable), trainable=False, name=name)
+                    value = initial(slot, variable.part)
+                    whole = variable.of_part(value) if isinstance(variable, CutVariable) else value
+                    made[key, slot] = Variable(whole, trainable=False, name=name)
         for variable in new:
             self.slots[id(variable)] = variable, tuple(made[id(variable), slot] for slot in slots)
 

@@ -203,6 +203,7 @@ LOCAL = [
     "StrategyExtended.update_non_slot",
     "StrategyExtended.value_container",
     "StrategyExtended.variable_class",
+    "StrategyExtended.variable_class_for",
     "StrategyExtended.variable_created_in_scope",
     "ReplicaContext.merge_call",
     "CrossDeviceOps.all_reduce",
