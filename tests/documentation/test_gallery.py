@@ -13,6 +13,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 # Each program, its summary, which is the same on any number of ranks, and what --check adds.
 PROGRAMS = {
     "heat_halos": ("heat 1475.065524 of 1568.500000, maximum 0.499983 after 400 steps\n", "as NumPy says"),
+    "wave_slits": ("behind the slits: highest 0.437809, mean 0.045894 after 300 steps\n", "as NumPy says"),
     "clusters_hdf5": ("5 clusters, squared distances 564786 after 8 rounds\n", "as NumPy and scikit-learn say"),
     "monte_carlo": ("12  1.29280 +- 0.09095  exact 1.33526\n", "as NumPy says"),
     "conjugate_gradients": ("1600 unknowns, 143 iterations, maximum 0.678164716\n", "as NumPy says"),

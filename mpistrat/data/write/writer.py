@@ -26,6 +26,7 @@ from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries, rows_of_a_
 from mpistrat.data.write.growing_zarr import GrowingZarr
 from mpistrat.data.write.writable import column_of
 from mpistrat.data.write.write import check_targets
+from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
 from mpistrat.process.atomic_file import require_space
 from mpistrat.process.local_path import local_path
@@ -222,9 +223,10 @@ class Writer:
         ----------
         name : str
             Name of the dataset, in which ``/`` separates groups. All ranks append to the same one.
-        block : array, Block or number
+        block : array, Block, ShardedArray or number
             This rank's part of the step. Arrays of the ranks lie side by side along their axis 0, in the order of the
-            ranks. A `Block` says where it lies. A number must be the same on all ranks. Every step of a dataset has
+            ranks. A `Block` or a `mpistrat.experimental.ShardedArray` says where it lies, a mesh having the ranks of
+            the writer. A number must be the same on all ranks. Every step of a dataset has
             the same blocks, and a dtype that converts safely to that of the first one.
         attributes : dict, optional
             Attributes of the dataset, to add or to replace. Those of rank 0 count.
@@ -394,6 +396,8 @@ class Writer:
             raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
         box: Box | None = None
         whole_shape: tuple[int, ...] = ()
+        if isinstance(block, ShardedArray):
+            block = Block(block.local, block.offset, block.shape)
         if isinstance(block, Block):
             box, whole_shape, block = Box(block.offset, block.shape), block.global_shape, block.array
         array = as_numpy(block)

@@ -2,11 +2,12 @@
 
 import functools
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpistrat.data import Dataset
+from mpistrat.data import Dataset, Writer
 from mpistrat.experimental import Mesh, ShardedArray
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 
@@ -174,6 +175,33 @@ def test_equations_have_the_bits_of_one_rank(kind):
         for parts in ({}, {"x": uneven(37, mesh.axes["x"])}):
             u = ShardedArray.from_array(start, mesh=mesh, axes=("x", y), parts=parts)
             assert steps_of(u, kind, 30).tobytes() == expected.tobytes()
+
+
+@pytest.mark.skipif(SIZE < 8, reason="tests/replicas/test_eight_ranks.py starts eight")
+@pytest.mark.parametrize("kind", ["heat", "wave"])
+def test_equations_over_some_on_eight_ranks(kind):
+    """Meshes of 3x2 over six of the ranks, and of two with 70 and 30 rows over the others."""
+    start = np.random.default_rng(3).normal(size=(100, 41))
+    alone = ShardedArray.from_array(start, mesh=Mesh(comm=MPI.COMM_SELF, x=1), axes=("x", None))
+    of_six = MPI.COMM_WORLD.rank < 6
+    comm = MPI.COMM_WORLD.Split(of_six)
+    mesh = Mesh(comm=comm, x=3, y=2) if of_six else Mesh(comm=comm, x=2, y=1)
+    parts = {} if of_six else {"x": [70, 30]}
+    u = ShardedArray.from_array(start, mesh=mesh, axes=("x", "y"), parts=parts)
+    assert steps_of(u, kind, 30).tobytes() == steps_of(alone, kind, 30).tobytes()
+
+
+@pytest.mark.parametrize("axes", [("x", None), (None, "x")])
+@pytest.mark.parametrize("name", ["u.h5", "u.zarr"])
+def test_files_by_parts(name, axes, tmp_path):
+    mesh, whole = meshes()[0], np.random.default_rng(4).normal(size=(10, 20))
+    u = ShardedArray.from_array(whole, mesh=mesh, axes=axes, parts={"x": uneven(whole.shape[axes.index("x")], SIZE)})
+    with Writer(tmp_path / name) as writer:
+        writer.append("u", u)
+        writer.append("u", u + 1)
+    file = h5py.File(tmp_path / name) if name == "u.h5" else pytest.importorskip("zarr").open(tmp_path / name, mode="r")
+    read = ShardedArray.from_callback(u.shape, lambda box: file["u"][(1, *box)], mesh=mesh, axes=axes)
+    np.testing.assert_array_equal(read.gather(), whole + 1)
 
 
 @pytest.mark.parametrize(
