@@ -172,7 +172,10 @@ def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:
     if len(rest) > 1:
         raise ValueError(f"only one axis can have what the others leave, not {rest}")
     if ranks % known or (not rest and known != ranks):
-        raise ValueError(f"a mesh of {sizes} does not make up the {ranks} ranks: their product must be {ranks}")
+        raise ValueError(
+            f"a mesh of {sizes} does not make up the {ranks} ranks: their product must be {ranks}. For a mesh over "
+            "some of them, give comm=, such as MPI.COMM_WORLD.Split(color)"
+        )
     for name in rest:
         sizes[name] = ranks // known
     return sizes
