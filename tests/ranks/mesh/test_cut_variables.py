@@ -127,7 +127,7 @@ def alone():
 @pytest.mark.four_ranks
 @pytest.mark.parametrize("saves", ["save", "save_async", "Checkpoint"])
 def test_a_perceptron_trains_and_goes_on_as_one_rank_does(alone, saves, tmp_path):
-    """The second half is trained by other replicas, with other cuts, on what the first half has saved."""
+    """The second half is trained on other numbers of ranks, with other cuts, from what the first half has saved."""
     mesh, strategy = scope_of()
     model = Perceptron(mesh, strategy)
     for got, expected in zip(model.train(10), alone[0], strict=True):
@@ -142,17 +142,20 @@ def test_a_perceptron_trains_and_goes_on_as_one_rank_does(alone, saves, tmp_path
         save(state, path)
     else:
         mpistrat.training.save_async(state, path).wait()
-    mesh, strategy = scope_of(SIZE)
-    parts = {"model": [6, *[0] * (SIZE - 1)]} if SIZE != 2 else {"model": [1, 5]}
-    other = Perceptron(mesh, strategy, parts, fill=0.0)
-    other.optimizer.build(other.variables)
-    if saves == "Checkpoint":
-        Checkpoint(weights=other.variables, optimizer=other.optimizer).restore(path).assert_consumed()
-    else:
-        load([*other.variables, *other.optimizer.variables], path)
-    assert other.optimizer.iterations == 10
-    for got, expected in zip(other.train(10), alone[1], strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    uneven = {"model": [1, 5] if SIZE == 2 else [6, *[0] * (SIZE - 1)]}
+    pair = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 2)
+    later = [(MPI.COMM_WORLD, uneven), (pair, None), (MPI.COMM_SELF, None)]  # one replica of all, of two, of one
+    for comm, parts in later:
+        mesh, strategy = scope_of(comm=comm, replica=1, model=-1)
+        other = Perceptron(mesh, strategy, parts, fill=0.0)
+        other.optimizer.build(other.variables)
+        if saves == "Checkpoint":
+            Checkpoint(weights=other.variables, optimizer=other.optimizer).restore(path).assert_consumed()
+        else:
+            load([*other.variables, *other.optimizer.variables], path)
+        assert other.optimizer.iterations == 10
+        for got, expected in zip(other.train(10), alone[1], strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 @pytest.mark.four_ranks
@@ -169,6 +172,21 @@ def test_files_are_those_of_whole_arrays(tmp_path):
     assert w.read_value().gather().tobytes() == (WHOLE + 2).tobytes()
     with pytest.raises(ValueError, match="of shape"):
         load({"u": variable_of(mesh, strategy, WHOLE[:4])}, tmp_path / "whole.h5")
+
+
+def test_on_a_gpu(cupy, tmp_path):
+    mesh = Mesh(replica=1, model=-1)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(mesh=mesh, device="cuda")
+    v = variable_of(mesh, strategy)
+    optimizer = mpistrat.optimizers.Adam(0.1)
+    strategy.run(lambda: optimizer.apply_gradients([(cupy.ones(v.part.shape), v)]))
+    assert isinstance(v.own_copy(), cupy.ndarray)
+    assert not hasattr(v, "__cupy_get_ndarray__")  # CuPy would take the part for the whole
+    save([v, *optimizer.variables], tmp_path / "v.h5")
+    v.assign(cupy.zeros(v.part.shape))
+    assert v.sum() == 0
+    load([v, *optimizer.variables], tmp_path / "v.h5")
+    np.testing.assert_allclose(v.read_value().gather(), WHOLE - 0.1, atol=1e-6)
 
 
 def test_averages_and_other_options():
