@@ -207,6 +207,7 @@ class Executor(concurrent.futures.Executor):
         kwargs: dict[str, Any],
         ranks: int | None = None,
         calls: int = 1,
+        keep: Callable[[Any], None] | None = None,
     ) -> concurrent.futures.Future[Any]:
         arguments, references = pack_arguments(args, kwargs)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -217,6 +218,8 @@ class Executor(concurrent.futures.Executor):
 
         def attempt(left: int) -> Task:
             def ended(value: Any, error: BaseException | None) -> None:
+                if keep is not None and error is None and not future.cancelled():
+                    keep(value)  # before the caller has it, and may close the file
                 if error is not None and left and not isinstance(error, concurrent.futures.CancelledError):
                     self._dispatcher.add(attempt(left - 1))
                 elif threading.current_thread() is self._thread:
@@ -308,6 +311,8 @@ class Executor(concurrent.futures.Executor):
             listed = [*calls]
             kept = KeptResults(keep, fn, listed)
             self._kept.append(kept)
+            with self._lock:
+                self._bar.queued(len(kept.found), len(kept.found))
             calls = [listed[number] for number in kept.missing]
         if chunksize > 1:
 
@@ -335,11 +340,11 @@ class Executor(concurrent.futures.Executor):
 
         def submitted(call: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
             count = len(call) if chunksize > 1 else 1
-            future = self._submit(function, fn, call, {}, calls=count)
+            keep = None
             if kept is not None:
                 own = [*itertools.islice(numbers, count)]
-                future.add_done_callback(partial(kept.take, own, chunksize > 1))
-            return future
+                keep = partial(kept.take, own) if chunksize > 1 else lambda result: kept.take(own, [result])
+            return self._submit(function, fn, call, {}, calls=count, keep=keep)
 
         futures = map(submitted, calls)
         return _results(deque(itertools.islice(futures, buffersize)), futures, end)

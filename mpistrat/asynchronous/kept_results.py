@@ -6,14 +6,16 @@ The file is written anew when results have come, and appears whole or not at all
 from __future__ import annotations
 
 import base64
-import concurrent.futures
+import contextlib
 import json
 import os
+import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import h5py
@@ -21,6 +23,7 @@ import numpy as np
 import xxhash
 
 from mpistrat.messages.functions import captured
+from mpistrat.process import failure
 from mpistrat.process.atomic_file import appearing
 from mpistrat.process.local_path import local_path
 
@@ -43,30 +46,29 @@ class KeptResults:
         self._digests = [fingerprint(function, home), *(fingerprint(call, home) for call in calls)]
         self.found: dict[int, Any] = self._read(calls) if self._path.exists() else {}
         self._texts = {number: json.dumps(_encoded(value)) for number, value in self.found.items()}
-        self._lock, self._news, self._closing = threading.Lock(), threading.Event(), threading.Event()
+        self._saved = len(self._texts)
+        self._news: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # may be put to in a signal handler
         self._error: Exception | None = None
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._write_when_due, name="mpistrat-results", daemon=True)
         self._thread.start()
+        _open.append(self)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end_by_signal)
 
     @property
     def missing(self) -> list[int]:
         return [number for number in range(self._count) if number not in self.found]
 
-    def take(self, numbers: list[int], in_chunk: bool, future: concurrent.futures.Future[Any]) -> None:
-        """Keep the results of calls, when their future has ended."""
-        if future.cancelled() or future.exception() is not None:
-            return
-        results = future.result() if in_chunk else [future.result()]
+    def take(self, numbers: list[int], results: list[Any]) -> None:
+        """Keep the results of calls."""
         for number, result in zip(numbers, results, strict=True):
             try:
                 text = json.dumps(_encoded(result))
             except TypeError as error:
                 self._error = self._error or TypeError(f"result of call {number}: {error}")
                 continue
-            with self._lock:
-                self._texts[number] = text
-        self._news.set()
+            self._news.put((number, text))
 
     def in_order(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield the results of all calls; the iterator gives those that the file did not have."""
@@ -78,10 +80,22 @@ class KeptResults:
             self.close()
 
     def close(self) -> None:
-        """Write the rest. Raise OSError if the file cannot be written, and TypeError if a result cannot be kept."""
-        self._closing.set()
-        self._news.set()
+        """Write the rest, and say so if results are missing.
+
+        Raise OSError if the file cannot be written, and TypeError if a result cannot be kept.
+        """
+        self._news.put(None)
         self._thread.join()
+        if self in _open:
+            _open.remove(self)
+            if not _open and signal.getsignal(signal.SIGTERM) is _end_by_signal:
+                with contextlib.suppress(ValueError):  # another thread than the main thread
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._saved < self._count:
+                failure.write(
+                    f"\nmpistrat: {self._path} has {self._saved} of {self._count} results: the same program, started "
+                    "again, goes on with the rest\n"
+                )
         self._raise()
 
     def _raise(self) -> None:
@@ -90,23 +104,24 @@ class KeptResults:
             raise error
 
     def _write_when_due(self) -> None:
-        saved, closing = len(self._texts), False
+        due, closing = 0.0, False
         while not closing:
-            self._news.wait()
-            self._news.clear()
-            closing = self._closing.is_set()
-            with self._lock:
-                texts = dict(self._texts)
-            if len(texts) == saved:
-                continue
+            wait = None if len(self._texts) == self._saved else max(0.0, due - time.monotonic())
+            with contextlib.suppress(queue.Empty):
+                news = self._news.get(timeout=wait)
+                closing = news is None
+                if news is not None:
+                    self._texts[news[0]] = news[1]
             start = time.monotonic()
+            if len(self._texts) == self._saved or (start < due and not closing):
+                continue
             try:
-                self._write(texts)
+                self._write(self._texts)
             except OSError as error:
                 self._error = self._error or error
                 return
-            saved = len(texts)
-            self._closing.wait(_PAUSE * (time.monotonic() - start))
+            self._saved = len(self._texts)
+            due = time.monotonic() + _PAUSE * (time.monotonic() - start)
 
     def _write(self, texts: dict[int, str]) -> None:
         members = ",".join(f'"{number}":{text}' for number, text in sorted(texts.items()))
@@ -137,6 +152,21 @@ class KeptResults:
                 "name, or remove the file"
             )
         return found
+
+
+_open: list[KeptResults] = []
+os.register_at_fork(after_in_child=_open.clear)  # the thread that writes is not in a child
+
+
+def _end_by_signal(number: int, _: FrameType | None) -> None:
+    """Write the results that have come. Then end this process by the signal, unless a later handler called this one."""
+    ends = signal.getsignal(number) is _end_by_signal
+    for each in [*_open]:
+        with contextlib.suppress(Exception):
+            each.close()
+    if ends:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 # --- results as JSON ---------------------------------------------------------------------------------------

@@ -104,7 +104,8 @@ class CallsBar:
         self.shown = shown
         self._bar: Any = None
 
-    def queued(self, calls: int = 1) -> None:
+    def queued(self, calls: int = 1, kept: int = 0) -> None:
+        """Add calls, of which ``kept`` have their results from an earlier run, and say nothing about the rate."""
         if not self.shown or rc.progress is False:
             return
         if self._bar is None and (rc.progress or sys.stderr.isatty() or "ipykernel" in sys.modules):
@@ -116,6 +117,8 @@ class CallsBar:
 
             self._bar = ProgressLog(None, "", _EVERY, "calls", 0, "call")
         self._bar.total += calls
+        self._bar.initial += kept
+        self._bar.n += kept
 
     def ended(self, calls: int = 1) -> None:
         if self._bar is not None:

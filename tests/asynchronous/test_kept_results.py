@@ -5,6 +5,7 @@ import functools
 import json
 import pickle
 import re
+import signal
 import sys
 import threading
 import time
@@ -41,12 +42,15 @@ def executor():
         yield made
 
 
-def test_killed_three_times(run_ranks, tmp_path):
+def test_ended_three_times(run_ranks, tmp_path):
     count = 400
-    for last in (100, 200, 300):
-        ended = run_ranks(3, PROGRAM, tmp_path, count, last)
+    for last, number in ((100, signal.SIGKILL), (200, signal.SIGTERM), (300, signal.SIGKILL)):
+        ended = run_ranks(3, PROGRAM, tmp_path, count, last, int(number))
         assert ended.status not in (0, None), str(ended)
-    run_ranks(3, PROGRAM, tmp_path, count, 0).check().shows("as in one process")
+        told = re.search(r"mpistrat: \S+/results\.h5 has (\d+) of 400 results: the same program", ended.output)
+        assert bool(told) == (number == signal.SIGTERM), str(ended)
+        assert told is None or int(told[1]) >= last
+    run_ranks(3, PROGRAM, tmp_path, count, 0, 0).check().shows("as in one process")
     ran = [int(line) for path in tmp_path.glob("ran-*") for line in path.read_text().split()]
     rank_0 = count  # which computes all of them anew at the end, to compare
     assert sorted({*ran}) == [*range(count)]
@@ -66,7 +70,7 @@ def test_results_are_equal_and_do_not_run_again(executor, tmp_path, chunksize):
     assert ran == [len(RESULTS)] * 2
 
 
-def test_a_failed_call_loses_no_result(executor, tmp_path):
+def test_a_failed_call_loses_no_result(executor, tmp_path, capsys):
     path, switch = tmp_path / "results.h5", tmp_path / "repaired"
 
     def sometimes(i):
@@ -74,12 +78,16 @@ def test_a_failed_call_loses_no_result(executor, tmp_path):
             raise ArithmeticError(i)
         return -i
 
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ArithmeticError):
         list(executor.map(sometimes, range(6), keep=path))
+    assert re.search(r"results\.h5 has [3-5] of 6 results: ", capsys.readouterr().err)
+    assert signal.getsignal(signal.SIGTERM) is before
     ended = executor.statistics().ended
     switch.touch()
     assert [*executor.map(sometimes, range(6), keep=path)] == [0, -1, -2, -3, -4, -5]
     assert executor.statistics().ended - ended <= 3
+    assert capsys.readouterr().err == ""
 
 
 def test_written_while_others_run(executor, tmp_path):
@@ -254,3 +262,23 @@ def test_a_line_a_minute_in_a_log(monkeypatch, capsys):
         assert bool(lines) == shown
         assert all(re.match(r"calls: +\d+%.*\d+/20 \[.*call", line) for line in lines), lines
         assert not shown or "20/20" in lines[-1]
+
+
+def test_kept_results_count_as_done(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("MPISTRAT_PROGRESS", raising=False)
+    monkeypatch.setattr(statistics, "_EVERY", 0.02)
+    with pytest.raises(ZeroDivisionError), Executor(progress=False) as executor:
+        list(executor.map(divide, [[tmp_path, i] for i in range(20)], keep=tmp_path / "results.h5"))
+    (tmp_path / "repaired").touch()
+    with Executor() as executor:
+        capsys.readouterr()
+        list(executor.map(divide, [[tmp_path, i] for i in range(20)], keep=tmp_path / "results.h5"))
+    counts = [int(each) for each in re.findall(r"(\d+)/20 ", capsys.readouterr().err)]
+    assert counts[0] > 10
+    assert counts[-1] == 20
+
+
+def divide(given):
+    folder, i = given
+    time.sleep(0.02)
+    return i / (i != 10 or (folder / "repaired").exists())

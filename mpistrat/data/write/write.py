@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec
 
 import h5py
 import numpy as np
@@ -166,6 +166,23 @@ class _SharedFile:
                     pass
 
 
+_Arguments = ParamSpec("_Arguments")
+
+
+def _explaining_order(write: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Return ``write_hdf5`` with an error that explains a call by the arguments of h5py's ``create_dataset``."""
+
+    @wraps(write)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        if len(args) > 2:
+            name = next((each for each in args[1:] if isinstance(each, str)), "x")
+            raise TypeError(f"write_hdf5() takes names and arrays in a dict: write_hdf5(path, {{{name!r}: array}})")
+        write(*args, **kwargs)
+
+    return checked
+
+
+@_explaining_order
 def write_hdf5(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     rows: Any,

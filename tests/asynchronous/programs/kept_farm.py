@@ -1,4 +1,7 @@
-"""A farm that ends its job by a signal, when its file has some results: ``python kept_farm.py FOLDER COUNT LAST``."""
+"""A farm that ends its job by a signal, once it has some results: ``python kept_farm.py FOLDER COUNT LAST SIGNAL``.
+
+By SIGKILL it waits until the file has them. By SIGTERM it is the farm that writes them.
+"""
 
 import json
 import os
@@ -31,7 +34,7 @@ def kept(path):
         return len(json.loads(file["results"][()].tobytes()))
 
 
-def main(count, last):
+def main(count, last, number):
     with Executor() as executor:
         if executor is not None:
             path = FOLDER / "results.h5"
@@ -39,9 +42,9 @@ def main(count, last):
             for result in executor.map(square, range(count), np.linspace(0, 1, count), keep=path):
                 results.append(result)
                 if len(results) == last:
-                    while kept(path) < last:  # a pause follows each write
+                    while number == signal.SIGKILL and kept(path) < last:  # a pause follows each write
                         time.sleep(0.01)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), number)
             assert str(results) == str([square(i, part) for i, part in enumerate(np.linspace(0, 1, count))])
             print("as in one process")
 
