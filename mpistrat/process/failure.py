@@ -28,7 +28,7 @@ _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
 _FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
 
-_folding = True
+_folding = "MPISTRAT_DEBUG" not in os.environ
 _name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
@@ -67,6 +67,19 @@ def arm(rank: int, size: int) -> None:
 
     sys.excepthook = excepthook
     _watch_system_exit()
+
+
+def fold() -> None:
+    """Leave the lines of the package out of the traceback of an uncaught error, in a job of one rank."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if previous is not sys.__excepthook__ or _interactive():
+            previous(kind, error, trace)
+        else:
+            write("".join(_in_lines(kind, error, trace)))
+
+    sys.excepthook = excepthook
 
 
 def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:

@@ -93,6 +93,8 @@ def _start() -> None:
             _initialize(MPI, rc)
         if not finalizes and rc.finalize not in _NO:  # mpi4py.rc.initialize = False
             program_end.register(EndStep.MPI, MPI.Finalize)
+    if MPI.COMM_WORLD.size == 1:
+        failure.fold()
     launch.check_singleton(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
     _mpi = MPI
     world = MPI.COMM_WORLD

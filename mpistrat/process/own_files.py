@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 _directories: tuple[str, ...] = (os.path.abspath(os.path.join(os.path.dirname(__file__), "..")) + os.sep,)
 
@@ -16,3 +17,11 @@ def skip_in_call_sites(directory: str) -> None:
 def is_own(file: str) -> bool:
     """Return whether a file is not the user's code."""
     return file.startswith(_directories)
+
+
+def level_of_program() -> int:
+    """Return the ``stacklevel`` by which a warning of the calling function shows the line of the program."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_own(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level

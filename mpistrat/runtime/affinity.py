@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mpistrat.process.own_files import level_of_program
 from mpistrat.process.ranges import ranges
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def warn_if_blas_differs(topology: Topology) -> None:
             f"ranks have different BLAS libraries, kernels or numbers of threads ({told}), so the weights of virtual "
             "replicas depend on the number of ranks: set OPENBLAS_NUM_THREADS and OPENBLAS_CORETYPE to the same on all",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=level_of_program(),
         )
 
 
@@ -124,4 +125,4 @@ def warn_if_few_cores(topology: Topology) -> None:
             "program by mpistrat run, which does"
         )
     if text is not None:
-        warnings.warn(f"{text}. `mpistrat check` shows more", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{text}. `mpistrat check` shows more", RuntimeWarning, stacklevel=level_of_program())

@@ -1,5 +1,6 @@
 """How this library starts MPI: as mpi4py does by its options, in the sight of tools, and once."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -141,3 +142,29 @@ mpistrat.MultiWorkerMirroredStrategy()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): install one" in done.stderr
+
+
+ALONE_AND_WRONG = """
+import mpistrat
+
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+strategy.run(abs, args=3)
+"""
+
+
+@pytest.mark.mpich
+def test_tracebacks_of_one_rank_have_the_lines_of_the_program(run_alone, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(ALONE_AND_WRONG)
+    for options, error, lines in (
+        ({}, "ValueError: args must be a tuple", 5),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "AloneError: every task", 4),
+    ):
+        ended = run_alone(program, **options)
+        assert ended.status == 1, str(ended)
+        assert error in ended.output
+        assert "inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\nTraceback" in ended.output
+        assert re.findall(r'  File "(.*)", line (\d+)', ended.output) == [(str(program), str(lines))]
+        ended = run_alone(program, MPISTRAT_DEBUG="1", **options)
+        assert "left out" not in ended.output
+        assert "/mpistrat/" in ended.output

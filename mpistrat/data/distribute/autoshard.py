@@ -31,6 +31,7 @@ from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transfor
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Seed
 from mpistrat.data.rows.split import part_of, pieces
+from mpistrat.process.own_files import level_of_program
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
@@ -361,7 +362,7 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
             f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
             "set AutoShardPolicy.DATA to do the same without this warning",
             UserWarning,
-            stacklevel=2,
+            stacklevel=level_of_program(),
         )
     return ByData(whole, replicas, ranks)
 

@@ -37,6 +37,7 @@ from mpistrat.data.hdf5.records import (
 )
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.process.atomic_file import appearing
+from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 _log = logging.getLogger("mpistrat.data")
@@ -277,7 +278,8 @@ class Manifests:
         if warn:
             for number, record in enumerate(records):
                 if not record.rows:
-                    warnings.warn(f"file {files[number]!r} has no rows and is skipped", UserWarning, stacklevel=2)
+                    text = f"file {files[number]!r} has no rows and is skipped"
+                    warnings.warn(text, UserWarning, stacklevel=level_of_program())
         for number in kept:
             self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from mpistrat.data.pipeline.transforms import (
     integer,
 )
 from mpistrat.runtime import affinity
+from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,6 +129,9 @@ class Chain:
             buffer_size = integer(buffer_size, "the buffer_size of shuffle()", 1)
         if mode not in ("block", "exact"):
             raise ValueError(f"the mode of shuffle() must be 'block' or 'exact', not {mode!r}")
+        if "data" in rc.debug and self.batch_size is not None:
+            text = "shuffle() after batch() moves whole batches, of the same rows in each epoch: call shuffle() first"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         drawn = seed is None
         seed = secrets.randbits(63) if drawn else integer(seed, "the seed of shuffle()", -(2**63))
         return self._then(Shuffle(seed, not drawn, buffer_size, bool(reshuffle_each_iteration), mode))

@@ -13,6 +13,7 @@ from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, before_batch, length_of
 from mpistrat.data.rows.contracts import Seed
+from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Definition:
                     f"shuffle(mode='exact') takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",
                     UserWarning,
-                    stacklevel=2,
+                    stacklevel=level_of_program(),
                 )
         return self if source is self.source else replace(self, source=source)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import sys
 import warnings
-from pathlib import Path
 
 from mpistrat.collectives.arithmetic.operations import FurtherOp
 from mpistrat.collectives.arithmetic.operations import Op as OwnOp
+from mpistrat.process.own_files import level_of_program
 from mpistrat.values import ReduceOp
 
 
@@ -39,7 +38,6 @@ class Op(enum.Enum):
 
 Average, Sum, Min, Max, Product, Adasum = Op
 
-_HERE = str(Path(__file__).parent)
 
 OWN: dict[Op, OwnOp] = {
     Sum: ReduceOp.SUM,
@@ -58,18 +56,10 @@ def op_of(op: Op | None, average: bool | None) -> Op:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=_callers_level())
+        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=level_of_program())
         return Average if average else Sum
     if op is None:
         return Average
     if not isinstance(op, Op):
         raise TypeError(f"op must be one of {', '.join(each.name for each in Op)} of this module, not {op!r}")
     return op
-
-
-def _callers_level() -> int:
-    """Return the ``stacklevel`` by which a warning of the calling function shows the line of the program."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame, level = frame.f_back, level + 1
-    return level

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays import arrays
-from mpistrat.process.own_files import is_own
+from mpistrat.process.own_files import level_of_program
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
@@ -51,9 +51,8 @@ def checked(
 
 def _warn_of_means(replicas: int) -> None:
     """Warn if the function of the program that applies gradients, or one that it calls, takes a mean."""
-    frame, level = sys._getframe(), 1
-    while is_own(frame.f_code.co_filename) and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
+    level = level_of_program()
+    frame = sys._getframe(level - 1)
     code = frame.f_code
     if code in _looked_at:
         return

@@ -149,6 +149,19 @@ def test_unseeded_shuffles_differ_but_branches_of_one_agree():
         assert sorted(int(x) for part in (train, test) for x in part) == list(range(50))
 
 
+def test_debug_warns_of_batches_that_are_shuffled(monkeypatch, recwarn):
+    monkeypatch.setenv("MPISTRAT_DEBUG", "1")
+    Dataset.range(8).shuffle(seed=0).batch(2).map(abs)
+    assert not recwarn.list
+    Dataset.range(8).batch(2).shuffle(3)
+    (warning,) = recwarn.list
+    assert "moves whole batches, of the same rows in each epoch: call shuffle() first" in str(warning.message)
+    assert warning.filename == __file__
+    monkeypatch.delenv("MPISTRAT_DEBUG")
+    Dataset.range(8).batch(2).shuffle(3)
+    assert len(recwarn.list) == 1
+
+
 def test_order_without_reshuffling():
     dataset = Dataset.range(30).shuffle(seed=2, reshuffle_each_iteration=False).batch(30)
     assert next(iter(dataset)).tolist() == next(iter(dataset)).tolist()
