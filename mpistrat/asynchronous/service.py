@@ -191,10 +191,11 @@ class _Worker:
 
     def _look(self, ended: threading.Event) -> None:
         seen = None
-        while not ended.wait(_LOOK if seen is not None else _REST):
-            if self._running is not None and self._running is seen:
-                self._take_letters()
-            seen = self._running
+        with suppress(RuntimeError):  # of an interrupted message: the main thread gets it, too, and says so
+            while not ended.wait(_LOOK if seen is not None else _REST):
+                if self._running is not None and self._running is seen:
+                    self._take_letters()
+                seen = self._running
 
     def _take_letters(self) -> None:
         with self._post.lock:  # the other thread waits: letters stay in order, and a task begins or goes back

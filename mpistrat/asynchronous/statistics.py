@@ -118,6 +118,7 @@ class CallsBar:
             self._bar = ProgressLog(None, "", _EVERY, "calls", 0, "call")
         self._bar.total += calls
         self._bar.initial += kept
+        self._bar.last_print_n += kept
         self._bar.n += kept
 
     def ended(self, calls: int = 1) -> None:

@@ -141,6 +141,7 @@ class _RunningJob:
                 self._say(text)
         if (
             self._messages.found.deaths
+            and not self._passed_on  # the signal was meant to end the job
             and self._job.launcher.can_survive
             and any(each.phase == Phase.SERVING for each in records)
         ):
