@@ -41,7 +41,8 @@ resume_digits.train(resume_digits.parse())
 SLOW_WORDS = ["--epochs", "20", "--dtype", "float64", "--out", "out"]
 SLOW_STEPS = 20 * 12
 
-# How often the time limit, a minute, ends a farm of 1,000 calls. Each time takes Slurm two minutes.
+# How often the time limit, a minute, ends a farm of 1,000 calls. Each time takes Slurm two minutes, so that three need
+# `-o faulthandler_timeout=1400`.
 FARM_LIMITS = int(os.environ.get("MPISTRAT_TEST_FARM_LIMITS", "1"))
 # Its first runs do 240 calls a minute at most, with two workers.
 FARM = f"""
