@@ -340,10 +340,7 @@ class Executor(concurrent.futures.Executor):
 
         def submitted(call: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
             count = len(call) if chunksize > 1 else 1
-            keep = None
-            if kept is not None:
-                own = [*itertools.islice(numbers, count)]
-                keep = partial(kept.take, own) if chunksize > 1 else lambda result: kept.take(own, [result])
+            keep = None if kept is None else partial(kept.take, [*itertools.islice(numbers, count)], chunksize > 1)
             return self._submit(function, fn, call, {}, calls=count, keep=keep)
 
         futures = map(submitted, calls)

@@ -47,28 +47,27 @@ class KeptResults:
         self.found: dict[int, Any] = self._read(calls) if self._path.exists() else {}
         self._texts = {number: json.dumps(_encoded(value)) for number, value in self.found.items()}
         self._saved = len(self._texts)
-        self._news: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()  # may be put to in a signal handler
+        self._news: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()  # which a signal handler may put to
         self._error: Exception | None = None
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._thread = threading.Thread(target=self._write_when_due, name="mpistrat-results", daemon=True)
         self._thread.start()
         _open.append(self)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _end_by_signal)
+        _replace_handler(signal.SIG_DFL, _end_by_signal)
 
     @property
     def missing(self) -> list[int]:
         return [number for number in range(self._count) if number not in self.found]
 
-    def take(self, numbers: list[int], results: list[Any]) -> None:
+    def take(self, numbers: list[int], in_chunk: bool, value: Any) -> None:
         """Keep the results of calls."""
-        for number, result in zip(numbers, results, strict=True):
+        for number, result in zip(numbers, value if in_chunk else [value], strict=True):
             try:
                 text = json.dumps(_encoded(result))
             except TypeError as error:
                 self._error = self._error or TypeError(f"result of call {number}: {error}")
                 continue
-            self._news.put((number, text))
+            self._news.put({number: text})
 
     def in_order(self, results: Iterator[Any]) -> Iterator[Any]:
         """Yield the results of all calls; the iterator gives those that the file did not have."""
@@ -80,22 +79,16 @@ class KeptResults:
             self.close()
 
     def close(self) -> None:
-        """Write the rest, and say so if results are missing.
-
-        Raise OSError if the file cannot be written, and TypeError if a result cannot be kept.
-        """
-        self._news.put(None)
+        """Write the rest, and tell of missing results. Raise OSError if it cannot be written, TypeError if not kept."""
+        self._news.put({})
         self._thread.join()
         if self in _open:
             _open.remove(self)
-            if not _open and signal.getsignal(signal.SIGTERM) is _end_by_signal:
-                with contextlib.suppress(ValueError):  # another thread than the main thread
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if not _open:
+                _replace_handler(_end_by_signal, signal.SIG_DFL)
             if self._saved < self._count:
-                failure.write(
-                    f"\nmpistrat: {self._path} has {self._saved} of {self._count} results: the same program, started "
-                    "again, goes on with the rest\n"
-                )
+                found = f"{self._path} has {self._saved} of {self._count} results"
+                failure.write(f"\nmpistrat: {found}: the same program, started again, goes on with the rest\n")
         self._raise()
 
     def _raise(self) -> None:
@@ -108,23 +101,21 @@ class KeptResults:
         while not closing:
             wait = None if len(self._texts) == self._saved else max(0.0, due - time.monotonic())
             with contextlib.suppress(queue.Empty):
-                news = self._news.get(timeout=wait)
-                closing = news is None
-                if news is not None:
-                    self._texts[news[0]] = news[1]
+                self._texts |= (news := self._news.get(timeout=wait))
+                closing = not news
             start = time.monotonic()
             if len(self._texts) == self._saved or (start < due and not closing):
                 continue
             try:
-                self._write(self._texts)
+                self._write()
             except OSError as error:
                 self._error = self._error or error
                 return
             self._saved = len(self._texts)
             due = time.monotonic() + _PAUSE * (time.monotonic() - start)
 
-    def _write(self, texts: dict[int, str]) -> None:
-        members = ",".join(f'"{number}":{text}' for number, text in sorted(texts.items()))
+    def _write(self) -> None:
+        members = ",".join(f'"{number}":{text}' for number, text in sorted(self._texts.items()))
         with appearing(self._path, replace=True) as temporary, h5py.File(temporary, "w") as file:
             for name, text in (("results", f"{{{members}}}"), ("calls", json.dumps(self._digests))):
                 file.create_dataset(name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True)
@@ -158,14 +149,18 @@ _open: list[KeptResults] = []
 os.register_at_fork(after_in_child=_open.clear)  # the thread that writes is not in a child
 
 
+def _replace_handler(before: Any, after: Any) -> None:
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is before:
+        signal.signal(signal.SIGTERM, after)
+
+
 def _end_by_signal(number: int, _: FrameType | None) -> None:
     """Write the results that have come. Then end this process by the signal, unless a later handler called this one."""
     ends = signal.getsignal(number) is _end_by_signal
     for each in [*_open]:
         with contextlib.suppress(Exception):
             each.close()
-    if ends:
-        signal.signal(number, signal.SIG_DFL)
+    if ends:  # the last file that was closed has put the default back
         os.kill(os.getpid(), number)
 
 

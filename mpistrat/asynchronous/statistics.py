@@ -98,14 +98,13 @@ class Clock:
 
 
 class CallsBar:
-    """A bar on a terminal, or a line a minute in a log, until `close`. ``rc.progress`` may turn it off."""
+    """A bar on a terminal, or a line a minute in a log; ``rc.progress`` may turn it off. ``kept`` calls count as done."""
 
     def __init__(self, shown: bool):
         self.shown = shown
         self._bar: Any = None
 
     def queued(self, calls: int = 1, kept: int = 0) -> None:
-        """Add calls, of which ``kept`` have their results from an earlier run, and say nothing about the rate."""
         if not self.shown or rc.progress is False:
             return
         if self._bar is None and (rc.progress or sys.stderr.isatty() or "ipykernel" in sys.modules):

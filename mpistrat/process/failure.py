@@ -71,15 +71,8 @@ def arm(rank: int, size: int) -> None:
 
 def fold() -> None:
     """Leave the lines of the package out of the traceback of an uncaught error, in a job of one rank."""
-    previous = sys.excepthook
-
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if previous is not sys.__excepthook__ or _interactive():
-            previous(kind, error, trace)
-        else:
-            write("".join(_in_lines(kind, error, trace)))
-
-    sys.excepthook = excepthook
+    if sys.excepthook is sys.__excepthook__ and not _interactive():
+        sys.excepthook = lambda kind, error, trace: write("".join(_in_lines(kind, error, trace)))
 
 
 def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:

@@ -361,7 +361,6 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
         warnings.warn(
             f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
             "set AutoShardPolicy.DATA to do the same without this warning",
-            UserWarning,
             stacklevel=level_of_program(),
         )
     return ByData(whole, replicas, ranks)

@@ -278,8 +278,7 @@ class Manifests:
         if warn:
             for number, record in enumerate(records):
                 if not record.rows:
-                    text = f"file {files[number]!r} has no rows and is skipped"
-                    warnings.warn(text, UserWarning, stacklevel=level_of_program())
+                    warnings.warn(f"file {files[number]!r} has no rows and is skipped", stacklevel=level_of_program())
         for number in kept:
             self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])

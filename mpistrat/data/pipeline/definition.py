@@ -102,7 +102,6 @@ class Definition:
                 warnings.warn(
                     f"shuffle(mode='exact') takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",
-                    UserWarning,
                     stacklevel=level_of_program(),
                 )
         return self if source is self.source else replace(self, source=source)

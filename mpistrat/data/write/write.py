@@ -175,8 +175,7 @@ def _explaining_order(write: Callable[_Arguments, None]) -> Callable[_Arguments,
     @wraps(write)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
         if len(args) > 2:
-            name = next((each for each in args[1:] if isinstance(each, str)), "x")
-            raise TypeError(f"write_hdf5() takes names and arrays in a dict: write_hdf5(path, {{{name!r}: array}})")
+            raise TypeError("write_hdf5() takes names and arrays in a dict: write_hdf5(path, {name: array})")
         write(*args, **kwargs)
 
     return checked

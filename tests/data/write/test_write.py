@@ -215,8 +215,8 @@ def test_nothing_is_overwritten_and_nothing_left(tmp_path):
         (lambda p: write([p, p.with_name("b")], iter([])), ValueError, "number of rows is known"),
         (lambda p: write(p.parent / "no" / "a.h5", {"x": [1]}), FileNotFoundError, "is not a folder"),
         (lambda p: write(p, 3), TypeError, "rows must be"),
-        (lambda p: write(p, "t", np.ones(2)), TypeError, r"write_hdf5\(path, \{'t': array\}\)"),
-        (lambda p: write(p, np.ones(2), "t"), TypeError, r"write_hdf5\(path, \{'t': array\}\)"),
+        (lambda p: write(p, "t", np.ones(2)), TypeError, r"write_hdf5\(path, \{name: array\}\)"),
+        (lambda p: write(p, np.ones(2), "t"), TypeError, r"write_hdf5\(path, \{name: array\}\)"),
     ],
 )
 def test_wrong_arguments(tmp_path, call, error, text):
