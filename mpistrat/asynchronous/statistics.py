@@ -98,7 +98,7 @@ class Clock:
 
 
 class CallsBar:
-    """A bar on a terminal, or a line a minute in a log; ``rc.progress`` may turn it off. ``kept`` calls count as done."""
+    """A bar on a terminal, or a line a minute in a log. ``rc.progress`` may turn it off. ``kept`` calls are done."""
 
     def __init__(self, shown: bool):
         self.shown = shown

@@ -130,8 +130,7 @@ class Chain:
         if mode not in ("block", "exact"):
             raise ValueError(f"the mode of shuffle() must be 'block' or 'exact', not {mode!r}")
         if "data" in rc.debug and self.batch_size is not None:
-            text = "shuffle() after batch() moves whole batches, of the same rows in each epoch: call shuffle() first"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn("shuffle() after batch() moves whole batches, not rows: call it first", stacklevel=2)
         drawn = seed is None
         seed = secrets.randbits(63) if drawn else integer(seed, "the seed of shuffle()", -(2**63))
         return self._then(Shuffle(seed, not drawn, buffer_size, bool(reshuffle_each_iteration), mode))

@@ -155,7 +155,7 @@ def test_debug_warns_of_batches_that_are_shuffled(monkeypatch, recwarn):
     assert not recwarn.list
     Dataset.range(8).batch(2).shuffle(3)
     (warning,) = recwarn.list
-    assert "moves whole batches, of the same rows in each epoch: call shuffle() first" in str(warning.message)
+    assert "moves whole batches, not rows: call it first" in str(warning.message)
     assert warning.filename == __file__
     monkeypatch.delenv("MPISTRAT_DEBUG")
     Dataset.range(8).batch(2).shuffle(3)
