@@ -207,11 +207,10 @@ class Optimizer(ABC):
     def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
 
-        ``name_of`` returns the name of a variable that is trained. Raise ValueError if two have one name. What differs
-        between groups is not there: `exchange` has it.
+        ``name_of`` returns the name of a variable that is trained. `exchange` has what differs between groups. Raise
+        ValueError if two have one name.
         """
-        slots = (*self.slots, AVERAGE) if self._averages else self.slots
-        named = self._state.named(slots, name_of)
+        named = self._state.named((*self.slots, AVERAGE) if self._averages else self.slots, name_of)
         if self.exchange is not None and not self.exchange.of_gradients:
             return {"iterations": named["iterations"]}
         return named if self._accumulation is None else named | self._accumulation.named(name_of)
@@ -430,15 +429,14 @@ class Optimizer(ABC):
     def _create(self, variables: list[Variable]) -> None:
         slots = (*self.slots, AVERAGE) if self._averages else self.slots
         function = getattr(self.initial_state, "__func__", None)  # of the class, or set on this object
-        zeros = function is Optimizer.initial_state and not self._averages
         known = len(self._state.slots)
         extended = variables[0].distribute_strategy.extended
-        parts = None
         unit = partial(unit_of, elementwise=self.elementwise, clipping=self._clipping)
         refuse_cut(variables, self._name, None if self._accumulation or self._shard_state else unit)
-        if self._shards(extended):
+        if shards := self._shards(extended):
             require(extended.engine, variables)
-            parts = partial(cut, ranks=extended.engine.topology.size, unit=unit)
+        parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
+        zeros = function is Optimizer.initial_state and not self._averages
         self._state.create(variables, slots, self._initial_state, zeros, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
