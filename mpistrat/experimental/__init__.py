@@ -18,7 +18,7 @@ _FILES = {
     "monitor.tracing": "trace",
     "strategies": "CentralStorageStrategy ParameterServerStrategy",
     "training.preemption.handler": "PreemptionCheckpointHandler TerminationConfig",
-    "training.preemption.watcher": "PreemptionWatcher",
+    "training.preemption.exit": "PreemptionWatcher",
     "values": "ValueContext",
 }
 _PLACES = {name: (file, name) for file, names in _FILES.items() for name in names.split()} | {

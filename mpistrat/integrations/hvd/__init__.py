@@ -12,6 +12,7 @@ Examples
 array([1., 3.])
 """
 
+from mpistrat.integrations.hvd.handles import join as join
 from mpistrat.integrations.hvd.handles import poll as poll
 from mpistrat.integrations.hvd.handles import synchronize as synchronize
 from mpistrat.integrations.hvd.job import add_process_set as add_process_set
@@ -37,7 +38,6 @@ from mpistrat.integrations.hvd.job import remove_process_set as remove_process_s
 from mpistrat.integrations.hvd.job import rocm_built as rocm_built
 from mpistrat.integrations.hvd.job import shutdown as shutdown
 from mpistrat.integrations.hvd.job import size as size
-from mpistrat.integrations.hvd.joining import join as join
 from mpistrat.integrations.hvd.left_out import explained as _explained
 from mpistrat.integrations.hvd.moves import allgather as allgather
 from mpistrat.integrations.hvd.moves import allgather_async as allgather_async

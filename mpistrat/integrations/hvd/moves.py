@@ -12,9 +12,8 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.collectives.movement import gather, scatter
 from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
+from mpistrat.integrations.hvd.handles import collective, in_place, one_by_one, refusals, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.joining import collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reductions import named
 

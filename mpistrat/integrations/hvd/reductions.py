@@ -16,9 +16,8 @@ from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.hvd import job
 from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.handles import in_place, one_by_one, with_handle
+from mpistrat.integrations.hvd.handles import Substitute, collective, in_place, one_by_one, refusals, with_handle
 from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.joining import Substitute, collective, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum, op_of
 from mpistrat.runtime.agreement.operation import operation

@@ -29,7 +29,7 @@ from mpistrat.training.checkpoint.names import named_variables
 from mpistrat.training.checkpoint.pending_save import finish_all
 from mpistrat.training.checkpoint.variables import load, save
 from mpistrat.training.preemption import exit as preemption_exit
-from mpistrat.training.preemption.watcher import PreemptionWatcher
+from mpistrat.training.preemption.exit import PreemptionWatcher
 
 FILE = "preemption.h5"
 _COUNT = "PreemptionCheckpointHandler.total_run_calls"

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from mpistrat.integrations.hvd import job, moves, reductions
 from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.handles import one_by_one
-from mpistrat.integrations.hvd.joining import refusals
+from mpistrat.integrations.hvd.handles import one_by_one, refusals
 from mpistrat.integrations.hvd.process_sets import ProcessSet
 from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum, op_of
 from mpistrat.integrations.hvd.torch.compression import Compression, Compressor

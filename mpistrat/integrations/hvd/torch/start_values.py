@@ -11,8 +11,7 @@ import torch
 from mpistrat import nest
 from mpistrat.integrations.hvd import job, moves
 from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.handles import copy_into
-from mpistrat.integrations.hvd.joining import refusals
+from mpistrat.integrations.hvd.handles import copy_into, refusals
 
 
 class _Described:
