@@ -71,9 +71,13 @@ class GroupExchange:
             gradients = summing.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         variables = step.variables
         places = {each: i for i, each in enumerate(self._variables)}
-        pairs = zip(gradients, variables, strict=True)
-        means = [_times(_wide(_dense(each, variable.shape)), self._groups.weight) for each, variable in pairs]
         owners = [self._owners[places[id(each)]] for each in variables]
+        wide = [_wide(_dense(each, v.shape)) for each, v in zip(gradients, variables, strict=True)]
+        own = self._groups.group.rank
+        means = [  # the others come from their owners
+            _times(each, self._groups.weight) if owner == own else np.empty_like(each)
+            for each, owner in zip(wide, owners, strict=True)
+        ]
         with self._groups.refusal():
             self._combine(means, owners, variables)
         self._groups.share(means, owners)
