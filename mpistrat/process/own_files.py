@@ -22,6 +22,6 @@ def is_own(file: str) -> bool:
 def level_of_program() -> int:
     """Return the ``stacklevel`` by which a warning of the calling function shows the line of the program."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and is_own(frame.f_code.co_filename):
+    while frame.f_back is not None and (is_own(file := frame.f_code.co_filename) or file.endswith("/functools.py")):
         frame, level = frame.f_back, level + 1
     return level

@@ -99,6 +99,11 @@ def forks():
     if child:
         say("child:", os.waitpid(child, 0)[1])
         say("sum", strategy.reduce("SUM", 1, axis=None))
+    else:
+        try:
+            strategy.reduce("SUM", 1, axis=None)
+        except RuntimeError as error:
+            say("refused:", error)
 
 
 def coordinator_forks():

@@ -35,6 +35,7 @@ def test_failure_ends_the_job_all_the_same(run_ranks, name, status, n):
 def test_forked_child_leaves_mpi_to_its_parent(run_ranks):
     ended = run_ranks(2, PROGRAM, "forks").check()
     assert ended.output.count("child: 0") == ended.output.count("sum 2") == 2
+    assert ended.output.count("in a forked process: only those that MPI started may communicate") == 2
 
 
 @pytest.mark.parametrize("n", [2, 3])

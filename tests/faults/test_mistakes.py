@@ -47,6 +47,11 @@ TOLD = {
         "    if i == 2 + rank: break",
         r"the end of the program(.|\n)*leave a loop on all ranks at once",
     ),
+    "a_metric_read_on_one_rank": (
+        "with strategy.scope(): metric = mpistrat.metrics.Mean()\nstrategy.run(lambda: metric.update_state(1.0))\n"
+        "if strategy.is_chief: print(metric.result())\nstrategy.barrier()",
+        r"rank 0: all_reduce SUM .*program\.py:10\n +rank 1: barrier at .*program\.py:11\n.*out of its `if`",
+    ),
     "a_save_on_one_rank": (
         "if strategy.is_chief: mpistrat.training.save([v], 'x.h5')",
         r"rank 0: save of v at .*program\.py:8(.|\n)*out of its `if`",

@@ -133,8 +133,9 @@ def test_the_first_file_is_bad_at_once(good):
 
 def test_empty_files(tmp_path, good, replicas):
     write(tmp_path / "good-1.h5", rows=0)
-    with pytest.warns(UserWarning, match=r"good-1\.h5' has no rows and is skipped"):
+    with pytest.warns(UserWarning, match=r"good-1\.h5' has no rows and is skipped") as caught:
         assert len(Dataset.from_hdf5(good, "x")) == 6
+    assert {each.filename for each in caught} == {__file__}
     for path in good:
         write(path, rows=0)
     with pytest.raises(EmptyDatasetError, match="none of the 3 files"):
