@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.integrations.keras import hooks, host_calls
 from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
 from mpistrat.integrations.keras.datasets import BatchesOfRank, is_dataset
@@ -195,7 +196,7 @@ class DistributedTraining:
 
     def _send(self, variables: list[Any]) -> None:
         """Give variables the values of the chief."""
-        for variable, value in zip(variables, self.ranks.broadcast(_values(variables)), strict=True):
+        for variable, value in zip(variables, broadcast(self.topology, _values(variables)), strict=True):
             variable.assign(value)
 
     def _send_restored(self) -> None:

@@ -15,10 +15,9 @@ from mpistrat.data.rows.split import piece
 from mpistrat.integrations.keras import hooks
 from mpistrat.integrations.keras.datasets import BatchesOfRank
 from mpistrat.integrations.keras.hooks import BACKEND
-from mpistrat.integrations.keras.ranks import digest
+from mpistrat.integrations.keras.ranks import DIGESTS, digest
 
 _flatten = keras.tree.flatten
-_DIGESTS = 1 << 20  # so many digests: float64 holds sums of their squares without rounding
 
 
 class PartsOfRank(hooks.DataAdapter):
@@ -138,7 +137,7 @@ class PartsOfRank(hooks.DataAdapter):
             rows = slice(start + first, start + last)
             return arrays.cut(rows if order is None else order[rows])
 
-        mark = sum(map(digest, map(np.asarray, self.arrays))) % _DIGESTS if self.marked else 0
+        mark = sum(map(digest, map(np.asarray, self.arrays))) % DIGESTS if self.marked else 0
         for start in range(0, arrays.rows, size):
             yield min(size, arrays.rows - start), mark, functools.partial(cut_from, start)
 
@@ -150,7 +149,7 @@ class PartsOfRank(hooks.DataAdapter):
                     raise TypeError(
                         f"a batch holds a {type(each).__name__}, of which ranks cannot take rows: give dense arrays"
                     )
-            yield len(leaves[0]), sum(map(digest, leaves)) % _DIGESTS, functools.partial(_cut, batch)
+            yield len(leaves[0]), sum(map(digest, leaves)) % DIGESTS, functools.partial(_cut, batch)
 
 
 def _with_a_row(batch: Any) -> Any:
