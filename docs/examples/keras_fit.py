@@ -1,10 +1,12 @@
 """Train a network on digits with Keras' Model.fit, on the ranks of MPI and the backend of KERAS_BACKEND.
 
     KERAS_BACKEND=torch python docs/examples/keras_fit.py
-    KERAS_BACKEND=torch mpistrat run -n 4 docs/examples/keras_fit.py
+    KERAS_BACKEND=torch mpistrat run -n 4 docs/examples/keras_fit.py --plot epochs.png
 
 The losses are the same on any number of ranks, up to the rounding of float32.
 """
+
+import argparse
 
 import keras
 import numpy as np
@@ -14,7 +16,22 @@ import mpistrat
 import mpistrat.integrations.keras  # lets Keras train over ranks
 
 
+def plot(history, path):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        axes.plot(history[name], "o-", label="training")
+        axes.plot(history[f"val_{name}"], "o-", label="test")
+        axes.set(xlabel="epoch", title=name)
+        axes.legend()
+    figure.savefig(path, dpi=80)
+
+
 def main():
+    parser = argparse.ArgumentParser(description="Train a network on digits with Keras' Model.fit.")
+    parser.add_argument("--plot", metavar="FILE", help="draw the loss and the accuracy of each epoch")
+    options = parser.parse_args()
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     digits = load_digits()
     x, y = (digits.images[..., None] / 16).astype(np.float32), digits.target
@@ -45,6 +62,8 @@ def main():
     if strategy.is_chief:
         for epoch, (loss, accuracy) in enumerate(zip(history["loss"], history["val_accuracy"], strict=True)):
             print(f"epoch {epoch}  loss {loss:.4f}  test accuracy {accuracy:.4f}")
+        if options.plot:
+            plot(history, options.plot)
 
 
 if __name__ == "__main__":
