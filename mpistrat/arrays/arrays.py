@@ -8,14 +8,14 @@ only where the library requires it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.device import Device, cupy_for
+from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.arrays.gpu import pinned
 from mpistrat.arrays.libraries import library_of, tensor_of_buffer
 
@@ -114,20 +114,24 @@ def to_cupy(value: Any) -> Any:
         stream = cupy.cuda.get_current_stream(number).ptr
         # Of stream 0, ExternalStream would make a new stream.
         value.record_stream(cuda.ExternalStream(stream, number) if stream else cuda.default_stream(number))
-    return cupy.from_dlpack(value)
+    with on_device(value.__dlpack_device__()[1]):  # CuPy returns to the former GPU, and makes a context there
+        return cupy.from_dlpack(value)
 
 
-def stream_of(value: Any) -> AbstractContextManager[Any]:
-    """Return a context in which CuPy works in PyTorch's current stream, if a value on a GPU is a tensor.
+@contextmanager
+def stream_of(value: Any) -> Iterator[None]:
+    """Let CuPy work in PyTorch's current stream, on its GPU, if a value on a GPU is a tensor.
 
     Memory of a result goes back to the stream in which it was made: no other stream may still read it then.
     """
     if not hasattr(value, "detach"):
-        return nullcontext()
-    number = value.device.index
-    stream = sys.modules["torch"].cuda.current_stream(number).cuda_stream
-    context: AbstractContextManager[Any] = _cupy().cuda.ExternalStream(stream, number)
-    return context
+        yield
+        return
+    number, cuda = value.device.index, _cupy().cuda
+    stream, wrap = sys.modules["torch"].cuda.current_stream(number), getattr(cuda.Stream, "from_external", None)
+    # CuPy refuses to enter a stream of another GPU than the current one. ExternalStream is deprecated since 14.0.
+    with on_device(number), wrap(stream) if wrap else cuda.ExternalStream(stream.cuda_stream, number):
+        yield
 
 
 def from_cupy(result: Any, like: Any) -> Any:

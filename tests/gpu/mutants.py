@@ -75,6 +75,10 @@ MUTANTS = {
     "results for PyTorch are in another stream": (
         ARRAYS, "stream_of", 'not hasattr(value, "detach")', "True",
     ),
+    "a tensor's GPU is not made current": (ARRAYS, "stream_of", "on_device(number)", "on_device(0)"),
+    "a tensor is read from another GPU": (
+        ARRAYS, "to_cupy", "on_device(value.__dlpack_device__()[1])", "on_device(0)",
+    ),
     "stream 0 is not recorded": (ARRAYS, "to_cupy", "if stream else", "if True else"),
     "CUDA's headers are not looked for": (DEVICE, "require", "_require_headers(self)", "pass"),
 }  # fmt: skip

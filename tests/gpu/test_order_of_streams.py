@@ -432,8 +432,19 @@ class Tensor:
             return self.array.__dlpack__(**options)
 
     def __del__(self):
-        for stream in self.readers:
-            self.own.wait_event(stream.record())
+        with on_device(self.device.index):
+            for stream in self.readers:
+                self.own.wait_event(stream.record())
+
+
+class TorchStream:
+    """What PyTorch tells of a stream."""
+
+    def __init__(self, stream):
+        self.cuda_stream = stream.ptr
+
+    def __cuda_stream__(self):
+        return 0, self.cuda_stream
 
 
 @pytest.fixture
@@ -471,7 +482,7 @@ def test_memory_of_a_tensor_is_kept_while_it_is_read(cupy, torch, null):
 def test_results_for_pytorch_are_in_its_stream(cupy, torch):
     """And so is their memory, when PyTorch gives them up while it reads them."""
     own = cupy.cuda.Stream(non_blocking=True)
-    sys.modules["torch"].cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=own.ptr)
+    sys.modules["torch"].cuda.current_stream = lambda device: TorchStream(own)
     with own:
         tensor = Tensor(cupy.full(N, 5.0), own)
     with arrays.stream_of(tensor):
@@ -484,8 +495,32 @@ def test_results_for_pytorch_are_in_its_stream(cupy, torch):
     own.synchronize()
     assert (seen._host == 11).all()
     assert (after._host == 7).all()
-    with arrays.stream_of(after) as nothing:
-        assert nothing is None
+    before = cupy.cuda.get_current_stream()
+    with arrays.stream_of(after):
+        assert cupy.cuda.get_current_stream() is before
+
+
+@pytest.mark.parametrize("version", [13, 14])
+def test_a_tensor_on_another_gpu_than_the_current_one(cupy, torch, monkeypatch, version):
+    """As of a program of PyTorch that does not call `set_device`. GPU 0 gets no context."""
+    if version == 13:
+        monkeypatch.delattr(cupy.cuda.Stream, "from_external")
+    with on_device(1):
+        own = cupy.cuda.Stream(non_blocking=True)
+        with own:
+            tensor = Tensor(cupy.full(N, 5.0), own, device=1)
+    sys.modules["torch"].cuda.current_stream = lambda device: TorchStream(own)
+    for _ in range(2):
+        # PyTorch makes no context on a GPU that it only returns to.
+        cupy.cuda.runtime.local.device, cupy.cuda.runtime.local.context = 0, False
+        cupy.cuda.contexts.clear()
+        with arrays.stream_of(tensor):
+            assert cupy.cuda.get_current_stream() is own
+            assert ((arrays.to_cupy(tensor) * 2).get() == 10).all()
+        cupy.cuda.runtime.local.device, cupy.cuda.runtime.local.context = 0, False
+        cupy.cuda.contexts.clear()
+        assert arrays.to_cupy(tensor).device.id == 1
+        assert cupy.cuda.contexts == {1}
 
 
 # --- what is missing -------------------------------------------------------------------------------------

@@ -308,8 +308,13 @@ def from_dlpack(value):
     device = value.__dlpack_device__()
     if device[0] != 2:
         raise ValueError("not on a GPU")
-    stream = cuda.get_current_stream()
-    return _of(value.__dlpack__(stream=stream.ptr), base=value, device=device[1])
+    before = cuda.runtime.getDevice()
+    cuda.runtime.setDevice(device[1])
+    try:
+        host = value.__dlpack__(stream=cuda.get_current_stream().ptr)
+    finally:
+        cuda.runtime.setDevice(before)  # always, which makes a context there
+    return _of(host, base=value, device=device[1])
 
 
 def __getattr__(name):

@@ -8,6 +8,7 @@ order of its stream.
 
 import sys
 import threading
+import warnings
 
 import numpy as np
 
@@ -232,7 +233,20 @@ class Stream:
         if event._wait is not None and event._wait.work is not self.work:
             self.put(event._wait)
 
+    @classmethod
+    def from_external(cls, obj):
+        """Of version 14, where `ExternalStream` is deprecated. A test takes it away."""
+        version, ptr = obj.__cuda_stream__()
+        assert version == 0
+        return _streams[ptr]
+
     def __enter__(self):
+        device = runtime.getDevice()
+        if self.work.device != device:
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.work.device}) does not match with the current device "
+                f"({device})"
+            )
         if not hasattr(_local, "streams"):
             _local.streams = []
         _local.streams.append(self)
@@ -244,6 +258,8 @@ class Stream:
 
 class ExternalStream:
     def __init__(self, ptr, device_id=-1):
+        if hasattr(Stream, "from_external"):
+            warnings.warn("ExternalStream is deprecated. Use Stream.from_external()", DeprecationWarning, stacklevel=2)
         self.ptr, self.device_id = ptr, device_id
 
     def __enter__(self):
