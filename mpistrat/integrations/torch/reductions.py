@@ -135,7 +135,8 @@ class GroupReductions:
     def _combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[Any]:
         """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors.
 
-        They are tensors on a GPU if all of the tensors live there, else arrays of the host.
+        They are tensors on a GPU if all of the tensors live there and CuPy reduces them, else arrays of the host. The
+        host reduces bools, bits, means of integers, and bfloat16 with CuPy 13.
         """
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
@@ -147,7 +148,7 @@ class GroupReductions:
             for tensor in tensors:
                 require_dense(tensor)
             by_host = divides or isinstance(own, np.ufunc) or torch.bool in dtypes or not tensors
-            on_gpu = not by_host and all(tensor.is_cuda for tensor in tensors) and arrays.on_gpu(tensors[0])
+            on_gpu = not by_host and all(tensor.is_cuda for tensor in tensors) and _by_cupy(tensors)
             hosts = [] if on_gpu else [_countable(host_array(tensor)) for tensor in tensors]
         if on_gpu:
             assert not isinstance(own, np.ufunc)
@@ -244,6 +245,15 @@ class GroupReductions:
         else:
             total = reduce_scatter.reduce_scatter(self.topology, own, rows)
         write(output, divided(total, self.topology.size) if divides else total)
+
+
+def _by_cupy(tensors: Sequence[Tensor]) -> bool:
+    """Return whether CuPy is there and reads tensors on a GPU: version 13 refuses bfloat16."""
+    half = next((tensor for tensor in tensors if tensor.dtype is torch.bfloat16), None)
+    try:
+        return arrays.on_gpu(tensors[0]) and (half is None or arrays.to_cupy(half) is not None)
+    except NotImplementedError:
+        return False
 
 
 def _countable(host: np.ndarray) -> np.ndarray:

@@ -15,21 +15,26 @@ from mpistrat.process.backoff import Backoff
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
 
 
-def devices_of(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
-    """Return the devices of tensors but the host: a future without these refuses them."""
-    return list({tensor.device for tensor in tensors if tensor.device.type != "cpu"})
+def devices_of(tensors: Sequence[torch.Tensor], kind: str = "") -> list[torch.device]:
+    """Return the devices of tensors but the host, or of one kind: a future without these refuses them."""
+    found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    return [device for device in found if device.type.startswith(kind)]
 
 
 class Done(torch.distributed.Work):
-    """The handle of a call that is complete when it returns, as all collectives of this backend are."""
+    """The handle of a call that is complete when it returns, but for work that it has queued on GPUs.
+
+    That work is in the stream that was current at the call. `wait` orders the stream that is current then after it.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]):
         super().__init__()
         self._tensors = tensors
+        self._queued = [torch.cuda.current_stream(gpu).record_event() for gpu in devices_of(tensors, "cuda")]
 
     def is_completed(self) -> bool:
-        """Return True."""
-        return True
+        """Return whether the work that was queued on GPUs is done."""
+        return all(event.query() for event in self._queued)
 
     def is_success(self) -> bool:
         """Return True: a call that fails raises instead of returning a handle."""
@@ -39,11 +44,14 @@ class Done(torch.distributed.Work):
         """Return None."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return True at once."""
+        """Let the current stream of each GPU wait for the call's work there. Return True at once."""
+        for gpu, event in zip(devices_of(self._tensors, "cuda"), self._queued, strict=True):
+            torch.cuda.current_stream(gpu).wait_event(event)
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Do the same as `wait`."""
+        self.wait()
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors with the result."""
@@ -51,6 +59,7 @@ class Done(torch.distributed.Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a completed future of the result."""
+        self.wait()  # the future records the streams that are current now
         future: Any = torch.futures.Future(devices=devices_of(self._tensors))
         future.set_result(self._tensors)
         return future
@@ -94,6 +103,8 @@ class PendingWork(torch.distributed.Work):
                     return False
                 self._requests = []
                 self._finish(statuses)
+                for gpu in devices_of(self._tensors, "cuda"):
+                    torch.cuda.current_stream(gpu).synchronize()  # which may not be that of `wait`
             except Exception as error:
                 self._requests = []
                 codes = {getattr(error, "error_code", MPI.SUCCESS), *(status.error for status in statuses)}
