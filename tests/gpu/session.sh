@@ -46,7 +46,7 @@ on() { # NAME LIMIT N COMMAND...: under N ranks
     step "$name" "$limit" python3 -m mpistrat run -n "$@"
 }
 on_gpu() { # of the tests under several ranks, those that need one
-    on "$1" "$2" "$3" -m pytest -q --maxfail=20 tests/ranks/**/test_gpu_*.py
+    on "$1" "$2" "$3" -m pytest -q --maxfail=20 tests/ranks/**/test_{gpu_*,*_gpu}.py
 }
 
 look() {
