@@ -119,15 +119,15 @@ def to_cupy(value: Any) -> Any:
 
 
 @contextmanager
-def stream_of(value: Any) -> Iterator[None]:
-    """Let CuPy work in PyTorch's current stream, on its GPU, if a value on a GPU is a tensor.
+def stream_of(*values: Any) -> Iterator[None]:
+    """Let CuPy work in PyTorch's current stream, on its GPU, if all values, which are on a GPU, are tensors.
 
     Memory of a result goes back to the stream in which it was made: no other stream may still read it then.
     """
-    if not hasattr(value, "detach"):
+    if not all(hasattr(value, "detach") for value in values):
         yield
         return
-    number, cuda = value.device.index, _cupy().cuda
+    number, cuda = values[0].device.index, _cupy().cuda
     stream, wrap = sys.modules["torch"].cuda.current_stream(number), getattr(cuda.Stream, "from_external", None)
     # CuPy refuses to enter a stream of another GPU than the current one. ExternalStream is deprecated since 14.0.
     with on_device(number), wrap(stream) if wrap else cuda.ExternalStream(stream.cuda_stream, number):
@@ -140,7 +140,14 @@ def from_cupy(result: Any, like: Any) -> Any:
         return result
     from array_api_compat import array_namespace
 
-    return array_namespace(like).from_dlpack(result)
+    number, current = result.device.id, _cupy().cuda.get_current_stream
+    before = current(number)
+    with stream_of(like):
+        if (own := current(number)) != before:  # see `stream_of`: neither stream waits for the other's reads
+            own.wait_event(before.record())
+            _first, result = result, result.copy()  # the first is given up after the wait
+            before.wait_event(own.record())
+        return array_namespace(like).from_dlpack(result)
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

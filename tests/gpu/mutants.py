@@ -73,12 +73,18 @@ MUTANTS = {
     "a device is not made current": (DEVICE, "on_device", "cuda.runtime.setDevice(index)", "pass"),
     "memory of a tensor is written while it is read": (ARRAYS, "to_cupy", "value.record_stream(", "id("),
     "results for PyTorch are in another stream": (
-        ARRAYS, "stream_of", 'not hasattr(value, "detach")', "True",
+        ARRAYS, "stream_of", 'not all(hasattr(value, "detach") for value in values)', "True",
     ),
     "a tensor's GPU is not made current": (ARRAYS, "stream_of", "on_device(number)", "on_device(0)"),
     "a tensor is read from another GPU": (
         ARRAYS, "to_cupy", "on_device(value.__dlpack_device__()[1])", "on_device(0)",
     ),
+    "a result for PyTorch goes back to CuPy's stream": (ARRAYS, "from_cupy", "result.copy()", "result"),
+    "a result is copied before it is there": (ARRAYS, "from_cupy", "own.wait_event(before.record())", "pass"),
+    "a result is overwritten while it is copied": (
+        ARRAYS, "from_cupy", "before.wait_event(own.record())", "pass",
+    ),
+    "arrays of CuPy are read in PyTorch's stream": (ARRAYS, "stream_of", "not all(", "not any("),
     "stream 0 is not recorded": (ARRAYS, "to_cupy", "if stream else", "if True else"),
     "CUDA's headers are not looked for": (DEVICE, "require", "_require_headers(self)", "pass"),
 }  # fmt: skip

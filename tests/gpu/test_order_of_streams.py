@@ -8,6 +8,7 @@ import threading
 import time
 import types
 
+import array_api_compat
 import numpy as np
 import pytest
 from fakes.install import stand_in
@@ -496,8 +497,36 @@ def test_results_for_pytorch_are_in_its_stream(cupy, torch):
     assert (seen._host == 11).all()
     assert (after._host == 7).all()
     before = cupy.cuda.get_current_stream()
-    with arrays.stream_of(after):
-        assert cupy.cuda.get_current_stream() is before
+    for values in ([after], [tensor, after]):
+        with arrays.stream_of(*values):
+            assert cupy.cuda.get_current_stream() is before
+
+
+def test_results_that_were_made_in_another_stream(cupy, torch, monkeypatch):
+    """As those of `BatchNormalization`, which works in CuPy's stream."""
+    own, before = cupy.cuda.Stream(non_blocking=True), cupy.cuda.get_current_stream()
+    sys.modules["torch"].cuda.current_stream = lambda device: TorchStream(own)
+    with own:
+        tensor = Tensor(cupy.full(N, 5.0), own)
+
+    def from_dlpack(array):
+        array.__dlpack__(stream=own.ptr)
+        return Tensor(array, own)
+
+    namespace = types.SimpleNamespace(from_dlpack=from_dlpack)
+    monkeypatch.setattr(array_api_compat, "array_namespace", lambda like: namespace)
+    result = arrays.from_cupy(pending(cupy, 6.0, float), tensor)
+    second = pending(cupy, 8.0, float)  # in the memory of CuPy's
+    before.synchronize()
+    with own:
+        seen = result.array + 1
+    del result
+    third = pending(cupy, 9.0, float)
+    before.synchronize()
+    own.synchronize()
+    assert (seen._host == 7).all()
+    assert (second._host == 8).all()
+    assert (third._host == 9).all()
 
 
 @pytest.mark.parametrize("version", [13, 14])
