@@ -106,7 +106,7 @@ def parameters(function):
         "cuda.UnownedMemory", "cuda.MemoryPointer", "cuda.alloc_pinned_memory", "cuda.driver.ctxGetCurrent",
         "cuda.get_current_stream", "cuda.ExternalStream", "cuda.Stream.from_external",
         "cuda.nccl.NcclCommunicator.allReduce", "cuda.nccl.get_unique_id", "cuda.runtime.deviceGetAttribute",
-        "cuda.runtime.deviceGetPCIBusId", "cuda.runtime.getDevice", "cuda.runtime.memGetInfo",
+        "cuda.runtime.deviceGetPCIBusId", "cuda.runtime.eventQuery", "cuda.runtime.getDevice", "cuda.runtime.memGetInfo",
         "cuda.runtime.memcpyAsync", "cuda.runtime.setDevice",
     ],
 )  # fmt: skip
@@ -137,7 +137,8 @@ def test_ids_and_constants_of_nccl(nccl):
     unique = nccl.get_unique_id()
     assert type(unique) is (tuple if cupy.__version__ < "14" else bytes)
     assert len(unique) == 128
-    for name in (*nccl_route._TYPES.values(), *nccl_route._OPERATIONS.values()):
+    tables = nccl_route._TYPES, nccl_route._HALVES, nccl_route._OPERATIONS, {None: "NCCL_AVG"}
+    for name in (name for table in tables for name in table.values()):
         assert type(getattr(nccl, name)) is int
     with pytest.raises(nccl_route._ERRORS):
         nccl.NcclCommunicator(1, unique, 0)  # takes these arguments, and finds no GPU

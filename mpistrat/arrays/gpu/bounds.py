@@ -41,7 +41,7 @@ def bounds(device: int) -> Bounds:
 
 
 def near_cores(device: int) -> frozenset[int]:
-    """Return the cores of the processor to which a GPU is attached; none if the system does not tell."""
+    """Return the cores of the NUMA node to which a GPU is attached; none if the system does not tell."""
     bus_id = cupy_for("cores near a GPU").cuda.runtime.deviceGetPCIBusId(device).lower()
     try:
         parts = (_SYSTEM / bus_id / "local_cpulist").read_text().strip().split(",")

@@ -50,7 +50,7 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
         _warn(
             topology,
             f"{ranks_in_words(detours)} cannot use the cores next to the GPU (rank {detours[0]}: {far[detours[0]]}): "
-            "copies between host and GPU pass through another processor; fix: srun "
+            "copies between host and GPU take a longer way, by cores farther from the GPU; fix: srun "
             "--distribution=block:block, which gives neighbouring ranks neighbouring cores, or srun --gpu-bind=closest",
         )
     return device

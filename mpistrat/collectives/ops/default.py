@@ -29,6 +29,7 @@ from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.collectives.sparse import all_reduce_slices
 from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
@@ -235,7 +236,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         if sparse or (hosted and on_gpu):  # several operations
             structures.agree(self._ranks, "all_reduce", op.name, form, kinds, timeout_seconds=options.timeout_seconds)
         if on_gpu:
-            with arrays.stream_of(values[on_gpu[0]]):
+            with arrays.stream_of(*(values[i] for i in on_gpu)):
                 self._reduce_on_gpu(op, on_gpu, out, options, form)
         if hosted or not values:
             totals = self._combine_arrays(op, on_host, options, form)
@@ -251,11 +252,13 @@ class CollectiveAllReduce(CrossDeviceOps):
         """Replace the arrays of ``out`` at the indices ``where``, which are on a GPU, by their reductions."""
         from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs do not use a GPU
 
-        values = [arrays.to_cupy(out[i]) for i in where]
-        device, route, packs = arrays.require_one_device(values), self._gpu_route(options), self._num_packs
+        with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
+            values = [arrays.to_cupy(out[i]) for i in where]
+            device = arrays.require_one_device(values)
+        route, packs = self._gpu_route(options), self._num_packs
         shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
         objects = tuple(map(id, values)) if any(arena.homes(self._ranks, values)) else None
-        key = (op, form, route, options.bytes_per_pack, packs, device.index, *shapes, objects)
+        key = (op, form, route, options.bytes_per_pack, packs, rc.nccl_half, device.index, *shapes, objects)
         found = self._reductions.get(key)
         if found is None or (objects is not None and not found.is_for(values)):
             found = gpu_all_reduce.reduction_on_gpu(
