@@ -117,3 +117,29 @@ def test_a_rank_that_does_not_come_to_an_exchange_of_halos(run_ranks, tmp_path):
     (waits,) = set(re.findall(r"ranks 0, 2: in " + halo.format(13), ended.output))
     (done,) = set(re.findall(r"rank 1: user code, \d+ s after " + halo.format(10), ended.output))
     assert int(waits) == int(done) + 1, str(ended)
+
+
+NCCL = """
+import time
+
+import cupy
+import cupy.cuda.nccl
+import mpistrat
+
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+if strategy.comm.rank == 1:
+    cupy.cuda.nccl.NcclCommunicator.__init__ = lambda *_: time.sleep(100)
+strategy.reduce("SUM", cupy.ones(3), axis=None)
+"""
+
+
+def test_a_start_of_nccl_that_hangs(run_ranks, tmp_path):
+    """No timeout limits it, since CuPy's call does not return."""
+    fakes = Path(__file__).parents[2] / "fakes"
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nsys.path.insert(0, {str(fakes)!r})\n{NCCL}")
+    ended = run_ranks(
+        2, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="4", MPISTRAT_RECORD_DIR=str(tmp_path)
+    )
+    assert ended.status == 42, str(ended)
+    ended.shows("rank 1: in the way of arrays on GPUs nccl")

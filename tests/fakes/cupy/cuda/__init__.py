@@ -9,6 +9,7 @@ order of its stream.
 import sys
 import threading
 import warnings
+import weakref
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _local = threading.local()
 _one_at_a_time = threading.RLock()
 _works = []  # what all streams have to do
 _streams = {}  # by number
+_events = weakref.WeakValueDictionary()  # by number
 _nulls = {}  # the work of stream 0, by device
 _kept = []
 _pool = {}  # by device, stream and size
@@ -155,11 +157,14 @@ def progress():
 
 class Event:
     _PATIENCE = 50
+    _numbers = iter(range(1, 1 << 30))
 
     def __init__(self, block=False, disable_timing=False):
         runtime.touch()
         self.device = runtime.getDevice()
         self._wait, self._asked = None, 0
+        self.ptr = next(self._numbers)
+        _events[self.ptr] = self
 
     def record(self, stream=None):
         work = (stream or get_current_stream()).work
@@ -170,6 +175,10 @@ class Event:
 
     @property
     def done(self):
+        """No error is raised."""
+        return runtime.eventQuery(self.ptr) == 0
+
+    def is_over(self):
         """Nothing is done until somebody waits, or has asked for long."""
         if self._wait is None or self._wait.is_over():
             return True
@@ -180,8 +189,14 @@ class Event:
         return False
 
     def synchronize(self):
+        if runtime.failed:
+            raise runtime.CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access was encountered")
         if self._wait is not None:
             self._wait()
+
+
+def event_of(ptr):
+    return _events[ptr]
 
 
 def _hangs():

@@ -59,6 +59,8 @@ class NcclCommunicator:
             dtype = np.dtype(_DTYPES[datatype])
             calls.append((count, dtype, op))
             total = _memory(sendbuf, count, dtype).copy()
+            if op == NCCL_AVG:  # before the sum: small numbers of half precision are lost
+                total = (total * dtype.type(1 / self._size)).astype(dtype)
             if self._comm is not None and not hangs:
                 from mpi4py import MPI
 
@@ -66,8 +68,6 @@ class NcclCommunicator:
                     total = functools.reduce(np.add, self._comm.allgather(total))
                 else:
                     self._comm.Allreduce(MPI.IN_PLACE, total, getattr(MPI, _OPS[op]))
-            if op == NCCL_AVG:
-                total = (total * (1 / self._size)).astype(dtype)
             hung = hangs
         finally:
             self._in_use.release()

@@ -118,9 +118,14 @@ def test_nccl_in_half_precision(cupy, monkeypatch, dtype, op):
         want = total if op == "SUM" else (total.astype(np.float32) / SIZE).astype(dtype)
         assert_equal(cupy, one, want, exactly=stands_in)
     if stands_in and SIZE > 1:
-        average = op == "MEAN" and SIZE in (2, 4)
-        nccl_op = cupy.cuda.nccl.NCCL_AVG if average else cupy.cuda.nccl.NCCL_SUM
-        assert calls == [(sum(LENGTHS), np.dtype(dtype), nccl_op)]
+        assert calls == [(sum(LENGTHS), np.dtype(dtype), cupy.cuda.nccl.NCCL_SUM)]
+    smallest = np.finfo(dtype).smallest_subnormal if dtype is np.float16 else dtype(9.2e-41)
+    got = strategy.reduce(op, cupy.full(3, smallest, dtype), axis=None)  # divided before the sum it would be 0
+    assert got.get().tolist() == [float(smallest) * (SIZE if op == "SUM" else 1)] * 3
+    calls.clear()
+    monkeypatch.setitem(vars(mpistrat.rc), "nccl_half", False)
+    strategy.reduce(op, cupy.full(3, smallest, dtype), axis=None)  # of a shape that is known
+    assert {each.itemsize for _, each, _ in calls} <= {4}
     strategy.comm.Free()
 
 
@@ -174,8 +179,8 @@ def test_nccl_that_hangs(cupy, monkeypatch):
     strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl", timeout_seconds=30)
     assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
     monkeypatch.setattr(cupy.cuda.nccl, "hangs", True)
-    options = CommunicationOptions(timeout_seconds=0.3)
-    with pytest.raises(TimeoutError, match=r"NCCL was not done within 0\.3 s"):
+    options = CommunicationOptions(timeout_seconds=1.0)  # more than the ranks of a busy machine need to meet
+    with pytest.raises(TimeoutError, match=r"NCCL was not done within 1 s"):
         in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
     (communicator,) = Topology.of(strategy.comm).slot(Communicators).values()
     assert communicator.aborted
@@ -212,6 +217,33 @@ def test_nccl_that_fails_meanwhile(cupy, monkeypatch, waits):
     assert communicator.aborted
     with pytest.raises(RuntimeError, match="after an error of NCCL"):
         strategy.reduce("SUM", cupy.ones(3), axis=None)
+
+
+def test_an_error_of_the_gpu_while_nccl_works(cupy, monkeypatch):
+    """CuPy's `Event.done` stays False then. It is not a time-out."""
+    if SIZE == 1 or not hasattr(cupy.cuda.runtime, "failed"):
+        return
+    strategy = strategy_with(MPI.COMM_WORLD.Dup(), implementation="nccl")
+    assert strategy.reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3
+    monkeypatch.setattr(cupy.cuda.runtime, "failed", True)
+    options = CommunicationOptions(timeout_seconds=30)
+    with pytest.raises(RuntimeError, match=f"rank {RANK}: CUDA, in work .* failed: cudaErrorIllegalAddress"):
+        in_replica(strategy, lambda replica: replica.all_reduce("SUM", cupy.ones(3), options))
+    (communicator,) = Topology.of(strategy.comm).slot(Communicators).values()
+    assert communicator.aborted
+
+
+def test_arrays_on_several_devices_of_one_rank(cupy):
+    """The other ranks are told."""
+    if SIZE == 1 or cupy.cuda.runtime.getDeviceCount() == 1:
+        return
+    strategy = mpistrat.MultiWorkerMirroredStrategy()
+    values = [cupy.ones(3), cupy.ones(3)]
+    if RANK == 0:
+        with cupy.cuda.Device(1 - cupy.cuda.Device().id):
+            values[1] = cupy.ones(3)
+    with pytest.raises((ValueError, MismatchError), match="cuda:0 and cuda:1"):
+        strategy.reduce("SUM", values, axis=None)
 
 
 def test_nccl_ends_with_its_communicator(cupy):
