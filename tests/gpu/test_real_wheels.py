@@ -106,8 +106,8 @@ def parameters(function):
         "cuda.UnownedMemory", "cuda.MemoryPointer", "cuda.alloc_pinned_memory", "cuda.driver.ctxGetCurrent",
         "cuda.get_current_stream", "cuda.ExternalStream", "cuda.Stream.from_external",
         "cuda.nccl.NcclCommunicator.allReduce", "cuda.nccl.get_unique_id", "cuda.runtime.deviceGetAttribute",
-        "cuda.runtime.deviceGetPCIBusId", "cuda.runtime.eventQuery", "cuda.runtime.getDevice", "cuda.runtime.memGetInfo",
-        "cuda.runtime.memcpyAsync", "cuda.runtime.setDevice",
+        "cuda.runtime.deviceGetPCIBusId", "cuda.runtime.eventQuery", "cuda.runtime.getDevice",
+        "cuda.runtime.memGetInfo", "cuda.runtime.memcpyAsync", "cuda.runtime.setDevice",
     ],
 )  # fmt: skip
 def test_the_stand_in_takes_the_same_arguments(name, nccl):
