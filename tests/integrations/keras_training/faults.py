@@ -1,8 +1,10 @@
 """Training of which one rank fails: ``faults.py KIND RANK [FOLDER]``.
 
 It must end with the error of that rank, or raise on all. After ``killed``, ``resumed`` goes on from the backup.
+``faults.py caught`` is a program that catches the error of each kind, on the first rank or on the last.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -13,6 +15,7 @@ import time
 import keras
 import numpy as np
 from keras import layers
+from mpi4py import MPI
 
 import mpistrat
 import mpistrat.integrations.keras  # trains over ranks
@@ -20,7 +23,8 @@ from mpistrat.runtime.agreement.operation import MismatchError
 
 KIND = sys.argv[1]
 strategy = mpistrat.MultiWorkerMirroredStrategy()
-FAILS = strategy.comm.rank == int(sys.argv[2])
+RANK, RANKS = strategy.comm.rank, strategy.comm.size
+FAILS = KIND != "caught" and int(sys.argv[2]) == RANK
 X, Y = np.ones((40, 4), "f"), np.ones((40, 1), "f")
 
 
@@ -103,13 +107,46 @@ if KIND in ("killed", "resumed"):
     np.testing.assert_allclose(weights, expected, atol=1e-6)
     print("resumed")
     sys.exit()
-with strategy.scope():
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=[Metric(name="own")])
-    try:
-        model.fit(batches(), epochs=1, verbose=0, callbacks=[Callback(), OfTheChief()])
-    except MismatchError as error:
-        print("raised on this rank:", type(error).__name__, flush=True)
-        raise
-print("trained")
+
+
+def train():
+    own = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())  # an error leaves ranks out of step
+    with own.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[Metric(name="own")])
+        try:
+            model.fit(batches(), epochs=1, verbose=0, callbacks=[Callback(), OfTheChief()])
+        except MismatchError as error:
+            print("raised on this rank:", type(error).__name__, flush=True)
+            raise
+        except RuntimeError:
+            if len(sys.argv) > 2:
+                raise
+            with contextlib.suppress(MismatchError):
+                own.barrier()  # the next collective tells the other ranks
+            raise
+
+
+def caught():
+    """No rank hangs, and each learns what was wrong."""
+    global KIND, FAILS
+    for KIND, rank in (("callback", -1), ("epoch", 0), ("data", 0), ("metric", -1), ("fewer", 0), ("alone", 0)):
+        FAILS = rank % RANKS == RANK
+        found = None
+        try:
+            train()
+        except RuntimeError as error:
+            found = error
+        told = {"fewer": "", "alone": "was called by a callback of the chief alone"}.get(KIND, f"a failure in {KIND}")
+        of_others = KIND == "fewer" or not FAILS
+        right = isinstance(found, MismatchError) if of_others else type(found) is RuntimeError and told in str(found)
+        assert all(strategy.comm.allgather(right)), (KIND, found)
+    print("all faults were told")
+
+
+if KIND == "caught":
+    caught()
+else:
+    train()
+    print("trained")

@@ -203,11 +203,13 @@ def trained():
 
 
 def loaded():
-    """From a file that the chief has written; outside of a scope, each rank has its own."""
-    folder = pathlib.Path(strategy.comm.bcast(tempfile.mkdtemp()))
-    name = "of_all" if mpistrat.has_strategy() else f"of_{strategy.comm.rank}"
-    trained().save(folder / f"{name}.keras")
-    return keras.saving.load_model(folder / f"{name}.keras")
+    """From a file that the chief has written; outside of a scope, from one of this rank."""
+    folder = tempfile.mkdtemp()
+    if mpistrat.has_strategy():
+        folder = strategy.comm.bcast(folder)
+    file = pathlib.Path(folder) / "model.keras"
+    trained().save(file)
+    return keras.saving.load_model(file)
 
 
 def frozen():

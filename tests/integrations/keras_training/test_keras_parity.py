@@ -1,7 +1,7 @@
 """Keras trains over ranks as in one process: each row of parity.py, on each backend and number of ranks.
 
-The rows of one backend and number of ranks share a launch. The core has the rows that are marked as quick, and the
-checks, on two ranks, in one launch of each backend;
+The rows of one backend and number of ranks share a launch. The core has the rows that are marked as quick, the checks
+and the faults that a program catches, on two ranks, in one launch of each backend;
 ``MPISTRAT_TEST_KERAS=all python -m pytest tests/integrations/keras_training`` runs all, on 1, 2 and 3.
 """
 
@@ -14,9 +14,9 @@ import pytest
 
 if find_spec("keras") is None:
     pytest.skip("keras is not installed", allow_module_level=True)
-PARITY, CHECKS, FAULTS, TOGETHER, CORRECTNESS, STRATEGIES = (
+PARITY, CHECKS, FAULTS, TOGETHER, CORRECTNESS, STRATEGIES, HOROVOD = (
     Path(__file__).with_name(f"{name}.py")
-    for name in ("parity", "checks", "faults", "together", "correctness", "strategy_tests")
+    for name in ("parity", "checks", "faults", "together", "correctness", "strategy_tests", "horovod_keras")
 )
 ALL = os.environ.get("MPISTRAT_TEST_KERAS") == "all"
 BACKENDS = ["torch", "jax", "tensorflow"]
@@ -49,7 +49,9 @@ if ALL:
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_callbacks_and_errors(run_ranks, tmp_path, backend):
-        run(run_ranks, backend, 2, CHECKS, tmp_path, limit=800).check().shows("all checks passed")
+        ended = run(run_ranks, backend, 2, TOGETHER, FAULTS, "caught", "+", CHECKS, tmp_path, limit=800).check()
+        ended.shows("all faults were told")
+        ended.shows("all checks passed")
 
 else:
     CASES = ["dnn, partial, arrays", "siamese, dataset", "cnn, sync batch norm, arrays validated", "stateful_lstm"]
@@ -57,30 +59,37 @@ else:
     @pytest.mark.timeout(620)
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_rows_and_checks(run_ranks, tmp_path, backend):
-        """On TensorFlow with some of its own tests and of Keras'; test_keras_suites.py says which."""
-        programs = [PARITY, "quick", "+", CHECKS, tmp_path]
+        """On TensorFlow with some of its own tests and of Keras', on PyTorch with Horovod's.
+
+        test_keras_suites.py says which.
+        """
+        programs = [FAULTS, "caught", "+", PARITY, "quick", "+", CHECKS, tmp_path]
         if backend == "tensorflow":
             programs += ["+", CORRECTNESS, *CASES, "+", STRATEGIES]
+        if backend == "torch":
+            programs += ["+", HOROVOD, tmp_path]
         ended = run(run_ranks, backend, 2, TOGETHER, *programs, limit=600).check()
         has_rows(ended, "row", 10)
         ended.shows("all checks passed")
+        ended.shows("all faults were told")
         if backend == "tensorflow":
             has_rows(ended, "case", len(CASES))
+        if backend != "jax":
             ended.shows("all tests passed")
 
 
 # By the first rank and by the last.
 KINDS = ["callback", "epoch", "data", "metric", "fewer"]
-QUICK = [("callback", 0), ("epoch", 1), ("data", 0), ("metric", 1), ("fewer", 0), ("alone", 0)]
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("kind", "rank"), [*((kind, rank) for kind in KINDS for rank in (0, 1)), ("alone", 0)] if ALL else QUICK
+    ("kind", "rank"), [*((kind, rank) for kind in KINDS for rank in (0, 1)), ("alone", 0)] if ALL else [("callback", 0)]
 )
 @pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
-def test_a_fault_of_one_rank(run_ranks, backend, kind, rank):
-    ended = run(run_ranks, backend, 2, FAULTS, kind, rank, limit=150)
+def test_a_fault_that_ends_the_job(run_ranks, backend, kind, rank):
+    """The other kinds of test_rows_and_checks, in a program that does not catch them, are among all."""
+    ended = run(run_ranks, backend, 2, TOGETHER, FAULTS, kind, rank, limit=150)
     assert ended.status not in (0, None), str(ended)
     told = {"fewer": "MismatchError", "alone": "was called by a callback of the chief alone"}
     ended.shows(told.get(kind, f"a failure in {kind}"))
@@ -92,7 +101,7 @@ def test_a_fault_of_one_rank(run_ranks, backend, kind, rank):
 @pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
 def test_killed_in_a_backup(run_ranks, tmp_path, backend, rank):
     """A rank is killed while the chief writes; another number of ranks goes on."""
-    ended = run(run_ranks, backend, 2, FAULTS, "killed", rank, tmp_path, limit=150)
+    ended = run(run_ranks, backend, 2, TOGETHER, FAULTS, "killed", rank, tmp_path, limit=150)
     assert ended.status not in (0, None), str(ended)
     ended.shows("epoch 2")
-    run(run_ranks, backend, 1, FAULTS, "resumed", rank, tmp_path, limit=150).check().shows("resumed")
+    run(run_ranks, backend, 1, TOGETHER, FAULTS, "resumed", rank, tmp_path, limit=150).check().shows("resumed")
