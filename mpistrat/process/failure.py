@@ -28,7 +28,7 @@ _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
 _FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
 
-_folding = "MPISTRAT_DEBUG" not in os.environ
+shows_all: Callable[[], bool] = bool  # set by the options, which are above this room
 _name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
@@ -76,11 +76,11 @@ def fold() -> None:
 
 
 def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
-    """Return a traceback of the user's own lines, unless `show_all_lines` was called."""
+    """Return a traceback of the user's own lines, unless `shows_all()`."""
     whole = traceback.TracebackException(kind, error, trace)
     told: list[traceback.TracebackException | None] = [whole]
     folded = 0
-    while told and _folding:
+    while told and not shows_all():
         each = told.pop()
         if each is None:
             continue
@@ -99,12 +99,6 @@ def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackT
         return lines
     private = f"{kind.__module__}.{kind.__qualname__}: "
     return [line.replace(private, f"{kind.__qualname__}: ") for line in lines]
-
-
-def show_all_lines() -> None:
-    """Let tracebacks of this rank have the lines of the package, too."""
-    global _folding
-    _folding = False
 
 
 def arm_early(rank: int, size: int, start: Callable[[], object]) -> None:

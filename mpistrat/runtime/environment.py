@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
 from mpistrat.arrays.device import Device
+from mpistrat.process import failure
 
 _T = TypeVar("_T")
 _MOST_CHARACTERS = 80
@@ -339,3 +340,13 @@ def _unknown(name: str) -> str:
 
 
 rc = RuntimeOptions()
+
+
+def _debugs() -> bool:
+    try:
+        return bool(rc.debug)
+    except OptionError:  # the error to show is another one, or this one
+        return False
+
+
+failure.shows_all = _debugs

@@ -109,8 +109,6 @@ class Topology(ObjectCollectives):
         environment.agree(parent)
         self.checks = environment.rc.debug
         self.compares_variables = "variables" in self.checks
-        if self.checks:
-            failure.show_all_lines()
         self.parent = parent
         self.world = world = parent.Dup()
         self.size: int = world.size
