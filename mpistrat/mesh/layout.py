@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpistrat.arrays.arrays import as_numpy
 from mpistrat.mesh.mesh import Mesh
 
 Box = tuple[slice, ...]  # the part of a global array
@@ -118,7 +119,7 @@ def cut_like(value: Any, layout: Layout, box: Box) -> np.ndarray:
 
     Raise ValueError if the shapes do not fit.
     """
-    value = np.asarray(value)
+    value = as_numpy(value)
     if value.ndim > len(layout.shape) or any(
         size not in (1, whole) for size, whole in zip(value.shape[::-1], layout.shape[::-1], strict=False)
     ):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from mpistrat.arrays.arrays import as_bytes
+from mpistrat.arrays.arrays import as_bytes, as_numpy
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.movement.exchange import exchange
@@ -89,7 +89,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         >>> made.local.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
         """
-        whole = np.asarray(array)
+        with structures.refusals("ShardedArray", mesh.topology):
+            whole = as_numpy(array)
         return cls.from_callback(
             whole.shape, lambda box: np.array(whole[box], order="C"), mesh=mesh, axes=axes, parts=parts
         )
@@ -127,7 +128,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         with structures.refusals("ShardedArray", mesh.topology):
             layout = Layout.of(mesh, shape, axes, parts)
             box = layout.box(mesh)
-            local = np.asarray(function(box), order="C")
+            local = np.asarray(as_numpy(function(box)), order="C")
             if local.shape != shape_of(box):
                 raise ValueError(
                     f"the part of {box} has the shape {shape_of(box)}, and the function gave {local.shape}"
@@ -152,9 +153,9 @@ class ShardedArray(NDArrayOperatorsMixin):
         >>> mpistrat.experimental.ShardedArray.from_local(np.ones(3), mesh=mesh, axes=["x"]).shape
         (3,)
         """
-        local, axes = np.asarray(local), tuple(axes)
-        topology = mesh.topology
+        topology, axes = mesh.topology, tuple(axes)
         with structures.refusals("ShardedArray", topology):
+            local = as_numpy(local)
             if len(axes) != local.ndim:
                 raise ValueError(f"axes {axes} must have an axis or None for each dimension of the shape {local.shape}")
         structures.agree(topology, "ShardedArray", axes, local.dtype)
@@ -216,6 +217,10 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         _refuse("bool()")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        remedy = f": {_REMEDY}" if hasattr(np.ndarray, name) else ""
+        raise AttributeError(f"a ShardedArray has no attribute {name!r}{remedy}")
 
     # --- elements --------------------------------------------------------------------
 
@@ -311,6 +316,8 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     def _reduced(self, op: Op, ufunc: np.ufunc, axis: Any, keepdims: bool) -> Any:
         dimensions = self._dimensions(axis)
+        if self.dtype.kind in "mM":  # else only the ranks with empty parts would raise
+            _refuse(f"{ufunc.__name__} of {self.dtype}")
         if ufunc.identity is None and not all(self.shape[i] for i in dimensions):
             raise ValueError(f"an array of shape {self.shape} has no {op.name} over axis {axis}")
         sums = np.sum if ufunc is np.add else np.prod  # these widen small integers
@@ -447,7 +454,7 @@ def matmul(left: Any, right: Any) -> ShardedArray:
 
 
 def _whole(array: Any, mesh: Mesh) -> ShardedArray:
-    array = np.asarray(array)
+    array = as_numpy(array)
     return ShardedArray(array, mesh, Layout.of(mesh, array.shape, [None] * array.ndim))
 
 

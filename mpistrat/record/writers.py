@@ -76,9 +76,10 @@ class Sites:
 class Flight:
     """The entries of one communicator, whose place in the table is ``index``, and whose random number is ``token``.
 
-    ``latest`` is the name of the operation of the last entry; empty if there is a trace, which has them all. A caller
-    of the same operation that ends without a wait may set ``passed`` to its number, in place of an entry (0.04 us in
-    place of 0.9). The heartbeat writes that number into the last entry.
+    ``latest`` is the name of the operation of the record's last entry, if that is of this communicator and there is no
+    trace, which has all entries; else it is empty. A caller of the same operation that ends without a wait may set
+    ``passed`` to its number, in place of an entry (0.04 us in place of 0.9). The heartbeat writes that number into the
+    last entry.
     """
 
     __slots__ = (
@@ -134,7 +135,11 @@ class Flight:
         # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
         words[self._home] = words[_AT_EVENTS] = entry + 1
         self._inside, self._met = True, 0.0
-        self.latest, writer.latest = operation.name, self
+        if writer.latest is not self:
+            if writer.latest is not None:
+                writer.latest.latest = ""  # its last entry is not the record's last any more
+            writer.latest = self
+        self.latest = operation.name
         if (ring := writer.trace) is not None:
             whose, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
             what, where = ring.text(text, text_of), ring.text(place, text_of)

@@ -278,7 +278,18 @@ class CutVariable(MirroredVariable):
         """Return a part of each rank as an array that is cut as this variable. Never communicates."""
         return ShardedArray(value, self.mesh, self.layout)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("mesh", "layout", "values"):  # before __init__
+            return super().__getattr__(name)
+        return getattr(self._read(), name)  # not of the part, which would pass for the whole
+
+    def check_rows(self, rows: IndexedSlices) -> None:
+        """Raise ValueError: the rows of a part have other numbers than those of the whole."""
+        raise ValueError(f"variable {self.name!r} is cut over ranks: give a ShardedArray or a part, not IndexedSlices")
+
     def write(self, method: str, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            self.check_rows(value)
         value = value._read() if isinstance(value, CutVariable) else value
         if isinstance(value, ShardedArray):
             if value.mesh is not self.mesh or value.layout != self.layout:

@@ -85,10 +85,11 @@ def fitting(gradient: Any, variable: Variable) -> Any:
     Raise ValueError if the shape differs, the dtype cannot be cast, or an index is out of range. Raise TypeError if the
     dtype of rows cannot be cast.
     """
-    gradient, variable = component(gradient), variable.part
+    gradient = component(gradient)
     if isinstance(gradient, IndexedSlices):
         variable.check_rows(gradient)
         return gradient
+    variable = variable.part
     array = arrays.numpy_or_cupy(gradient)
     if array.shape != variable.shape:
         raise ValueError(

@@ -221,3 +221,18 @@ def test_a_wrong_gradient_on_one_rank():
     assert (raised is None) == (mesh.coordinates["model"] < mesh.axes["model"] - 1)
     v.assign(np.ones_like(v.local))
     assert v.sum() == WHOLE.size  # the ranks are in step
+
+
+def test_a_part_does_not_pass_for_the_whole():
+    mesh, strategy = scope_of()
+    v = variable_of(mesh, strategy)
+    rows = mpistrat.IndexedSlices(np.ones((1, WHOLE.shape[1])), [0], WHOLE.shape)
+    with pytest.raises(AttributeError, match=r"use gather\(\)"):
+        v.T  # noqa: B018
+    with pytest.raises(ValueError, match="not IndexedSlices"):
+        v.scatter_update(rows)
+    with strategy.scope():
+        optimizer = mpistrat.optimizers.SGD(0.1)
+    with pytest.raises(ValueError, match="not IndexedSlices"):
+        strategy.run(lambda: optimizer.apply_gradients([(rows, v)]))
+    assert v.read_value().gather().tobytes() == WHOLE.tobytes()

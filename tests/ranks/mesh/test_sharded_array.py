@@ -296,3 +296,20 @@ def test_exchanges_follow_the_rules_of_collectives():
     if SIZE > 1:
         with pytest.raises(MismatchError, match=r"ShardedArray\.halo.* was interrupted by ValueError"):
             u.halo(1)
+
+
+def test_what_would_be_another_number_is_refused():
+    """A mask that is lost, a part that passes for the whole, a time of which some ranks have none."""
+    mesh = Mesh(x=-1)
+    masked = np.ma.masked_array(np.ones(4 * SIZE), mask=[True] * SIZE + [False] * 3 * SIZE)
+    for make in (ShardedArray.from_array, ShardedArray.from_local):
+        with pytest.raises(TypeError, match="masked arrays"):
+            make(masked, mesh=mesh, axes=["x"])
+    u = ShardedArray.from_array(np.ones((4 * SIZE, 2)), mesh=mesh, axes=["x", None])
+    with pytest.raises(TypeError, match="masked arrays"):
+        u + np.ma.masked_array([1.0, 2.0], mask=[True, False])
+    with pytest.raises(AttributeError, match=r"no attribute 'T': use gather\(\)"):
+        u.T  # noqa: B018
+    times = ShardedArray.from_array(np.zeros(1, "M8[s]"), mesh=mesh, axes=["x"], parts={"x": [1] + [0] * (SIZE - 1)})
+    with pytest.raises(TypeError, match="datetime64"):
+        times.max()
