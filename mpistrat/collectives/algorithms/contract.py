@@ -76,5 +76,5 @@ class Algorithm(ABC):
         """
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
-        """Return prepared steps for a small message, with less work in Python than `reduce`; None if there are none."""
+        """Return prepared steps for a small message, with less work in Python than `reduce`, or None."""
         return None
