@@ -216,7 +216,7 @@ def _require_storable(leaf: Any, name: str) -> None:
             return
     raise TypeError(
         f"{name!r} is {_described(leaf)}, not a variable, an array of numbers or a number; fix: save times as "
-        "astype('i8'), and strings elsewhere"
+        "astype('i8'), float8 as view('u1'), records by field, and strings elsewhere"
     )
 
 

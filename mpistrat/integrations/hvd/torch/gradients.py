@@ -194,5 +194,5 @@ def sparse_allreduce_async(
     values = moves.allgather(own.values(), name, process_set)
     if op is Average:
         values = values / process_set.topology.size
-    total = torch.sparse_coo_tensor(indices.t(), values, tensor.size())
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.size(), check_invariants=True)
     return lambda: total
