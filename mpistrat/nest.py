@@ -176,7 +176,9 @@ def _register(kind: type) -> None:
     if issubclass(kind, Mapping):
         optree.register_pytree_node(kind, _dict_to_children, partial(_dict_of, kind), namespace=_NAMESPACE)
     elif issubclass(kind, (list, tuple)) and not known:
-        optree.register_pytree_node(kind, _sequence_to_children, partial(_sequence_of, kind), namespace=_NAMESPACE)
+        optree.register_pytree_node(
+            kind, lambda value: (list(value), None), lambda _, children: kind(children), namespace=_NAMESPACE
+        )
     elif not known:
         _register_dataclass(kind)
     _registered.add(kind)
@@ -198,14 +200,6 @@ def _dict_of(kind: Any, keys: Any, children: Any) -> Any:
         raise TypeError(
             f"a {kind.__name__} cannot be made of a dict ({error}): use a dict, or a mapping that takes one"
         ) from error
-
-
-def _sequence_to_children(value: Any) -> tuple[list[Any], None]:
-    return list(value), None
-
-
-def _sequence_of(kind: Any, _: Any, children: Any) -> Any:
-    return kind(children)
 
 
 def _register_dataclass(kind: Any) -> None:

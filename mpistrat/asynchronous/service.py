@@ -194,13 +194,10 @@ class _Worker:
         with suppress(RuntimeError):  # of an interrupted message: the main thread gets it, too, and says so
             while not ended.wait(_LOOK if seen is not None else _REST):
                 if self._running is not None and self._running is seen:
-                    self._take_letters()
+                    with self._post.lock:  # the main thread waits: letters stay in order, a task begins or goes back
+                        while self._take_letter():
+                            pass
                 seen = self._running
-
-    def _take_letters(self) -> None:
-        with self._post.lock:  # the other thread waits: letters stay in order, and a task begins or goes back
-            while self._take_letter():
-                pass
 
     def _take_letter(self) -> bool:
         """Take a letter if one has arrived. Give back the tasks that are not begun if it asks for that."""

@@ -177,7 +177,8 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if not any(variable in environ for variable in _OF_MPIRUN):
         return dict(environ)
-    return {name: value for name, value in environ.items() if not _is_launchers(name)}
+    kept = (name for name in environ if not name.startswith(_NO_SETTINGS if name.startswith(_SETTINGS) else _PREFIXES))
+    return {name: environ[name] for name in kept}
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -190,12 +191,6 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _count(environ: Mapping[str, str], variable: str) -> int | None:
     value = environ.get(variable, "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
-
-
-def _is_launchers(name: str) -> bool:
-    if name.startswith(_SETTINGS):
-        return name.startswith(_NO_SETTINGS)
-    return name.startswith(_PREFIXES)
 
 
 def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:

@@ -104,7 +104,8 @@ def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) ->
     if len(records) < ranks:
         return None
     places = {process: place for place, process in enumerate(order)}
-    if any(each.pid not in places or _has_told(each) for each in records):
+    told = (each.phase == Phase.FAILED or each.exit_status is not None for each in records)
+    if any(told) or any(each.pid not in places for each in records):
         return None
     ended = [each for each in records if each.phase != Phase.FINISHED]
     return min(ended, key=lambda each: places[each.pid]).rank if ended else None
@@ -113,10 +114,6 @@ def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) ->
 def waits_at_end(records: Sequence[Record], first: int | None) -> list[Wait]:
     """Return the collectives in which ranks waited when their job ended. Those that had left did not wait any more."""
     return waits(records, [each.key for each in records if each.rank == first or each.exit_status is not None])
-
-
-def _has_told(record: Record) -> bool:
-    return record.phase == Phase.FAILED or record.exit_status is not None
 
 
 def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int | None = None) -> list[str]:

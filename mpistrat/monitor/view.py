@@ -63,7 +63,9 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
     facts = {each.key: process.look(each.pid, each.started, each.path) for each in records}
     found = stacks.ask(records, beat)
     records = [read.read(each.path) or each for each in records]
-    silent = {each.key for each in records if facts[each.key].state not in "TtZX" and _is_silent(each)}
+    beating = [each for each in records if each.beat_every and facts[each.key].state not in "TtZX"]
+    now = time.monotonic()
+    silent = {each.key for each in beating if now - each.heartbeat > _MISSED * each.beat_every}
     before = {each.key: each.heartbeat for each in records}
     end = time.monotonic() + _SECOND_LOOK
     while silent and time.monotonic() < end:
@@ -90,10 +92,6 @@ def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
         if len(idle) > len(samples) / 2:
             found[each.key] = idle[-1]
     return found
-
-
-def _is_silent(record: Record) -> bool:
-    return bool(record.beat_every) and time.monotonic() - record.heartbeat > _MISSED * record.beat_every
 
 
 def joined(views: Sequence[JobView]) -> JobView:

@@ -14,6 +14,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -372,11 +373,6 @@ def _refuse_after_finalize(comm: Any, keyval: int, value: None) -> None:
         record.finish()
 
 
-def _refuse_in_child() -> None:
-    """Refuse collectives in a forked process: it would take the place of its parent in barriers and memory."""
-    _refuse_all("in a forked process: only those that MPI started may communicate")
-
-
 def _refuse_all(why: str) -> None:
     """Refuse the collectives of all topologies, later ones too."""
     CollectiveLock.refuse_new(why)
@@ -384,4 +380,6 @@ def _refuse_all(why: str) -> None:
         topology.lock.refuse(why)
 
 
-os.register_at_fork(after_in_child=_refuse_in_child)
+# A forked process would take the place of its parent in barriers and memory.
+_IN_CHILD = "in a forked process: only those that MPI started may communicate"
+os.register_at_fork(after_in_child=partial(_refuse_all, _IN_CHILD))

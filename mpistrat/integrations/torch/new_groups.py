@@ -311,19 +311,16 @@ def all_ranks() -> Any:
     Raise RuntimeError if a rank made this process by ``torch.multiprocessing``. Open MPI ends such a process by a
     segmentation fault.
     """
-    if _is_made_by_multiprocessing() and not mpi.running() and launch.started_tasks(os.environ):
+    # While a spawned process imports the program again it has this mark, and its parent is not set yet.
+    imports = getattr(multiprocessing.current_process(), "_inheriting", False)
+    is_child = imports or multiprocessing.parent_process() is not None
+    if is_child and not mpi.running() and launch.started_tasks(os.environ):
         raise RuntimeError(
             "MPI does not know this process, which a rank made by multiprocessing: call the function itself instead "
             "of mp.spawn, and start the program by `mpistrat run -n RANKS`, mpirun or srun; for workers that import "
             'the program again, begin groups below `if __name__ == "__main__":`'
         )
     return mpi.start().COMM_WORLD
-
-
-def _is_made_by_multiprocessing() -> bool:
-    # While a spawned process imports the program again it has this mark, and its parent is not set yet.
-    imports = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return multiprocessing.parent_process() is not None or imports
 
 
 def communicator(described: Any) -> Any:

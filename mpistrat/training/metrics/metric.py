@@ -16,13 +16,8 @@ from mpistrat.arrays import arrays
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.training.metrics.total import Total, new_total, summed_when_read
-
-
-def _current_ranks(metric: Metric) -> Topology:
-    return get_strategy().extended.engine.topology
 
 
 def _counted(update_state: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +89,8 @@ class Metric(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "result" in cls.__dict__:  # it may read several variables
-            cls.result = whole(_current_ranks)(cls.result)  # type: ignore[method-assign]
+            as_one_call = whole(lambda metric: get_strategy().extended.engine.topology)
+            cls.result = as_one_call(cls.result)  # type: ignore[method-assign]
         if "update_state" in cls.__dict__:
             cls.update_state = _counted(cls.__dict__["update_state"])  # type: ignore[attr-defined]
 

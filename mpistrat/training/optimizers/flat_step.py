@@ -154,7 +154,10 @@ class FlatStep:
         else:
             messages = engine.all_reduce(ReduceOp.SUM, self._join(gradients), None, self.form)
         if clipping is not None:
-            messages = self._clipped(messages, clipping)
+            parts = self._split(messages)
+            clipped = clipping(parts)
+            if any(map(is_not, clipped, parts)):
+                messages = self._join(clipped)
         number += 1
         for message, is_joined, where, weights, state in self._stretches:
             gradient = messages[message]
@@ -199,12 +202,6 @@ class FlatStep:
         if self._places is None:
             self._places = places([*self._values, *itertools.chain.from_iterable(self._state)])
         return apart(messages, self._places)
-
-    def _clipped(self, messages: Sequence[np.ndarray], clipping: Clipping) -> Sequence[np.ndarray]:
-        """Return the messages with clipped gradients."""
-        parts = self._split(messages)
-        clipped = clipping(parts)
-        return self._join(clipped) if any(map(is_not, clipped, parts)) else messages
 
     def _split(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the gradients that are in messages, as views where possible."""

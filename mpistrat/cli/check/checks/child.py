@@ -36,12 +36,6 @@ class Wire:
         self.tell(stage=name)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the process that watches it ends."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _stay(wire: Wire, **what: Any) -> NoReturn:
     """Report what went wrong, and wait to be killed: launchers end the job when a process leaves MPI early."""
     wire.tell(**what)
@@ -51,7 +45,8 @@ def _stay(wire: Wire, **what: Any) -> NoReturn:
 
 def main(descriptor: int, options: CheckOptions) -> None:
     """Run the checks of this rank."""
-    _die_with_parent()
+    with contextlib.suppress(AttributeError, OSError):  # Linux kills this process when the one that watches it ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     wire = Wire(descriptor)
     facts: dict[str, Any] = {"host": socket.gethostname()}
     for check in CHECKS:
