@@ -60,7 +60,7 @@ class CentralVariable(MirroredVariable):
         if self._reduction is None and self._engine.replicas.size == 1:
             self._write_equal(method, self._equal_on_all(value))
         else:
-            self._update_combined(method, value)
+            super()._update_in_replica(method, value)
 
     def _contribution(self, op: Any, value: Any) -> Any:
         return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
