@@ -134,14 +134,20 @@ class SequenceSource(Source):
         self._length = int(sequence.shape[0]) if is_array else len(sequence)
         if not self._length:
             raise ValueError(f"from_sequence() needs at least one element, but this {_name(sequence)} is empty")
-        self._gather = _ArrayReader(sequence) if is_array else _ElementReader(sequence)
+        self._is_array = is_array
+        if is_array:
+            arrays.refuse_masked(sequence)
+        many = getattr(sequence, "__getitems__", None)
+        self._many = many if callable(many) else None
 
     def __len__(self) -> int:
         return self._length
 
     @cached_property
     def _spec(self) -> Any:
-        return nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), self._gather(np.zeros(1, np.int64)))
+        first = np.zeros(1, np.int64)
+        rows = self._rows_of_array(first) if self._is_array else self._elements(first, None)
+        return nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), rows)
 
     def element_spec(self) -> Any:
         return self._spec
@@ -149,50 +155,31 @@ class SequenceSource(Source):
     def read(self, rows: np.ndarray) -> Any:
         if not len(rows):
             return spec.zeros(self._spec, 0)
-        if isinstance(self._gather, _ArrayReader):
-            return self._gather(rows)
-        return self._gather(rows, elements.dtypes_of(self._spec))
+        return self._rows_of_array(rows) if self._is_array else self._elements(rows, elements.dtypes_of(self._spec))
+
+    def _rows_of_array(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of an object with ``shape`` and ``dtype``, read in runs, or in one call if it has ``oindex``."""
+        array = self._sequence
+        if isinstance(array, np.ndarray):
+            return in_native_order(np.array(array[rows]))
+        wanted, back = np.unique(rows, return_inverse=True)
+        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        if len(cuts) and hasattr(array, "oindex"):
+            return in_native_order(arrays.as_numpy(array.oindex[wanted])[back])
+        runs = [arrays.as_numpy(array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
+        return in_native_order(np.concatenate(runs)[back])
+
+    def _elements(self, rows: np.ndarray, dtypes: Sequence[np.dtype] | None) -> Any:
+        """Return elements of a sequence, read one by one, or a batch at a time by ``__getitems__``."""
+        numbers = rows.tolist()
+        found = [self._sequence[number] for number in numbers] if self._many is None else self._many(numbers)
+        return elements.stack([elements.of_arrays(each) for each in found], dtypes)
 
     def fingerprint(self) -> Any:
         return f"{self._length} elements of {self._spec} in a {_name(self._sequence)}"
 
     def __repr__(self) -> str:
         return f"{self._length} elements of a {_name(self._sequence)}"
-
-
-class _ArrayReader:
-    """The rows of an object with ``shape`` and ``dtype``, read in runs, or in one call if it has ``oindex``."""
-
-    def __init__(self, array: Any):
-        arrays.refuse_masked(array)
-        self._array = array
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        if isinstance(self._array, np.ndarray):
-            return in_native_order(np.array(self._array[rows]))
-        wanted, back = np.unique(rows, return_inverse=True)
-        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
-        if len(cuts) and hasattr(self._array, "oindex"):
-            return in_native_order(arrays.as_numpy(self._array.oindex[wanted])[back])
-        runs = [arrays.as_numpy(self._array[int(run[0]) : int(run[-1]) + 1]) for run in np.split(wanted, cuts)]
-        return in_native_order(np.concatenate(runs)[back])
-
-
-class _ElementReader:
-    """The elements of a sequence, read one by one, or a batch at a time by ``__getitems__``."""
-
-    def __init__(self, sequence: Any):
-        self._sequence = sequence
-        many = getattr(sequence, "__getitems__", None)
-        self._many = many if callable(many) else None
-
-    def __call__(self, rows: np.ndarray, dtypes: Sequence[np.dtype] | None = None) -> Any:
-        numbers = rows.tolist()
-        if self._many is not None:
-            found: Sequence[Any] = self._many(numbers)
-        else:
-            found = [self._sequence[number] for number in numbers]
-        return elements.stack([elements.of_arrays(each) for each in found], dtypes)
 
 
 def _name(sequence: Any) -> str:
