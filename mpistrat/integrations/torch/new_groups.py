@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -146,7 +147,7 @@ class _Meeting:
         asked: dict[int, Attempt] = {}
 
         def decided() -> bool:
-            for rank, (attempt, state) in _read(_TO_FIRST):
+            for rank, (attempt, state) in read(_comm, _TO_FIRST):
                 _note(rank, attempt, state)
             for rank in self._others:
                 theirs = _here.get(rank)
@@ -290,19 +291,18 @@ def _note(rank: int, attempt: Attempt, state: str) -> None:
                 del attempts[rank]
 
 
-def _read(tag: int) -> Iterator[tuple[int, Any]]:
+def read(comm: Any, tag: int) -> Iterator[tuple[int, Any]]:
     """Read all messages that have come, and yield their ranks and contents."""
     MPI = mpi.start()
     status = MPI.Status()
-    while mpi.has_come(_comm, MPI.ANY_SOURCE, tag, status):
+    while mpi.has_come(comm, MPI.ANY_SOURCE, tag, status):
         rank = status.source
-        yield rank, _comm.recv(source=rank, tag=tag)
+        yield rank, comm.recv(source=rank, tag=tag)
 
 
 def _read_the_rest() -> None:
     for tag in (_TO_FIRST, _FROM_FIRST):
-        for _ in _read(tag):
-            pass
+        deque(read(_comm, tag), maxlen=0)
 
 
 def all_ranks() -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import register_rendezvous_handler
 
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.new_groups import all_ranks
+from mpistrat.integrations.torch.new_groups import all_ranks, read
 from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 
@@ -50,9 +50,7 @@ class MpiStore(torch.distributed.Store):
 
     def __init__(self, comm: Any = None):
         super().__init__()
-        MPI = mpi.start()
-        self._MPI = MPI
-        world = MPI.COMM_WORLD
+        world = mpi.start().COMM_WORLD
         parent = world if comm is None else comm
         with creation(parent, "the start of a store of torch.distributed"):
             self._comm = parent.Dup()
@@ -62,7 +60,7 @@ class MpiStore(torch.distributed.Store):
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
         self._asked = 0
-        self._sent: list[tuple[Any, Any]] = []
+        self._sent: list[Any] = []  # requests of messages
 
     # --- what torch calls ------------------------------------------------------------
 
@@ -154,20 +152,15 @@ class MpiStore(torch.distributed.Store):
                 self._send((kind, key, value), rank)
 
     def _send(self, message: tuple[Any, ...], rank: int) -> None:
-        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
-        data = self._MPI.pickle.dumps(message)
-        self._sent.append((self._comm.Isend([data, self._MPI.BYTE], rank, _TAG), data))
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(message, rank, _TAG))
 
     def _read(self) -> None:
         """Read all messages that have come."""
-        status = self._MPI.Status()
-        while mpi.has_come(self._comm, self._MPI.ANY_SOURCE, _TAG, status):
-            data = bytearray(status.Get_count(self._MPI.BYTE))
-            self._comm.Recv([data, self._MPI.BYTE], status.source, _TAG)
-            kind, *content = self._MPI.pickle.loads(data)
+        for source, (kind, *content) in read(self._comm, _TAG):
             if kind == "ask":
                 number, *request = content
-                self._send(("answer", number, self._as_owner(*request)), status.source)
+                self._send(("answer", number, self._as_owner(*request)), source)
             elif kind == "answer":
                 number, value = content
                 self._answers[number] = value
