@@ -21,7 +21,7 @@ from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
-from mpistrat.strategy.former import MultiStepContext, run_steps
+from mpistrat.strategy.former import MultiStepContext
 from mpistrat.strategy.local_replicas import LocalReplicaContext
 from mpistrat.strategy.replica_context import ReplicaContext
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
@@ -488,8 +488,11 @@ class StrategyExtended:
         7
         """
         require_cross_replica(self._strategy, "experimental_run_steps_on_iterator", "call it outside of run")
+        made = MultiStepContext(initial_loop_values)
         with self._strategy.scope():
-            return run_steps(fn, iterator, iterations, initial_loop_values)
+            for _ in range(iterations):
+                fn(made, next(iterator))
+        return made
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -59,14 +59,6 @@ class MultiStepContext:
         self.non_tensor_outputs[name] = output
 
 
-def run_steps(fn: Callable[..., Any], iterator: Any, iterations: int, initial: Any) -> MultiStepContext:
-    """Call ``fn(context, batch)`` for so many batches, and return the context."""
-    made = MultiStepContext(initial)
-    for _ in range(iterations):
-        fn(made, next(iterator))
-    return made
-
-
 def warn(old: str, new: str) -> None:
     """Emit a DeprecationWarning that names the replacement of a former name."""
     warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=3)

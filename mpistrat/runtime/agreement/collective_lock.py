@@ -38,7 +38,6 @@ from mpistrat.runtime.agreement.operation import (
     mismatch,
     out_of_step,
     ranks_in_words,
-    with_article,
 )
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
@@ -243,7 +242,8 @@ class CollectiveLock:
             self._tells = self.only_meets and isinstance(self._agreement, NodeAgreement)
             if not self._tells:
                 self.left = text
-            self.give_up(f"after {with_article(name)} in the middle of a collective", text)
+            article = "an" if name[0] in "AEIOU" else "a"
+            self.give_up(f"after {article} {name} in the middle of a collective", text)
         self._of_all_ranks = None
         self.state = BROKEN if self._given_up else FREE
 

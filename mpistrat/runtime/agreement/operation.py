@@ -183,8 +183,3 @@ def _word(part: Hashable, checksums: bool) -> str:
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """Return ranks as text, such as ``ranks 0-2, 5``."""
     return f"rank{'s' * (len(ranks) > 1)} {ranges(ranks, ', ')}"
-
-
-def with_article(name: str) -> str:
-    """Return ``a KeyboardInterrupt``, ``an InterruptError``."""
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -17,7 +17,7 @@ from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.strategy import Variable, get_strategy, has_strategy
-from mpistrat.training.metrics.total import Total, new_total, summed_when_read
+from mpistrat.training.metrics.total import ExactTotal, Total, summed_when_read
 
 
 def _counted(update_state: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +127,8 @@ class Metric(ABC):
 
     def add_total(self, name: str) -> Total:
         """Create a float64 sum over all replicas. It is exact if the strategy's ``implementation`` is."""
-        made = new_total(f"{self._name}/{name}")
+        exact = get_strategy().extended.engine.options.algorithm == "exact"
+        made = (ExactTotal if exact else Total)(f"{self._name}/{name}")
         self._variables.append(made.variable)
         return made
 

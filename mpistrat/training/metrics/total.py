@@ -111,9 +111,3 @@ def _carry(words: np.ndarray, guard: int) -> None:
     over = words[:-1] >> (_DIGIT + guard)
     words[:-1] -= over << (_DIGIT + guard)
     words[1:] += over << guard
-
-
-def new_total(name: str) -> Total:
-    """Return an `ExactTotal` if the current strategy's reductions are exact, else a `Total`."""
-    exact = get_strategy().extended.engine.options.algorithm == "exact"
-    return ExactTotal(name) if exact else Total(name)
