@@ -16,20 +16,13 @@ from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.ops.of_replicas import GrowingTotal, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
+from mpistrat.strategy import replica_context
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import apart, components_but_variables, regrouped
-from mpistrat.strategy.replica_context import (
-    NOT_ASYNCHRONOUS,
-    NOT_GATHERED,
-    ReplicaContext,
-    own_rows,
-    refuse_async,
-    refuse_scatter,
-)
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 
 
-class LocalReplicaContext(ReplicaContext):
+class LocalReplicaContext(replica_context.ReplicaContext):
     """The context of one of several replicas of this rank. See `ReplicaContext` for its methods."""
 
     def __init__(self, strategy: context.AnyStrategy, replica: int, number_here: int, meeting: ReplicaMeeting):
@@ -61,16 +54,16 @@ class LocalReplicaContext(ReplicaContext):
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         op, merged = parse_op(reduce_op), self._engine.merged(options)
-        refuse_async(merged)
+        replica_context.refuse_async(merged)
         return self.meet("all_reduce_async", lambda: _ReducedAtOnce(self._of_replicas), (op, value, merged))
 
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         op, merged = parse_op(reduce_op), self._engine.merged(options)
-        refuse_scatter(merged)
+        replica_context.refuse_scatter(merged)
         total = self.meet("reduce_scatter", lambda: _Reduced(self._of_replicas, rows=True), (op, value, merged))
-        return own_rows(total, self._id, self.num_replicas_in_sync)
+        return replica_context.own_rows(total, self._id, self.num_replicas_in_sync)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         given = value, axis, self._engine.merged(options).timeout_seconds
@@ -122,7 +115,7 @@ class _ReducedAtOnce(_Reduced):
 
     def give(self, given: tuple[Op, Any, CommunicationOptions]) -> None:
         if nest.holds(nest.flatten(given[1])[0], IndexedSlices):
-            raise TypeError(NOT_ASYNCHRONOUS)
+            raise TypeError(replica_context.NOT_ASYNCHRONOUS)
         super().give(given)
 
     def make(self) -> list[Any]:
@@ -140,7 +133,7 @@ class _Gathered:
         value, axis, seconds = given
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, IndexedSlices):
-            raise NotImplementedError(NOT_GATHERED)
+            raise NotImplementedError(replica_context.NOT_GATHERED)
         leaves = [component(leaf) for leaf in leaves]
         called = form, seconds, [any_library.described_for_gather(leaf, axis) for leaf in leaves]
         if not self._given:

@@ -11,15 +11,7 @@ from typing import Any, NamedTuple
 
 import h5py
 
-from mpistrat.data.errors import (
-    DataFileError,
-    DatasetMismatchError,
-    DatasetNotFoundError,
-    EmptyDatasetError,
-    FilterUnavailableError,
-    naming,
-    reason_of,
-)
+from mpistrat.data import errors
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
 from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.locate import Locator
@@ -43,13 +35,13 @@ def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset]
         found = os.stat(path)
         columns, lengths = [], []
         for name in names:
-            with naming(f"file {path!r}, dataset {name!r}"):
+            with errors.naming(f"file {path!r}, dataset {name!r}"):
                 column, length = _column(path, file, name, length_of)
             columns.append(column)
             lengths.append(length)
         for name, length in zip(names, lengths, strict=True):
             if length != lengths[0]:
-                raise DatasetMismatchError(
+                raise errors.DatasetMismatchError(
                     f"file {path!r}: dataset {names[0]!r} has {lengths[0]} rows and dataset {name!r} has "
                     f"{length}; fix: datasets that are read together must be equally long"
                 )
@@ -61,11 +53,13 @@ def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dat
     where = f"file {path!r}, dataset {name!r}"
     if not found.shape:
         kind = "has no data space" if found.shape is None else "is a scalar"
-        raise DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the axis of the samples")
+        raise errors.DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the axis of the samples")
     try:
         dtype = found.dtype
     except TypeError as error:
-        raise DataFileError(f"{where}: NumPy does not support its type ({error}); fix: store another type") from error
+        raise errors.DataFileError(
+            f"{where}: NumPy does not support its type ({error}); fix: store another type"
+        ) from error
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)
@@ -96,19 +90,19 @@ def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     except Exception as error:  # RuntimeError: links form a circle. A damaged file: any class
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
-            raise DatasetNotFoundError(
+            raise errors.DatasetNotFoundError(
                 f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
-                f"cannot be followed ({reason_of(error)}); fix: put that file where the link points"
+                f"cannot be followed ({errors.reason_of(error)}); fix: put that file where the link points"
             ) from None
         names = _names(file)
         if isinstance(link, h5py.HardLink):
             raise
-        raise DatasetNotFoundError(
+        raise errors.DatasetNotFoundError(
             f"file {path!r} has no dataset {name!r}; it has {names}; fix: name one of these"
         ) from None
     if isinstance(found, h5py.Dataset):
         return found
-    raise DatasetNotFoundError(
+    raise errors.DatasetNotFoundError(
         f"file {path!r}: {name!r} is a {type(found).__name__.lower()}, not a dataset; "
         f"the file has {_names(file)}; fix: name one of these"
     )
@@ -142,7 +136,7 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
             importlib.import_module("hdf5plugin")
         if not h5py.h5z.filter_avail(code):
             label = label.decode(errors="replace") if isinstance(label, bytes) else label
-            raise FilterUnavailableError(
+            raise errors.FilterUnavailableError(
                 f"{where}: it is stored with HDF5 filter {code} ({label or 'no name'}), which is not "
                 "installed; fix: pip install hdf5plugin, or set HDF5_PLUGIN_PATH to where the filter is"
             )
@@ -191,11 +185,11 @@ def contents(path: str) -> Contents:
         else:
             single[name] = "has no data space" if item.shape is None else "is a scalar"
 
-    with opened(path) as file, naming(f"file {path!r}"):
+    with opened(path) as file, errors.naming(f"file {path!r}"):
         file.visititems(look)
     if not arrays:
         has = f"no dataset with rows, only the scalars {sorted(single)}" if single else "no dataset at all"
-        raise EmptyDatasetError(f"file {path!r} has {has}; fix: check the program that wrote it")
+        raise errors.EmptyDatasetError(f"file {path!r} has {has}; fix: check the program that wrote it")
     largest = max(arrays, key=lambda name: arrays[name][1])
     rows = arrays[largest][0]
     return Contents(

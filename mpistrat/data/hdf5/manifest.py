@@ -17,13 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from mpistrat.data.errors import (
-    DataFileError,
-    DatasetMismatchError,
-    EmptyDatasetError,
-    FilterUnavailableError,
-    naming_damage,
-)
+from mpistrat.data import errors
 from mpistrat.data.hdf5.file_list import FileList
 from mpistrat.data.hdf5.records import (
     Column,
@@ -232,15 +226,15 @@ class Manifests:
         """Return the result of a function, or the error that it raises."""
         try:
             return fn()
-        except (DataFileError, FilterUnavailableError, ValueError, OSError) as error:
+        except (errors.DataFileError, errors.FilterUnavailableError, ValueError, OSError) as error:
             return error.with_traceback(None)
         except Exception as error:
-            return DataFileError(f"{self.files}: {type(error).__name__}: {error}; fix: see the error")
+            return errors.DataFileError(f"{self.files}: {type(error).__name__}: {error}; fix: see the error")
 
     def _describe(self, number: int) -> FileRecord:
         if number not in self._known:
             path = self.files.paths()[number]
-            with naming_damage(path):
+            with errors.naming_damage(path):
                 record = self._describer(path, self._names)
                 check_limits(path, record)
             self._known[number] = record
@@ -249,7 +243,7 @@ class Manifests:
     def _check(self, number: int, records: Sequence[FileRecord]) -> None:
         assert self._kept_in is not None
         path, record = self.files.paths()[number], records[number]
-        with naming_damage(self._kept_in):
+        with errors.naming_damage(self._kept_in):
             check_limits(path, record)
         _check(self._kept_in, path, record)
         names_others = any(column.others for column in record.columns)  # the manifest could name any file
@@ -272,7 +266,7 @@ class Manifests:
         files = self.files.paths()
         kept = [number for number, record in enumerate(records) if record.rows]
         if not kept:
-            raise EmptyDatasetError(
+            raise errors.EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
                 f"{files[0]!r}; fix: check the program that wrote them"
             )
@@ -288,7 +282,7 @@ class Manifests:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
             if (a.dtype, a.shape, varying(a.dtype)) != (b.dtype, b.shape, varying(b.dtype)):
                 files = self.files.paths()
-                raise DatasetMismatchError(
+                raise errors.DatasetMismatchError(
                     f"{where(other)}dataset {a.name!r} has rows of {_rows_of(a)} in file {files[one]!r} and of "
                     f"{_rows_of(b)} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
                 )
@@ -355,16 +349,16 @@ def _read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRec
         what = f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
         raise OSError(error.errno, what, path) from error
     except (ValueError, RecursionError) as error:
-        raise DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
+        raise errors.DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
     if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:
-        raise DataFileError(
+        raise errors.DataFileError(
             f"manifest {path!r}: it is not a {_FORMAT} of version {_VERSION}; fix: give the manifest another name"
         )
     try:
         datasets, then = kept["datasets"], [each["name"] for each in kept["files"]]
         records = [from_json(each["record"]) for each in kept["files"]]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
+        raise errors.DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
     if datasets != list(names):
         raise _stale(path, f"it describes the datasets {datasets}, but these are {list(names)}")
     now = [os.path.relpath(file, os.path.dirname(path)) for file in files]
@@ -397,5 +391,5 @@ def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
             yield joined_path(file, other.path), other.size, other.mtime_ns
 
 
-def _stale(path: str, what: Any) -> DataFileError:
-    return DataFileError(f"manifest {path!r} is stale: {what}; {_FIX}")
+def _stale(path: str, what: Any) -> errors.DataFileError:
+    return errors.DataFileError(f"manifest {path!r} is stale: {what}; {_FIX}")

@@ -11,23 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpistrat.data.errors import ChecksumError, DataFileError
+from mpistrat.data.hdf5 import records
 from mpistrat.data.hdf5.describe import describe
 from mpistrat.data.hdf5.layouts.chunks import ChunkedRows, DecodedChunks
 from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files, KeptOpen
 from mpistrat.data.hdf5.layouts.raw import RawRows
 from mpistrat.data.hdf5.layouts.through_h5py import Hdf5Rows
-from mpistrat.data.hdf5.records import (
-    Chunked,
-    Column,
-    Contiguous,
-    FileRecord,
-    Joined,
-    Layout,
-    ThroughHdf5,
-    joined_path,
-    to_json,
-    without_times,
-)
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.memory.made_once import MadeOnce
 from mpistrat.process.cache import Cache
@@ -43,7 +32,7 @@ class KeepingReader:
 
     fewest_kept = 2
 
-    def __init__(self, most_decoded: int, describe: Callable[[str, Sequence[str]], FileRecord]):
+    def __init__(self, most_decoded: int, describe: Callable[[str, Sequence[str]], records.FileRecord]):
         self._most_decoded, self._describe = most_decoded, describe
         self._start()
 
@@ -63,7 +52,7 @@ class KeepingReader:
         """Let the ranks of the node keep decoded chunks for each other. A forked child decodes its own."""
         self._decoded.shared = shared
 
-    def is_as_described(self, name: str, path: str, record: FileRecord, mtime_ns: int) -> bool:
+    def is_as_described(self, name: str, path: str, record: records.FileRecord, mtime_ns: int) -> bool:
         """Return whether a file with another time of writing still has the described contents.
 
         The time differs after the file was written to, or if clocks differ between nodes.
@@ -73,7 +62,7 @@ class KeepingReader:
                 found = self._describe(path, [column.name for column in record.columns])
             except (RuntimeError, ValueError):
                 return False
-            if to_json(without_times(found)) != to_json(without_times(record)):
+            if records.to_json(records.without_times(found)) != records.to_json(records.without_times(record)):
                 return False
             self._written[name] = mtime_ns
             self._decoded.clear()
@@ -87,7 +76,7 @@ class FileReader(KeepingReader):
         self,
         most_open: int = 64,
         most_decoded: int = MOST_DECODED,
-        describe: Callable[[str, Sequence[str]], FileRecord] = describe,
+        describe: Callable[[str, Sequence[str]], records.FileRecord] = describe,
     ):
         self._most_open = most_open
         super().__init__(most_decoded, describe)
@@ -100,7 +89,7 @@ class FileReader(KeepingReader):
 
     close = _start
 
-    def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
+    def read_run(self, path: str, record: records.FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read rows of a file from ``first`` on to an array for each column. Raise DataFileError if it changed."""
         with self._alone():
             for number, values in enumerate(out):
@@ -113,7 +102,7 @@ class FileReader(KeepingReader):
                         self._through_h5py.read(path, record, number, rows, values, where, files.version)
 
     def read_rows(
-        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+        self, path: str, record: records.FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
         """Read ascending rows, each at most once, as `read_run`: row ``rows[i]`` to ``where[i]`` of each column."""
         with self._alone():
@@ -124,15 +113,15 @@ class FileReader(KeepingReader):
                     else:
                         self._through_h5py.read(path, record, number, rows, values, where, files.version)
 
-    def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
+    def will_need(self, path: str, record: records.FileRecord, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
         with self._alone():
             for number, column in enumerate(record.columns):
-                if not isinstance(column.layout, ThroughHdf5):
+                if not isinstance(column.layout, records.ThroughHdf5):
                     files = _Files(self, path, record, number)
                     self._rows_of(path, record, number).will_need(files, first, last)
 
-    def _rows_of(self, path: str, record: FileRecord, number: int) -> RowReader:
+    def _rows_of(self, path: str, record: records.FileRecord, number: int) -> RowReader:
         key = path, number
         if key not in self._rows:
             column = record.columns[number]
@@ -146,14 +135,16 @@ class FileReader(KeepingReader):
 class _Files:
     """The files of one column while some rows are read. A file is opened when it is requested by its number."""
 
-    def __init__(self, reader: FileReader, path: str, record: FileRecord, number: int, rows: tuple[int, int] = (0, 0)):
+    def __init__(
+        self, reader: FileReader, path: str, record: records.FileRecord, number: int, rows: tuple[int, int] = (0, 0)
+    ):
         self._reader = reader
         self._path = path
         self._record = record
         self._column = record.columns[number]
         self._rows = rows
         self._used: dict[int, Descriptor] = {}
-        self.direct = not isinstance(self._column.layout, ThroughHdf5)
+        self.direct = not isinstance(self._column.layout, records.ThroughHdf5)
 
     def __getitem__(self, number: int) -> Descriptor:
         name, size, _ = self._described(number)
@@ -217,7 +208,7 @@ class _Files:
         if number == 0:
             return self._path, self._record.size, self._record.mtime_ns
         other = self._column.others[number - 1]
-        return joined_path(self._path, other.path), other.size, other.mtime_ns
+        return records.joined_path(self._path, other.path), other.size, other.mtime_ns
 
 
 class RowReader(Protocol):
@@ -233,20 +224,20 @@ class RowReader(Protocol):
         """Start read-ahead of the rows from ``first`` up to ``last``."""
 
 
-def reader_of(column: Column, layout: Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
+def reader_of(column: records.Column, layout: records.Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
     """Return the reader of so many ``rows`` of a column, or of a part of it; ``key`` is theirs in the cache."""
-    if isinstance(layout, Joined):
+    if isinstance(layout, records.Joined):
         return JoinedRows(column, layout, key, decoded)
-    if isinstance(layout, Chunked) and (layout.filters or layout.chunk[1:] != column.shape):
+    if isinstance(layout, records.Chunked) and (layout.filters or layout.chunk[1:] != column.shape):
         return ChunkedRows(layout, rows, column.shape, column.stored, key, decoded)
-    assert isinstance(layout, (Chunked, Contiguous))
+    assert isinstance(layout, (records.Chunked, records.Contiguous))
     return RawRows(layout, column)
 
 
 class JoinedRows:
     """Reader of a virtual dataset: rows of several layouts, one after another."""
 
-    def __init__(self, column: Column, layout: Joined, key: Any, decoded: DecodedChunks):
+    def __init__(self, column: records.Column, layout: records.Joined, key: Any, decoded: DecodedChunks):
         self._firsts = np.array([part.first for part in layout.parts], np.int64)
         self._ends = self._firsts + [part.rows for part in layout.parts]
         self._shifts = np.array([part.source for part in layout.parts], np.int64) - self._firsts
