@@ -86,7 +86,9 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
         path = within(_PATIENCE, lambda: write_new(name, text))
-        _remove_old(path.parent)
+        for old in _files(path.parent)[_MOST_FILES:]:
+            with contextlib.suppress(OSError):
+                old.unlink()
     # After the file is complete: if it cannot be written, `mpistrat top --last` still finds the records in memory.
     for record in records:
         with contextlib.suppress(OSError):
@@ -140,12 +142,6 @@ def _end_of(record: Record) -> str:
     last = record.entries[-1] if record.entries else None
     call = "it had made no collective" if last is None else f"its last collective was {last.operation} at {last.place}"
     return f"rank {record.rank} ({record.host}, process {record.pid}) ended{how} without telling the others; {call}"
-
-
-def _remove_old(of: Path) -> None:
-    for path in _files(of)[_MOST_FILES:]:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def _files(of: Path) -> list[Path]:

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -133,16 +134,13 @@ def own() -> Stacks:
     """Return the stacks of this process, but for the thread that calls."""
     main: tuple[Frame, ...] = ()
     others: list[tuple[Frame, ...]] = []
-    for ident, frame in sys._current_frames().items():
-        stack = []
-        at = frame
-        while at is not None:
-            stack.append(Frame(at.f_code.co_filename, at.f_lineno or 0, at.f_code.co_name))
-            at = at.f_back  # type: ignore[assignment]
+    for ident, innermost in sys._current_frames().items():
+        frames = traceback.walk_stack(innermost)
+        stack = tuple(Frame(each.f_code.co_filename, line or 0, each.f_code.co_name) for each, line in frames)
         if ident == threading.main_thread().ident:
-            main = tuple(stack)
+            main = stack
         elif not _is_watchdog(stack):
-            others.append(tuple(stack))
+            others.append(stack)
     return Stacks(main, tuple(others))
 
 
