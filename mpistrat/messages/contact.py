@@ -87,15 +87,12 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
         return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     others = [rank for rank in range(world.size) if rank != world.rank]
-    any_source, status = mpi.start().ANY_SOURCE, mpi.start().Status()
     if others and not _called:
         program_end.register(EndStep.SERVERS, _let_go)
         _called.extend(world.isend(None, rank, _CALL) for rank in others)
 
     def all_present() -> bool:
-        while mpi.has_come(world, any_source, _PRESENT, status):
-            world.recv(source=status.source, tag=_PRESENT)
-            _present.add(status.source)
+        _present.update(rank for rank, _ in mpi.messages(world, _PRESENT))
         return len(_present) == len(others)
 
     if not _poll(all_present, rc.contact_seconds):

@@ -208,6 +208,15 @@ def has_come(comm: Any, source: int, tag: int, status: Any = None) -> bool:
     return any(comm.Iprobe(source, tag, status) for _ in range(_PROBES))
 
 
+def messages(comm: Any, tag: int) -> Iterator[tuple[int, Any]]:
+    """Receive the objects that have come with a tag. Yield the rank and the object of each."""
+    MPI = start()
+    status = MPI.Status()
+    while has_come(comm, MPI.ANY_SOURCE, tag, status):
+        rank = status.source
+        yield rank, comm.recv(source=rank, tag=tag)
+
+
 def survives_losses() -> bool:
     """Return whether the launcher was told to let the other ranks go on when one is lost: ``--with-ft ulfm``."""
     return os.environ.get(_ULFM, "").lower() in ("1", "true", "yes")

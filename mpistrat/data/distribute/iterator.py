@@ -92,20 +92,21 @@ class Mailbox:
 
     def __init__(self, comm: Any):
         self._comm = comm
-        self._sent: list[tuple[Any, np.ndarray]] = []
+        self._sent: list[Any] = []  # requests
         self._received: dict[tuple[int, int], dict[int, np.ndarray]] = {}
 
     def send(self, figures: np.ndarray) -> None:
         """Start to send figures, and release the buffers of those that have arrived."""
-        self._sent = [(request, kept) for request, kept in self._sent if not request.Test()]
-        self._sent.append((self._comm.Isend(figures, 0, _TAG), figures))
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.isend(figures, 0, _TAG))
 
     def received(self, dataset: int, epoch: int, patience: float) -> dict[int, np.ndarray]:
         """Return the figures of an epoch by rank, those that arrive within ``patience`` seconds."""
         until = time.monotonic() + patience
         key = (dataset, epoch)
         while True:
-            self._take()
+            for rank, figures in mpi.messages(self._comm, _TAG):
+                self._received.setdefault((int(figures[0]), int(figures[1])), {})[rank] = figures
             if len(self._received.get(key, ())) == self._comm.size - 1 or time.monotonic() >= until:
                 break
             time.sleep(0.001)
@@ -113,14 +114,6 @@ class Mailbox:
         while len(self._received) > _EPOCHS_KEPT:
             del self._received[next(iter(self._received))]
         return found
-
-    def _take(self) -> None:
-        MPI = mpi.start()
-        status = MPI.Status()
-        while mpi.has_come(self._comm, MPI.ANY_SOURCE, _TAG, status):
-            figures = np.empty(6, np.float64)
-            self._comm.Recv(figures, status.source, _TAG)
-            self._received.setdefault((int(figures[0]), int(figures[1])), {})[status.source] = figures
 
 
 def _tell(epoch: int, figures: dict[int, np.ndarray], ranks: int) -> None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from mpistrat.process import mpi, program_end
 from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
@@ -32,15 +30,11 @@ class Goodbyes:
 
     def _say(self) -> None:
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-        self._sent = [self._comm.Isend(np.empty(0, np.uint8), rank, _TAG) for rank in others]
+        self._sent = [self._comm.isend(None, rank, _TAG) for rank in others]
 
     def came_from(self, ranks: set[int]) -> bool:
         """Return whether all of these ranks have said goodbye."""
-        MPI = mpi.start()
-        status = MPI.Status()
-        while mpi.has_come(self._comm, MPI.ANY_SOURCE, _TAG, status):
-            self._comm.Recv(np.empty(0, np.uint8), status.source, _TAG)
-            self._ended.add(status.source)
+        self._ended.update(rank for rank, _ in mpi.messages(self._comm, _TAG))
         return ranks <= self._ended
 
 

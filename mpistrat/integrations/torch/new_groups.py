@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -147,7 +147,7 @@ class _Meeting:
         asked: dict[int, Attempt] = {}
 
         def decided() -> bool:
-            for rank, (attempt, state) in read(_comm, _TO_FIRST):
+            for rank, (attempt, state) in mpi.messages(_comm, _TO_FIRST):
                 _note(rank, attempt, state)
             for rank in self._others:
                 theirs = _here.get(rank)
@@ -291,18 +291,9 @@ def _note(rank: int, attempt: Attempt, state: str) -> None:
                 del attempts[rank]
 
 
-def read(comm: Any, tag: int) -> Iterator[tuple[int, Any]]:
-    """Read all messages that have come, and yield their ranks and contents."""
-    MPI = mpi.start()
-    status = MPI.Status()
-    while mpi.has_come(comm, MPI.ANY_SOURCE, tag, status):
-        rank = status.source
-        yield rank, comm.recv(source=rank, tag=tag)
-
-
 def _read_the_rest() -> None:
     for tag in (_TO_FIRST, _FROM_FIRST):
-        deque(read(_comm, tag), maxlen=0)
+        deque(mpi.messages(_comm, tag), maxlen=0)
 
 
 def all_ranks() -> Any:

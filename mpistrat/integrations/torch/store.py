@@ -21,7 +21,7 @@ import torch
 from torch.distributed import register_rendezvous_handler
 
 from mpistrat.integrations.torch import goodbyes
-from mpistrat.integrations.torch.new_groups import all_ranks, read
+from mpistrat.integrations.torch.new_groups import all_ranks
 from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 
@@ -157,7 +157,7 @@ class MpiStore(torch.distributed.Store):
 
     def _read(self) -> None:
         """Read all messages that have come."""
-        for source, (kind, *content) in read(self._comm, _TAG):
+        for source, (kind, *content) in mpi.messages(self._comm, _TAG):
             if kind == "ask":
                 number, *request = content
                 self._send(("answer", number, self._as_owner(*request)), source)
