@@ -109,9 +109,7 @@ def _bfloat16() -> Any:
     try:
         return importlib.import_module("ml_dtypes").bfloat16
     except ImportError as error:
-        raise TypeError(
-            "bfloat16 tensors need the package ml_dtypes, which gives NumPy this dtype: pip install ml_dtypes"
-        ) from error
+        raise TypeError("bfloat16 tensors need the package ml_dtypes: pip install ml_dtypes") from error
 
 
 # --- TensorFlow, pandas, JAX -------------------------------------------------------------

@@ -181,9 +181,7 @@ def _encoded(value: Any) -> Any:
     if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
         data = base64.b64encode(np.asarray(value).tobytes()).decode()
         return {"array": data, "dtype": value.dtype.str, "shape": None if kind is not np.ndarray else value.shape}
-    raise TypeError(
-        f"keep= keeps numbers, texts, arrays of NumPy, and lists, tuples and dicts of these, not {kind.__qualname__}"
-    )
+    raise TypeError(f"keep= keeps numbers, texts, NumPy arrays, lists, tuples, dicts of these, not {kind.__qualname__}")
 
 
 def _decoded(value: Any) -> Any:

@@ -139,9 +139,7 @@ class PerWorkerIterator(KeptOnWorkers):
         return self
 
     def __next__(self) -> NoReturn:
-        raise NotImplementedError(
-            "a per-worker iterator is read on the workers: pass it to a scheduled function, and call next() there"
-        )
+        raise NotImplementedError("a per-worker iterator is read on the workers: call next() in a scheduled function")
 
     def get_next(self) -> NoReturn:
         """Raise NotImplementedError: call ``next`` in a scheduled function."""

@@ -37,9 +37,7 @@ class ClusterSpec:
             self._jobs = {job: dict(tasks) for job, tasks in cluster._jobs.items()}
             return
         if not isinstance(cluster, Mapping):
-            raise TypeError(
-                f"a cluster is a dict from names of jobs to addresses of tasks, or a ClusterSpec, not {cluster!r}"
-            )
+            raise TypeError(f"a cluster is a dict from names of jobs to addresses, or a ClusterSpec, not {cluster!r}")
         listed = _jobs_of_cluster_def(cluster)
         for job, tasks in cluster.items() if listed is None else listed:
             if not isinstance(job, str):
@@ -159,9 +157,7 @@ def _tasks(job: str, tasks: Any) -> dict[int, str]:
     elif isinstance(tasks, Mapping):
         numbered = {_number(job, index): address for index, address in tasks.items()}
     else:
-        raise TypeError(
-            f"the tasks of job {job!r} are a list of addresses or a dict from numbers to addresses, not {tasks!r}"
-        )
+        raise TypeError(f"the tasks of job {job!r} are addresses in a list, or in a dict by number, not {tasks!r}")
     for index, address in numbered.items():
         if not isinstance(address, str):
             raise TypeError(

@@ -117,9 +117,7 @@ def _implementation(value: CommunicationImplementation | str) -> CommunicationIm
     if isinstance(value, CommunicationImplementation):
         return value
     if not isinstance(value, str):
-        raise ValueError(
-            f"implementation must be a CommunicationImplementation or the name of an algorithm, not {value!r}"
-        )
+        raise ValueError(f"implementation must be a CommunicationImplementation or an algorithm's name, not {value!r}")
     if value.lower() == "auto":
         return "auto"
     if value.upper() in CommunicationImplementation.__members__:

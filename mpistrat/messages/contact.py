@@ -81,9 +81,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
     jobs = tuple(clients)
     if _contact is not None:
         if _clients(_contact.roles, jobs) != _contact.clients:
-            raise ValueError(
-                "the program uses the ParameterServerStrategy of the other version already: use one of the two"
-            )
+            raise ValueError("the program uses the other version's ParameterServerStrategy already: use one of the two")
         return _same(_contact, resolver)
     world = mpi.start().COMM_WORLD
     others = [rank for rank in range(world.size) if rank != world.rank]

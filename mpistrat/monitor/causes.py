@@ -125,9 +125,7 @@ def _gone(evidence: Evidence) -> Verdict:
         )
     if facts.ended_by is not None and os.WIFSIGNALED(facts.ended_by):
         number = os.WTERMSIG(facts.ended_by)
-        return Verdict(
-            "killed", f"was killed by signal {number} ({signal_name(number)})", "Look for what has sent the signal."
-        )
+        return Verdict("killed", f"was killed by signal {number} ({signal_name(number)})", "Look for what sent it.")
     if facts.ended_by is not None and os.WIFEXITED(facts.ended_by):
         return Verdict(
             "exited",

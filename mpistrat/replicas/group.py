@@ -57,9 +57,7 @@ class ReplicaGroup:
         """
         ranks = topology.size
         if size < ranks:
-            raise ValueError(
-                f"{size} replicas for {ranks} ranks: a rank plays one at least; start fewer ranks, or ask for more"
-            )
+            raise ValueError(f"{size} replicas for {ranks} ranks: each plays one or more; start fewer, or ask for more")
         blocks = [range(0)] * ranks
         for place, rank in enumerate(chain(*topology.nodes)):
             blocks[rank] = range(place * size // ranks, (place + 1) * size // ranks)

@@ -166,9 +166,7 @@ class ReplicaMeeting:
         every rank if replicas make different calls, and if another thread runs one.
         """
         if self._is_running:
-            raise RuntimeError(
-                "another thread is in strategy.run: a rank of several replicas runs one function at a time"
-            )
+            raise RuntimeError("another thread is in strategy.run: a rank of many replicas runs one function at a time")
         count, caller = self._replicas.count, threading.get_ident()
         results: list[Any] = [None] * count
         self._play, self._results, self._caller = play, results, caller

@@ -160,9 +160,7 @@ class Topology(ObjectCollectives):
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}")
         if _alone and comm.size > 1:
-            raise RuntimeError(
-                f"{_alone}, and a strategy of {comm.size} ranks needs all of them: make it with comm=MPI.COMM_SELF"
-            )
+            raise RuntimeError(f"{_alone}, and a strategy of {comm.size} ranks needs all: use comm=MPI.COMM_SELF")
         global _keyval, _at_finalize
         if _keyval is None or _at_finalize is None:
             _keyval = MPI.Comm.Create_keyval(delete_fn=_delete)

@@ -107,9 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         compression: LossyCompression | None = None,
     ):
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
-            raise ValueError(
-                f"communication_options must be a CommunicationOptions object, not {communication_options!r}"
-            )
+            raise ValueError(f"communication_options must be CommunicationOptions, not {communication_options!r}")
         if cluster_resolver is not None and not isinstance(cluster_resolver, resolvers.ClusterResolver):
             raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD

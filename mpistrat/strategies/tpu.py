@@ -149,9 +149,7 @@ class LogicalDevices:
         """
         _, shape = arrays.dtype_and_shape(tensor)
         if len(partition_dimensions) != len(shape):
-            raise ValueError(
-                f"partition_dimensions {[*partition_dimensions]} must have a number for each axis of the shape {shape}"
-            )
+            raise ValueError(f"partition_dimensions {[*partition_dimensions]} must have a number per axis of {shape}")
         for size, parts in zip(shape, partition_dimensions, strict=True):
             if parts < 1 or size % parts:
                 raise ValueError(

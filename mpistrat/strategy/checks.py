@@ -46,9 +46,7 @@ def require_replica_context(replica_context: Any) -> None:
     if mode.replica_context is replica_context:
         return
     if mode.replica_context is None:
-        raise RuntimeError(
-            "Need to be inside `call_for_each_replica()`: this call belongs into the function that strategy.run runs"
-        )
+        raise RuntimeError("Need to be inside `call_for_each_replica()`: call it in a function that strategy.run runs")
     if mode.strategy is replica_context.strategy:
         raise RuntimeError("Mismatching ReplicaContext.")
     raise RuntimeError(

@@ -247,9 +247,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         raise TypeError(f"experimental_set_strategy() takes a strategy or None, not {strategy!r}")
     stack = context.stack()
     if stack and not (len(stack) == 1 and isinstance(stack[0], _Set)):
-        raise RuntimeError(
-            "Must not be called inside a strategy scope: leave `with strategy.scope()` before you set another"
-        )
+        raise RuntimeError("Must not be called inside a strategy scope: leave `with strategy.scope()` first")
     stack.clear()
     if strategy is not None and strategy is not default_mode().strategy:
         stack.append(_Set(strategy))

@@ -225,9 +225,7 @@ class Strategy(Collectives, FormerNames):
             different cross-replica calls.
         """
         if not isinstance(args, (list, tuple)):
-            raise ValueError(
-                f"args must be a tuple or a list of arguments, not {args!r}: for one argument write args=(value,)"
-            )
+            raise ValueError(f"args must be a tuple or list, not {args!r}: for one argument write args=(value,)")
         extended = self._extended
         stack = context.local.stack
         depth = len(stack)

@@ -44,17 +44,13 @@ class IndexedSlices:
         self.indices = arrays.numpy_or_cupy(indices) if arrays.on_gpu(indices) else arrays.as_numpy(indices)
         self.dense_shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
         if self.indices.ndim != 1 or (self.indices.size and self.indices.dtype.kind not in "iu"):
-            raise TypeError(
-                f"indices must be integers on one axis, not {self.indices.dtype} of shape {self.indices.shape}"
-            )
+            raise TypeError(f"indices are integers on one axis, not {self.indices.dtype} of shape {self.indices.shape}")
         if self.values.ndim == 0 or len(self.values) != len(self.indices):
             raise ValueError(f"{len(self.indices)} indices need as many rows, not values of shape {self.values.shape}")
         self.indices = self.indices.astype(np.int64, copy=False)
         if self.dense_shape is not None:
             if not self.dense_shape or self.values.shape[1:] != self.dense_shape[1:]:
-                raise ValueError(
-                    f"rows of shape {self.values.shape[1:]} do not fit an array of shape {self.dense_shape}"
-                )
+                raise ValueError(f"rows of shape {self.values.shape[1:]} do not fit an array of {self.dense_shape}")
             if self.indices.size and not 0 <= self.indices.min() <= self.indices.max() < self.dense_shape[0]:
                 raise ValueError(
                     f"indices from {self.indices.min()} to {self.indices.max()} are outside axis 0 of an array of "

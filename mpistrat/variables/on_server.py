@@ -176,9 +176,7 @@ class ServerVariable(Variable):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._shards:
-            raise TypeError(
-                f"variable {self.name!r} is divided into shards: use assign, scatter_update, or assign to a shard"
-            )
+            raise TypeError(f"variable {self.name!r} has shards: use assign, scatter_update, or assign to a shard")
         arrays.refuse_masked(key)
         self._require_own_strategy("write")
         request = self.server, "write", (self.key, "setitem"), (key, _plain(value))

@@ -93,9 +93,7 @@ class ScatterNd:
                [8, 4]])
         """
         if not (hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values")):
-            raise TypeError(
-                f"batch_scatter_update takes an object with values and indices, not {type(sparse_delta).__name__}"
-            )
+            raise TypeError(f"batch_scatter_update needs values and indices, not a {type(sparse_delta).__name__}")
         indices = arrays.as_numpy(sparse_delta.indices)
         batches = np.meshgrid(*map(np.arange, indices.shape), indexing="ij")[:-1] if indices.ndim else []
         return self.scatter_nd_update(np.stack([*batches, indices], axis=-1), sparse_delta.values)
@@ -127,9 +125,7 @@ class ScatterNd:
                 f"{rows.shape}"
             )
         if not np.can_cast(rows.dtype, array.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r} has dtype {array.dtype}: updates of {rows.dtype} do not fit; cast them"
-            )
+            raise TypeError(f"variable {self.name!r} has dtype {array.dtype}: updates are {rows.dtype}; cast them")
         return tuple(np.moveaxis(where, -1, 0)), rows
 
 

@@ -104,9 +104,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         self._name = self._engine.name_of_variable(name)
         value = _initial_array(initial_value, dtype, self._name)
         if aggregation is VariableAggregation.MEAN and not has_mean(value.dtype):
-            raise ValueError(
-                f"variable {self._name!r}: aggregation MEAN needs a floating point or complex dtype, not {value.dtype}"
-            )
+            raise ValueError(f"variable {self._name!r}: MEAN needs floating point or complex values, not {value.dtype}")
         self._initialize(value)
 
     @classmethod

@@ -122,9 +122,7 @@ def _of_open_mpi(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -
             Setting("PRTE_MCA_plm", "^slurm,tm,lsf,pals", alone),
         ]
     settings += _yielding("OMPI_MCA_mpi_yield_when_idle", ranks, machine)
-    settings.append(
-        Setting("OMPI_MCA_btl", "^ofi", "one machine needs no fabric, and to put it aside takes Open MPI a second")
-    )
+    settings.append(Setting("OMPI_MCA_btl", "^ofi", "one machine needs no fabric; putting it aside takes a second"))
     if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
         why = f"/dev/shm has {machine.shared >> 20} MiB free, {ranks} ranks want {ranks * 16}"
         name = f"OMPI_MCA_btl_{'vader' if old else 'sm'}_backing_directory"

@@ -113,7 +113,5 @@ def _faults(job: Sequence[Trace]) -> list[str]:
         found.append(f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs")
     forgotten = [each.forgotten for each in job if each.forgotten]
     if forgotten:
-        found.append(
-            f"{len(forgotten)} ranks had no room for up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES"
-        )
+        found.append(f"{len(forgotten)} ranks lack up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES")
     return found

@@ -166,9 +166,7 @@ class SlurmClusterResolver(ClusterResolver):
             return
         names = "tasks_per_node" if self._tasks_per_node is not None else slurm_step.COUNTS
         if source is None:
-            raise RuntimeError(
-                f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: they describe different steps"
-            )
+            raise RuntimeError(f"{slurm_step.SIZE}={wanted}, but {names} adds up to {there} tasks: another step's")
         raise RuntimeError(
             f"{source}: {self._jobs} need {wanted} tasks, but the step has {there} according to {names}: start it with "
             f"`srun --ntasks={wanted}`, or give other jobs"

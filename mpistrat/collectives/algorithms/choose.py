@@ -129,9 +129,7 @@ class Choice(Slot):
         elif name in ALGORITHMS:
             named = [candidates[name]] if name in candidates else []
         elif name in GPU_ROUTES:
-            raise RuntimeError(
-                f"implementation {name.upper()} combines arrays on GPUs, and not {dtype} on the host: use AUTO"
-            )
+            raise RuntimeError(f"implementation {name.upper()} combines arrays on GPUs, not {dtype} here: use AUTO")
         else:
             raise ValueError(f"{name!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
         able = [each for each in named if dtype.char in each.algorithm.dtypes]

@@ -52,9 +52,7 @@ def read(topology: Topology) -> Points | None:
         path = path_of(topology)
         return parse(path.read_text(), _key(topology))
     except FileNotFoundError:
-        _log.warning(
-            "%s is set, but nothing was measured here: run mpistrat bench tune", RuntimeOptions.tuned.origin(rc)
-        )
+        _log.warning("%s is set, but nothing was measured: run mpistrat bench tune", RuntimeOptions.tuned.origin(rc))
     except (OSError, ValueError, OverflowError, RuntimeError) as error:
         # Not raised, since the other ranks wait for rank 0.
         _log.warning("%s is not used: %s", path, error)

@@ -203,9 +203,7 @@ def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
         like = [arrays.dtype_and_shape(each) for each in leaves]
         on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
         if on_gpu and len(on_gpu) < len(leaves):
-            raise ValueError(
-                f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart from the others"
-            )
+            raise ValueError(f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart")
         device = arrays.require_one_device(on_gpu, own) if on_gpu else Device("cpu")
     made = buffers(topology, like, device, form)
     return rebuild([arrays.buffer_like(*each) for each in zip(made, leaves, strict=True)])

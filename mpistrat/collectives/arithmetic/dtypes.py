@@ -35,9 +35,7 @@ def accumulator(dtype: np.dtype, op: Op) -> np.dtype:
     if has_mean(dtype):
         return dtype.newbyteorder("=")
     if dtype.kind == "b":
-        raise TypeError(
-            f"{op.name} of bool is not defined: cast to an integer to count, or use strategy.agree for 'all'"
-        )
+        raise TypeError(f"{op.name} of bool is not defined: cast to integers to count, or use strategy.agree for 'all'")
     raise TypeError(
         f"{op.name} of {dtype} is not defined: only integers, floats and complex numbers can be reduced; "
         "strategy.gather_object() takes other objects"

@@ -141,9 +141,7 @@ class Strategy(v2.Strategy):
         if self.agree(not functions):
             return InputIterator(distributed)
         if not self.agree(bool(functions)):
-            raise TypeError(
-                "input_fn returned a Dataset on some ranks and a function on others: return the same kind on all"
-            )
+            raise TypeError("input_fn returned a Dataset on some ranks and a function on others: return the same kind")
         return InputIterator(itertools.starmap(functions[0], itertools.repeat(())))  # calls it for each batch
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:

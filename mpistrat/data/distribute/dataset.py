@@ -353,9 +353,7 @@ def _check(reports: list[_Report]) -> None:
             raise RuntimeError(f"dataset_fn raised on {report.where}: {report.failure}")
     for report in reports:
         if report.kind:
-            raise TypeError(
-                f"dataset_fn must return a mpistrat.data.Dataset, but on {report.where} it returned {report.kind}"
-            )
+            raise TypeError(f"dataset_fn must return a Dataset, but on {report.where} it returned {report.kind}")
     lengths = [report.length for report in reports]
     unbatched = [report.where for report in reports if not report.batched]
     if unbatched and (len(set(lengths)) > 1 or UNKNOWN_CARDINALITY in lengths):

@@ -98,9 +98,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             "read the HDF5 datasets of the saved run, with its Options.shuffle_memory",
         )
     if len(state["seeds"]) != len(given):
-        raise TypeError(
-            f"restore() needs what state() returned: there are {len(state['seeds'])} seeds for {len(given)} shuffles"
-        )
+        raise TypeError(f"restore() needs what state() returned: {len(state['seeds'])} seeds for {len(given)} shuffles")
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.given:
             _same(f"seed of shuffle number {number}", seed, each.value, "give the seed of the saved run")

@@ -36,6 +36,4 @@ def needed(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
-        raise ImportError(
-            f"{what} need the package {top}, which cannot be imported ({error}); fix: pip install {top}"
-        ) from None
+        raise ImportError(f"{what} need the package {top} ({error}); fix: pip install {top}") from None

@@ -36,9 +36,7 @@ class Csv(BlockFormat):
 
     def __init__(self, dtypes: Mapping[str, Any], delimiter: str = ",", header: bool = True):
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
-            raise ValueError(
-                f"the delimiter of a CSV file must be one character, no quote and no line end, not {delimiter!r}"
-            )
+            raise ValueError(f"a delimiter must be one character, no quote and no line end, not {delimiter!r}")
         self._dtypes = {name: _dtype(kind) for name, kind in dtypes.items()}
         self._delimiter, self._header = delimiter, bool(header)
 

@@ -45,9 +45,7 @@ class NetCdf(Hdf5):
         except OSError:
             classic = False  # described below, with a message that says what is wrong
         if classic:
-            raise DataFileError.of_file(
-                path, "it is a netCDF file of the classic format; fix: nccopy -k nc4 OLD.nc NEW.nc"
-            )
+            raise DataFileError.of_file(path, "it is a classic netCDF file; fix: nccopy -k nc4 OLD.nc NEW.nc")
         found = describe(path, names, _length_of_dimension)
         with opened(path) as file:
             for name in names:

@@ -42,16 +42,12 @@ class Npy(Format):
         if min(shape, default=0) < 0:
             raise DataFileError.of_file(path, f"its header has the shape {shape}; fix: copy or write it again")
         if not shape:
-            raise DatasetMismatchError(
-                f"file {path!r}: its array is a scalar; fix: axis 0 must be the axis of the samples"
-            )
+            raise DatasetMismatchError(f"file {path!r}: its array is a scalar; fix: axis 0 must be that of the samples")
         if dtype.hasobject:
             raise DataFileError.of_file(path, "it holds Python objects; fix: save an array of numbers or strings")
         values = math.prod(shape)
         if columns_first and values and sum(size > 1 for size in shape) > 1:
-            raise DataFileError.of_file(
-                path, "its rows are not contiguous (Fortran order); fix: save numpy.ascontiguousarray(x)"
-            )
+            raise DataFileError.of_file(path, "its rows are in Fortran order; fix: save numpy.ascontiguousarray(x)")
         size = values * dtype.itemsize
         if begin + size > found.st_size:
             raise DataFileError.of_file(

@@ -170,7 +170,5 @@ def _array(store: Any, path: str, name: str) -> Any:
         has = sorted(store) if hasattr(store, "array_keys") else "a single array"
         raise DatasetNotFoundError(f"store {path!r} has no array {name!r}; it has {has}; fix: name one of these")
     if not found.shape:
-        raise DatasetMismatchError(
-            f"store {path!r}, array {name!r}: it is a scalar; fix: axis 0 must be the axis of the samples"
-        )
+        raise DatasetMismatchError(f"store {path!r}, array {name!r}: a scalar; fix: axis 0 must be that of the samples")
     return found

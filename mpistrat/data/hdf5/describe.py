@@ -57,9 +57,7 @@ def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dat
     try:
         dtype = found.dtype
     except TypeError as error:
-        raise errors.DataFileError(
-            f"{where}: NumPy does not support its type ({error}); fix: store another type"
-        ) from error
+        raise errors.DataFileError(f"{where}: NumPy lacks its type ({error}); fix: store another type") from error
     filtered, checksum = _check_filters(where, found)
     locator = Locator(path)
     layout = locator.locate(path, found, where)

@@ -70,9 +70,7 @@ def check_places(where: str, index: ChunkIndex, file_bytes: int) -> None:
         )
     common = np.flatnonzero(sizes[:-1] > starts[1:] - starts[:-1])
     if len(common):
-        raise _damaged(
-            where, f"its chunks at bytes {starts[common[0]]} and {starts[common[0] + 1]} of the file overlap"
-        )
+        raise _damaged(where, f"its chunks at bytes {starts[common[0]]} and {starts[common[0] + 1]} overlap")
 
 
 def _chunks(dataset: h5py.Dataset, most: int) -> np.ndarray:
@@ -115,9 +113,7 @@ def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None
     whole = math.prod(dataset.chunks) * element
     wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
     if len(wrong) and not dataset.dtype.hasobject:  # a string of variable length has another size in the file
-        raise _damaged(
-            where, f"it has a chunk of {index.sizes[wrong[0]]} bytes where chunks without filters have {whole}"
-        )
+        raise _damaged(where, f"it has a chunk of {index.sizes[wrong[0]]} bytes where unfiltered chunks have {whole}")
     if SHUFFLE in filters:
         # A chunk that another filter made smaller was shuffled before, as all others: HDF5 never fails in that.
         number = filters.index(SHUFFLE)

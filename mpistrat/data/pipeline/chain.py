@@ -277,9 +277,7 @@ class Chain:
         num_shards = integer(num_shards, "num_shards", SHARD_HINT)
         index = integer(index, "the index of a shard", SHARD_HINT)
         if (num_shards, index) != (SHARD_HINT, SHARD_HINT) and not 0 <= index < num_shards:
-            raise ValueError(
-                f"the index of a shard must be from 0 to num_shards - 1, got {index} of {num_shards} shards"
-            )
+            raise ValueError(f"the index of a shard must be from 0 to num_shards - 1, got {index} of {num_shards}")
         return self._then(Shard(num_shards, index))
 
     def prefetch(self, buffer_size: int) -> Self:

@@ -209,9 +209,7 @@ class _HandOver:
                 break
             except Empty:
                 if self.thread is None or not self.thread.is_alive():
-                    raise RuntimeError(
-                        "the thread that reads ahead has died; fix: use prefetch(0) to see why"
-                    ) from None
+                    raise RuntimeError("the thread that reads ahead died; fix: use prefetch(0) to see why") from None
         self._kept += 1
         if self._in_a_row < _OFTEN:
             self._give_room()

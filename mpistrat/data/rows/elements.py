@@ -56,9 +56,7 @@ def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> 
     """
     first, _ = nest.flatten(elements[0])
     if not first:
-        raise ValueError(
-            f"the element {elements[0]!r} holds no array: check that the function given to map() returns its result"
-        )
+        raise ValueError(f"element {elements[0]!r} holds no array: see that the function of map() returns its result")
     wanted = iter(dtypes or ())
     try:
         return nest.map_structure(lambda *rows: np.stack(of_one_dtype(rows, next(wanted, None))), *elements)

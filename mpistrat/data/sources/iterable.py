@@ -156,7 +156,5 @@ def _as_signed(part: Any, like: Any, where: str) -> Any:
             want is None or want == size for want, size in zip(like.shape, array.shape, strict=True)
         )
         if not fits:
-            raise ValueError(
-                f"{where} of the generator has the shape {array.shape}, but output_signature says {like.shape}"
-            )
+            raise ValueError(f"{where} of the generator has shape {array.shape}, but output_signature has {like.shape}")
     return array.astype(dtype, copy=False)

@@ -111,9 +111,7 @@ def communicator(comm: Any) -> Any:
     if comm is None:
         comm = MPI.COMM_WORLD
     if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(
-            f"comm must be an intra-communicator of mpi4py, not {comm!r}: for some of the ranks use process_sets"
-        )
+        raise TypeError(f"comm must be an intra-communicator of mpi4py, not {comm!r}: for some ranks use process_sets")
     global _keyval
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval()

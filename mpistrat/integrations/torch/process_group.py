@@ -62,9 +62,7 @@ class Messages:
         source = "any rank" if rank is None else f"rank {rank}"
         what = f"rank {self._comm.rank}: receive of {_in_words(tensor)} from {source} with tag {self._checked(tag)}"
         if rank is None and tensor.nbytes > self._step:
-            raise NotImplementedError(
-                f"{what}: more than {self._step} bytes can only be received from a rank that is named"
-            )
+            raise NotImplementedError(f"{what}: more than {self._step} bytes can only be received from a named rank")
         in_place = is_in_place(tensor)
         data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
         pieces = messages(data, self._step)

@@ -96,9 +96,7 @@ def sparse_labels(y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
     if y_true.shape == (*y_pred.shape[:-1], 1):
         y_true = y_true[..., 0]
     if y_pred.ndim == 0 or y_true.shape != y_pred.shape[:-1]:
-        raise ValueError(
-            f"y_true of shape {y_true.shape} must be that of y_pred without its classes, {y_pred.shape[:-1]}"
-        )
+        raise ValueError(f"y_true of shape {y_true.shape} must be that of y_pred without classes, {y_pred.shape[:-1]}")
     return y_true
 
 

@@ -306,9 +306,7 @@ class Optimizer(ABC):
         modes = context.local.stack
         mode = modes[-1] if modes else context.current()
         if mode.replica_context is None:
-            raise RuntimeError(
-                "apply_gradients() adds up the gradients of replicas: call it in the function that strategy.run runs"
-            )
+            raise RuntimeError("apply_gradients() adds up the gradients of replicas: call it inside of strategy.run")
         if mode.replica_context.meeting is not None:
             self._apply_in_replica(mode, list(grads_and_vars), experimental_aggregate_gradients)
             return

@@ -85,9 +85,7 @@ class MovingAverage:
         if not 0 <= momentum <= 1:
             raise ValueError(f"ema_momentum must be in [0, 1], not {momentum!r}")
         if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
-            raise ValueError(
-                f"ema_overwrite_frequency must be a whole number above 0, or None, not {overwrite_frequency!r}"
-            )
+            raise ValueError(f"ema_overwrite_frequency must be an int above 0, or None, not {overwrite_frequency!r}")
         self._rule, self._momentum, self._frequency = rule, momentum, overwrite_frequency
 
     def _kept(self, step: int) -> float:

@@ -206,9 +206,7 @@ class PreemptionCheckpointHandler:
         what: Any = checkpoint_or_checkpoint_manager
         if isinstance(what, Checkpoint):
             if checkpoint_dir is None:
-                raise ValueError(
-                    "a Checkpoint is saved in a directory: give checkpoint_dir=, which all runs of the program see"
-                )
+                raise ValueError("a Checkpoint is saved in a directory: give checkpoint_dir=, which all runs see")
             what = CheckpointManager(what, checkpoint_dir, max_to_keep=1)
         if callable(getattr(what, "save", None)):
             self._save_fn: Callable[..., Any] = what.save
@@ -216,9 +214,7 @@ class PreemptionCheckpointHandler:
         elif callable(what) and not isinstance(what, Variable):
             self._save_fn = what
         elif checkpoint_dir is None:
-            raise ValueError(
-                "variables are saved in a directory: give checkpoint_dir=, which all runs of the program see"
-            )
+            raise ValueError("variables are saved in a directory: give checkpoint_dir=, which all runs see")
         else:
             restore = self._keep_variables(what, Path(checkpoint_dir))
         if self._config.save_fn is not None:

@@ -155,9 +155,7 @@ def judge(job: CheckedJob) -> Finding:
             "use the fast network (UCX_NET_DEVICES, FI_PROVIDER, OMPI_MCA_btl_tcp_if_include)",
         )
     if longest.latency > _LONG:
-        return Finding(
-            text, Severity.LOOK, "small steps will be slow: are there more ranks than cores, or is the network slow?"
-        )
+        return Finding(text, Severity.LOOK, "small steps will be slow: more ranks than cores, or a slow network?")
     return Finding(text, Severity.OK)
 
 

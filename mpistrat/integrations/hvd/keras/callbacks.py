@@ -160,9 +160,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
-                raise ValueError(
-                    f"{type(self).__name__} needs steps_per_epoch: Keras does not know the number of steps"
-                )
+                raise ValueError(f"{type(self).__name__} needs steps_per_epoch: Keras does not know how many there are")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember the epoch."""
