@@ -72,8 +72,7 @@ class ClusterCoordinator:
         if strategy.coordinator is self:
             if exactly_once and not self._exactly_once:
                 raise ValueError(
-                    "the strategy has a coordinator already, made without exactly_once: make it with exactly_once=True "
-                    "at first"
+                    "the strategy has a coordinator already, made without exactly_once: give exactly_once=True at first"
                 )
             return
         self._strategy = strategy

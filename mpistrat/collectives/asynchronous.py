@@ -110,8 +110,7 @@ class PendingAllReduce:
     def _complete(self) -> None:
         if self._completing:  # finish() works in place and cannot run twice
             raise RuntimeError(
-                f"rank {self._topology.rank}: {self._what} was interrupted in wait() or test(): "
-                "its value is lost on this rank"
+                f"rank {self._topology.rank}: {self._what} was interrupted in wait() or test(): its value is lost here"
             )
         self._completing = True
         with np.errstate(all="ignore"):

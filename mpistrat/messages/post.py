@@ -65,8 +65,7 @@ class _Whole:
             self._lock.release()
             self._of_thread.depth -= 1
             raise RuntimeError(
-                f"rank {self._rank}: an earlier message between ranks was interrupted, so no more can be sent: end "
-                "the program"
+                f"rank {self._rank}: an earlier message was interrupted, so no more can be sent: end the program"
             )
 
     def __exit__(self, kind: object, *_: object) -> None:

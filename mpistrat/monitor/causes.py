@@ -156,8 +156,7 @@ def _among_ranks(evidence: Evidence) -> Iterator[Verdict]:
     if evidence.in_circle:
         yield Verdict(
             CIRCLE,
-            f"waits itself, {evidence.waits_elsewhere}: the ranks make the calls of two communicators in different "
-            "orders",
+            f"waits itself, {evidence.waits_elsewhere}: the ranks make calls of two communicators in different orders",
             "Use two strategies in the same order on all ranks.",
         )
     if evidence.stuck:

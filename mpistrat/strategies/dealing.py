@@ -29,8 +29,7 @@ def require_one_for_each(name: str, devices: Sequence[Device], replicas: Replica
     """Raise ValueError unless there are as many devices as replicas."""
     if len(devices) != replicas.size:
         raise ValueError(
-            f"{name} names {len(devices)} devices for {replicas.size} replicas: name one for each, in the order of "
-            "ranks"
+            f"{name} names {len(devices)} devices for {replicas.size} replicas: name one for each, in rank order"
         )
 
 

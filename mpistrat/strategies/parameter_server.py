@@ -222,6 +222,5 @@ def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
 @cache
 def _warn_of_local_run() -> None:
     _log.warning(
-        "strategy.run on the coordinator runs on this rank, not on the workers: schedule the function by "
-        "ClusterCoordinator"
+        "strategy.run on the coordinator runs on this rank, not on the workers: schedule it by ClusterCoordinator"
     )

@@ -121,8 +121,7 @@ class ScatterNd:
         wanted = (*where.shape[:-1], *array.shape[axes:])
         if rows.shape != wanted:
             raise ValueError(
-                f"variable {self.name!r}: indices of shape {where.shape} need updates of shape {wanted}, not "
-                f"{rows.shape}"
+                f"variable {self.name!r}: indices of {where.shape} need updates of shape {wanted}, not {rows.shape}"
             )
         if not np.can_cast(rows.dtype, array.dtype, "same_kind"):
             raise TypeError(f"variable {self.name!r} has dtype {array.dtype}: updates are {rows.dtype}; cast them")

@@ -374,8 +374,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
             raise TypeError(f"variable {self.name!r} has dtype {dtype}: rows of {values.dtype} do not fit; cast them")
         if indices.size and not 0 <= indices.min() <= indices.max() < shape[0]:
             raise ValueError(
-                f"variable {self.name!r} has {shape[0]} rows: indices from {indices.min()} to {indices.max()} "
-                "do not fit"
+                f"variable {self.name!r} has {shape[0]} rows: indices {indices.min()} to {indices.max()} do not fit"
             )
 
     def _write_result(self, result: Any) -> None:

@@ -183,8 +183,7 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
         else:
             found[each.clock] = Aligned(np.zeros(1), np.array([each.epoch - near.epoch]), float("inf"))
             problems.append(
-                f"the clock of {each.host} was not compared with that of {near.host}: their ranks are aligned by "
-                "the time of day"
+                f"the clock of {each.host} was not compared with that of {near.host}: both are aligned by time of day"
             )
     return {each: found[each.clock] for each in job}, problems
 

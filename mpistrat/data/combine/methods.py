@@ -179,16 +179,14 @@ class Combining(Chain):
         """
         if filename:
             raise ValueError(
-                f"cache() keeps rows in memory, not in {os.fspath(filename)!r}: use cache(), or write_hdf5() and "
-                "from_hdf5()"
+                f"cache() keeps rows in memory, not in {os.fspath(filename)!r}: use cache() or write_hdf5 and from_hdf5"
             )
         own = self._definition
         at = len(before_batch(own.transforms))
         after = own.transforms[at:]
         if len(after) > 1:
             raise ValueError(
-                f"cache() keeps single rows, but {after[1]} follows batch(): call cache() before batch(), or directly "
-                "after it"
+                f"cache() keeps single rows, but {after[1]} follows batch(): call it before batch(), or directly after"
             )
         part = _part(replace(own, transforms=own.transforms[:at]), "cache")
         if part.endless:
@@ -240,8 +238,7 @@ class Combining(Chain):
         given = [1.0] * len(datasets) if weights is None else [float(each) for each in weights]
         if len(given) != len(datasets):
             raise ValueError(
-                f"sample_from_datasets() needs a weight for each of the {len(datasets)} datasets, but there are "
-                f"{len(given)}"
+                f"sample_from_datasets() needs a weight for each of the {len(datasets)} datasets, not {len(given)}"
             )
         if not all(math.isfinite(each) and each >= 0 for each in given) or not sum(given):
             raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {given}")

@@ -225,8 +225,7 @@ class ByFile(Division):
         rows = _file_rows(self.whole)
         if not rows:
             raise ValueError(
-                f"AutoShardPolicy.FILE needs a dataset of files, but this one is made of {source}: "
-                "use AutoShardPolicy.DATA"
+                f"AutoShardPolicy.FILE needs a dataset of files, but this is made of {source}: use AutoShardPolicy.DATA"
             )
         fed = self.pipelines
         if why := _too_few(rows, len(fed), replicas):

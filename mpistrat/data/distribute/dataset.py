@@ -94,8 +94,7 @@ class DistributedDataset:
         check_input_options(options)
         if options is not None and options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
-                "InputReplicationMode.PER_REPLICA has a meaning only with distribute_datasets_from_function: use "
-                "PER_WORKER"
+                "InputReplicationMode.PER_REPLICA is only for distribute_datasets_from_function: use PER_WORKER"
             )
         if dataset.batch_size is None:
             raise ValueError(

@@ -109,8 +109,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     if state[place] > (_MOST if most is None else most):
         has = f"more than {_MOST} cannot be numbered" if most is None else f"an epoch has {most} {unit}"
         raise ValueError(
-            f"the state cannot be restored: its {place} is {state[place]}, and {has}; give what state() returned, "
-            "unchanged"
+            f"the state cannot be restored: its {place} is {state[place]}, and {has}; give what state() returned"
         )
     if list(state["seeds"]) != [each.value for each in given]:
         whole = whole.with_seeds(state["seeds"])

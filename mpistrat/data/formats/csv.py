@@ -60,8 +60,7 @@ class Csv(BlockFormat):
         for name in (*names, *self._dtypes):
             if name not in known:
                 raise DatasetNotFoundError(
-                    f"file {path!r} has no column {name!r}; it has {', '.join(map(repr, known))}; fix: name one of "
-                    "these"
+                    f"file {path!r} has no column {name!r}; it has {', '.join(map(repr, known))}; fix: name one"
                 )
         for name in names:
             if known.count(name) > 1:

@@ -106,8 +106,7 @@ class Zarr(BlockFormat):
         rows = arrays[0].shape[0]
         if len(set(lengths.values())) > 1:
             raise DatasetMismatchError(
-                f"store {path!r}: its arrays have the lengths {lengths}; fix: arrays that are read together must be "
-                "equally long"
+                f"store {path!r}: its arrays have the lengths {lengths}; fix: arrays read together must be equally long"
             )
         largest = max(arrays, key=lambda each: each.nbytes)
         step = max(1, _stored_chunk(largest)[0])

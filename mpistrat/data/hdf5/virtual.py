@@ -31,8 +31,7 @@ def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
     """Return the layout of unwritten rows. Raise DataFileError if the program that wrote it chose no fill value."""
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
-            f"{where}: {what}; fix: write it again, or give it a fill value if that is meant to stand for "
-            "unwritten rows"
+            f"{where}: {what}; fix: write it again, or give it a fill value if that stands for unwritten rows"
         )
     return ThroughHdf5("a fill value stands for some of its rows")
 

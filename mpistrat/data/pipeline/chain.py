@@ -200,10 +200,7 @@ class Chain:
     def _new_batch_size(self, batch_size: int) -> int:
         size = integer(batch_size, "the batch size", 1)
         if self.batch_size is not None:
-            raise ValueError(
-                f"this dataset is already in batches of {self.batch_size}: batches cannot be batched again, "
-                "call batch() once"
-            )
+            raise ValueError(f"this dataset is already in batches of {self.batch_size}: call batch() once")
         return size
 
     def repeat(self, count: int | None = None) -> Self:

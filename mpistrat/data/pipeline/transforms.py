@@ -102,8 +102,7 @@ class Shuffle(Transform):
     def length(self, n: int | None) -> int | None:
         if n is None and self.buffer_size is None:
             raise ValueError(
-                "an endless dataset cannot be shuffled as a whole: call shuffle() before repeat(), "
-                "or give shuffle(buffer_size=...)"
+                "an endless dataset cannot be shuffled as a whole: call shuffle() before repeat(), or give buffer_size"
             )
         return n
 

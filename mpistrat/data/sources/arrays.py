@@ -31,8 +31,7 @@ class ArraySource(Source):
         for number, array in enumerate(arrays):
             if array.ndim == 0:
                 raise ValueError(
-                    f"array {number} of the structure is a scalar ({array.item()!r}): "
-                    "axis 0 must be the axis of the samples"
+                    f"array {number} is a scalar ({array.item()!r}): axis 0 must be the axis of the samples"
                 )
             if len(array) != len(arrays[0]):
                 raise ValueError(

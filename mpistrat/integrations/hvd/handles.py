@@ -193,8 +193,7 @@ def join(device: int = -1) -> int:
     with structures.refusals("join", topology):
         if job.further_sets():
             raise NotImplementedError(
-                "join works in jobs without further process sets: remove these first, or give all ranks equally many "
-                "steps"
+                "join works in jobs without further process sets: remove these first, or give all ranks as many steps"
             )
     rounds = 0
     while True:

@@ -207,8 +207,7 @@ class GroupMoves:
             if len(wrong):
                 other = int(wrong[0])
                 text = (
-                    f"rank {topology.rank} expects {expected[other]} bytes of rank {other}, which sends "
-                    f"{announced[other]}"
+                    f"rank {topology.rank} expects {expected[other]} bytes of rank {other}; it sends {announced[other]}"
                 )
             texts = world.allgather(text) if world.allreduce(len(wrong)) else []
             if texts:

@@ -86,8 +86,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Op | np.ufunc:
     name = _member(op).name
     if name not in _OPS and name not in _BITWISE:
         raise NotImplementedError(
-            f"{name} is not among the reductions of mpistrat: {', '.join((*_OPS, *_BITWISE))}; scale the tensor and "
-            "use SUM"
+            f"{name} is not a reduction of mpistrat: {', '.join((*_OPS, *_BITWISE))}; scale the tensor and use SUM"
         )
     if dtype in BYTES_ONLY:
         raise TypeError(f"{name} of {dtype} is not defined: tensors of this dtype are moved only; cast to bfloat16")

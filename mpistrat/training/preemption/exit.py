@@ -146,8 +146,7 @@ class PreemptionWatcher:
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "signals can be watched from the main thread only: create PreemptionWatcher and "
-                "PreemptionCheckpointHandler there"
+                "only the main thread can watch signals: create PreemptionWatcher and PreemptionCheckpointHandler there"
             )
         self._message: str | None = None
         self._signals: list[signal.Signals] = []

@@ -237,8 +237,7 @@ def refuse_closure(closure: Callable[[], Any] | None, process_set: ProcessSet) -
     """Raise NotImplementedError if a step on several ranks has a closure."""
     if closure is not None and process_set.included() and process_set.topology.size > 1:
         raise NotImplementedError(
-            "step(closure) on several ranks: the gradients of the closure would not be combined; call the closure, "
-            "and then step()"
+            "step(closure) on several ranks: the gradients of the closure would not be combined; call it, then step()"
         )
 
 
