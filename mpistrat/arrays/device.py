@@ -31,9 +31,7 @@ class Device(NamedTuple):
 
     @classmethod
     def parse(cls, name: str | Device) -> Device:
-        """Return the device of a name such as ``"cpu:0"`` or ``"/gpu:1"``. Raise TypeError, or ValueError for another
-        text.
-        """
+        """Return the device of a name such as ``"cpu:0"`` or ``"/gpu:1"``. Raise TypeError or ValueError for others."""
         if isinstance(name, Device):
             return name
         if not isinstance(name, str):

@@ -150,9 +150,7 @@ class Dispatcher:
             self._post.send(rank, kind, head, body)
 
     def progress(self) -> bool:
-        """Take results and hand out tasks. Return whether a result came. Raise LostRankError for a lost parameter
-        server.
-        """
+        """Take results and hand out tasks. Return whether one came. Raise LostRankError for a lost parameter server."""
         arrived = self._advance()
         self._tell_owners()
         return arrived

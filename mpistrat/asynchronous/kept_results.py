@@ -32,11 +32,9 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class KeptResults:
-    """The results of the calls of a function, in a file, which is read if it exists: ``found``, by the numbers of
-    calls.
+    """The results of the calls of a function, in a file, which is read if it exists: ``found``, by number.
 
-    Raise ValueError if the file is of another function or other arguments, and TypeError if an argument cannot be
-    compared.
+    Raise ValueError if the file is of other calls, and TypeError if an argument cannot be compared.
     """
 
     def __init__(self, path: str | os.PathLike[str], function: Any, calls: Sequence[tuple[Any, ...]]):
@@ -208,8 +206,7 @@ def _decoded(value: Any) -> Any:
 def fingerprint(value: Any, home: str | None = None) -> str:
     """Return a digest of a function or arguments that is the same in every process, unlike that of a pickle.
 
-    Functions of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be
-    compared.
+    Those of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be compared.
     """
     digest = xxhash.xxh3_128()
     _feed(digest, value, home, {})

@@ -154,8 +154,7 @@ def all_reduce_async(
     rebuild: Callable[[list[np.ndarray]], Any],
     form: Hashable = None,
 ) -> PendingAllReduce:
-    """Begin an all-reduce of copies of some arrays, a call of ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9) for each
-    message.
+    """Begin an all-reduce of copies of some arrays, ``MPI_Iallreduce`` (MPI 4.1 section 6.12.9) for each message.
 
     Collective: waits until all ranks begin it, which compare ``form``.
     """

@@ -91,9 +91,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
 
 
 def message_of(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
-    """Return the message of some arrays of one dtype, over ``size`` replicas. Raise TypeError if ``op`` cannot reduce
-    it.
-    """
+    """Return the message of arrays of one dtype, over ``size`` replicas. Raise TypeError if ``op`` cannot reduce it."""
     dtype = key[members[0]][0]
     wire, result = dtypes.accumulator(dtype, op), dtypes.result(dtype, op)
     runs, start = [], 0

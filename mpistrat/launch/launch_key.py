@@ -16,8 +16,7 @@ _KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  
 def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = None) -> str | None:
     """Return a text that only the ranks of this launch share, or None if it is not known.
 
-    On ``one_node`` the process that started them tells launches apart. It is ``parent``, by default that of this
-    process.
+    On ``one_node`` the process that started them tells launches apart. It is ``parent``, by default this one's.
     """
     parent = os.getppid() if parent is None else parent
     for names in _KEYS:

@@ -89,8 +89,7 @@ def new_memory(size: int) -> Memory:
     possible.
 
     Filling huge pages is a tenth faster. malloc's memory begins 16 bytes after a boundary: copying a page of a file
-    there takes 1.5 times as long, since each load waits for the store before it, whose address ends in the same 12
-    bits.
+    there takes 1.5 times as long, since each load waits for the store before it, whose address ends in these 12 bits.
     """
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0

@@ -58,8 +58,7 @@ class MadeOnce:
     does not get the lock of the table within a second works alone from then on.
 
     The ring has ``nbytes`` for each rank, up to four, since ranks may be at different places of an epoch, and ``most``
-    at most. Making it is collective over ``node``. Raise NoSharedMemoryError on all its ranks if they cannot share
-    memory.
+    at most. Making it is collective over ``node``. Raise NoSharedMemoryError on all its ranks if they cannot share.
     """
 
     def __init__(self, nbytes: int, most: int, node: Any):

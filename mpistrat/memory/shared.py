@@ -63,8 +63,7 @@ def share_in_pieces(owner: object, node: Any, nbytes: int, common: int) -> tuple
     """Return zeroed memory that all ranks of ``node`` share, and its descriptor, which lives as long as ``owner``.
 
     The first ``nbytes``, in whole pages, are not reserved: without ``os.posix_fallocate`` their use may be a SIGBUS. At
-    most half of the free shared memory is taken, since MPI and collectives need some later. Collective; raise as
-    `share`.
+    most half of the free shared memory is taken, since MPI and others need some later. Collective; raise as `share`.
     """
     first, common = pages(nbytes), pages(common)
 

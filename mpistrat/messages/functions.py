@@ -37,8 +37,7 @@ class FunctionSender:
     def packed(self, function: Any) -> SentFunction:
         """Return a function as bytes. A plain one is packed at its first use, with the values that it captures then.
 
-        Methods and other callables are packed at each use. Raise TypeError that names what it captures and cannot be
-        sent.
+        Methods and other callables are packed at each use. Raise TypeError that names what cannot be sent.
         """
         plain = isinstance(function, FunctionType)
         if plain and (known := self._packed.get(function)) is not None:

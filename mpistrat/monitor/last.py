@@ -122,8 +122,7 @@ def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int
     """Return texts about the ranks that have ended their processes without ending their programs.
 
     Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
-    nothing to tell. ``left`` are the ranks that have left according to the launcher, and ``first`` is the rank that
-    ended first.
+    nothing to tell. ``left`` are the ranks that have left according to the launcher, and ``first`` ended first.
     """
     if all(each.exit_status == 0 for each in records):
         return []

@@ -54,8 +54,7 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
     """Return the stacks of processes, by the keys of their records. Those that do not answer are left out.
 
     The watchdog of a process writes the stacks of all threads, if it runs. If the main thread holds the interpreter's
-    lock, it does not: then a signal makes the process write the stack of its main thread. ``beat`` is called now and
-    then.
+    lock, it does not: then a signal makes the process write the stack of its main thread. ``beat`` is called meanwhile.
     """
     found, asked, sizes = {}, {}, {}
     for record in records:

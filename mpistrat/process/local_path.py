@@ -12,8 +12,7 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 def local_path(path: str | bytes | os.PathLike[str]) -> Path:
     """Return a path of a file system.
 
-    Raise ValueError if it is a URL. As a path, ``s3://bucket/a.h5`` is a file below the folder ``s3:`` of the working
-    directory.
+    Raise ValueError for a URL. As a path, ``s3://bucket/a.h5`` is below the folder ``s3:`` of the working directory.
 
     >>> local_path("results/a.h5").name
     'a.h5'

@@ -38,8 +38,7 @@ def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
 def start() -> Any:
     """Return the module ``mpi4py.MPI``, and start MPI if needed.
 
-    Raise RuntimeError if MPI was finalized already, or if this process is rank 0 of 1 although its launcher started
-    several tasks.
+    Raise RuntimeError if MPI was finalized already, or if this process is rank 0 of 1 although there are several tasks.
     """
     if _mpi is None:
         with _starting:

@@ -35,8 +35,7 @@ _is_own = functools.cache(is_own)
 class Sites:
     """The lines of the program that call operations, as texts of the record.
 
-    ``forgotten`` says how many lines have given their texts to others: what an operation keeps of its line is valid
-    until then.
+    ``forgotten`` says how many lines have given their texts to others: what is kept of a line is valid until then.
     """
 
     __slots__ = ("_numbers", "_texts", "forgotten")
@@ -78,8 +77,7 @@ class Flight:
 
     ``latest`` is the name of the operation of the record's last entry, if that is of this communicator and there is no
     trace, which has all entries; else it is empty. A caller of the same operation that ends without a wait may set
-    ``passed`` to its number, in place of an entry (0.04 us in place of 0.9). The heartbeat writes that number into the
-    last entry.
+    ``passed`` to its number, in place of an entry (0.04 us in place of 0.9). The heartbeat writes that into the entry.
     """
 
     __slots__ = (

@@ -296,9 +296,7 @@ class ReplicaMeeting:
             raise ReplicaEnded
 
     def _pass_on(self, i: int) -> None:
-        """Hand over from replica ``i`` to the next that has not ended, else, or after a failure, to the caller's
-        thread.
-        """
+        """Hand over from replica ``i`` to the next that has not ended, or after a failure to the caller's thread."""
         # Written out here: a function costs 3 us, cold. To bind the next thread to this core, and free it when it has
         # woken, saves the wait for an idle core. It costs 4 us, and on a busy machine the wait for this core: not done.
         self._running, gate = 0, self._gate

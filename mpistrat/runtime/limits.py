@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes at which collectives change their algorithm, equal on all ranks of a topology. The defaults were
-    measured.
-    """
+    """The sizes at which collectives change their algorithm, equal on all ranks. The defaults were measured."""
 
     # the slot of a rank in the memory of its node, with one node. 0: the ranks of a node do not share memory.
     slot_bytes: int = 3 << 20

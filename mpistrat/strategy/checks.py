@@ -56,9 +56,7 @@ def require_replica_context(replica_context: Any) -> None:
 
 
 def checked_replica(name: str, replica: object, size: int) -> int:
-    """Return the number of one of ``size`` replicas. Raise TypeError if it is not an int, and ValueError for another
-    number.
-    """
+    """Return the number of one of ``size`` replicas. Raise TypeError if it is not an int, and ValueError for others."""
     if isinstance(replica, bool) or not isinstance(replica, (int, np.integer)):
         raise TypeError(f"{name} must be the number of a replica, not {replica!r}")
     if not 0 <= replica < size:

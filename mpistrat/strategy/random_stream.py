@@ -9,9 +9,7 @@ import numpy as np
 
 
 def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generator:
-    """Return the generator of a replica: PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See
-    `Strategy.rng`.
-    """
+    """Return a replica's PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See `Strategy.rng`."""
     numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
     if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):
         raise TypeError(f"seed must be an int or a list of ints, the same on every replica, not {seed!r}")

@@ -27,8 +27,7 @@ class ServerVariable(Variable):
     never sees half of one.
 
     The parts of a divided variable are its *shards*, which are variables themselves. It reads as one array. A write is
-    cut, and each shard applies its part as a whole: a read may see the new value of one shard and the old value of
-    another.
+    cut, and each shard applies its part as a whole: a read may see one shard's new and another's old value.
 
     ``key`` is its number among the variables of the program, and ``server`` the number of the parameter server that
     holds it, or its first shard.

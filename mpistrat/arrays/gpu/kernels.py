@@ -144,9 +144,7 @@ class EachElement:
     def extended(
         self, name: str, *, state: Sequence[str] = (), scalars: Sequence[str] = (), before: str = "", after: str = ""
     ) -> EachElement:
-        """Return a kernel that does more in the same launch: with further lists, read and written, numbers and
-        statements.
-        """
+        """Return a kernel that does more in the same launch: with further lists, numbers and statements."""
         return EachElement(
             f"{self._name}_{name}",
             [*self.reads, *state],
@@ -223,8 +221,7 @@ def _types(dtype: np.dtype) -> tuple[str, str, str, str]:
 def _tables_of(
     cupy: Any, device: int, pointers: tuple[int, ...], sizes: tuple[int, ...], elements: int
 ) -> tuple[int, list[Any]]:
-    """Return the number of blocks and a kernel's first arguments: tables on the GPU, cached, since steps use equal
-    ones.
+    """Return the number of blocks and a kernel's first arguments: tables on the GPU, cached, as steps use equal ones.
 
     Each stream has its own: another one would wait neither for their copy nor for their readers.
     """

@@ -1,8 +1,7 @@
 """Copies between a GPU and the host, through a few pinned staging buffers that are never freed.
 
 From unpinned memory, the driver copies through its own buffers, piece by piece, while the caller waits. Pinned memory
-is never returned to the system, and MPI libraries keep its registration. So there are few staging buffers, all of one
-size.
+is never returned to the system, and MPI libraries keep its registration. So there are few buffers, all of one size.
 """
 
 from __future__ import annotations

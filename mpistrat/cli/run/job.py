@@ -33,8 +33,7 @@ class Machine:
     """The properties of the machine that decide how a job is started.
 
     ``cores`` counts those that may be used. ``root`` says whether this user is root, ``terminal`` whether stdout is
-    one, and ``reads`` whether processes may read each other's memory. ``shared`` are the bytes free in /dev/shm, if it
-    exists.
+    one, and ``reads`` whether processes may read each other's memory. ``shared`` are the free bytes of /dev/shm.
     """
 
     cores: int

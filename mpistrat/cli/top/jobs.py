@@ -44,8 +44,7 @@ class NoJobError(Exception):
 def find(what: str | None) -> list[Record]:
     """Return the records of one running job. Raise NoJobError if none or several may be meant.
 
-    ``what`` is the number of a batch job, of a process of the job, or of a process that started it. None is the only
-    job.
+    ``what`` is the number of a batch job, of a process of the job, or of one that started it. None is the only job.
     """
     jobs = waits.jobs_of(each for each in read.records() if each.lives)
     if what is not None:

@@ -34,8 +34,7 @@ class Call(NamedTuple):
 class Span(NamedTuple):
     """What a rank did for some time. Times are in whole nanoseconds, by the clock of the first rank.
 
-    ``name`` is a phase, or that of the collective ``call``. ``own`` is the time that is not of another span inside this
-    one.
+    ``name`` is a phase, or that of the collective ``call``. ``own`` is the time that is not of a span inside this one.
     """
 
     name: str

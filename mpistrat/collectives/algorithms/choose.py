@@ -102,8 +102,7 @@ class Choice(Slot):
     def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
         """Return the algorithm of this name, or the one with the lowest cost.
 
-        Raise ValueError for an unknown name, and RuntimeError if the algorithm, or every one, does not combine this
-        dtype here.
+        Raise ValueError for an unknown name, and RuntimeError if no candidate combines this dtype here.
         """
         able = self._able(dtype, name)
         return min(able, key=lambda each: self._seconds(each, nbytes))

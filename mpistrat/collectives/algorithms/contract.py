@@ -69,8 +69,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        """Write the combination of all ranks' ``send`` into ``receive``, in its dtype. The caller holds the collective
-        lock.
+        """Write the combination of all ranks' ``send`` into ``receive``, in its dtype. The caller holds the lock.
 
         Both are flat, contiguous, of one length, and may be the same array.
         """

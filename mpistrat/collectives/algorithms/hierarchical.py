@@ -23,8 +23,7 @@ _BY_BOTH_BYTES = 256 << 10
 
 
 def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-    """Combine all ranks' ``send`` of any length into ``receive``, as `Algorithm.reduce` does, in pieces of a slot's
-    size.
+    """Combine all ranks' ``send`` into ``receive``, as `Algorithm.reduce` does, in pieces of a slot's size.
 
     Local rank ``i`` combines slice ``i`` of its node's slots, then those of other nodes by the ring. Meanwhile it
     writes the next piece to its slot and copies the result of the one before.

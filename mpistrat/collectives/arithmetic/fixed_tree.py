@@ -63,9 +63,7 @@ def subtrees(tree: range, owned: Collection[int]) -> Iterator[range]:
 
 
 def combine_tree(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, out: np.ndarray) -> None:
-    """Write the combination over a subtree to ``out``, in its dtype, from those of smaller subtrees. ``out`` may be
-    one.
-    """
+    """Write the combination of a subtree to ``out``, in its dtype, from those of smaller ones. ``out`` may be one."""
     found = _combined(combine, parts, tree, out.dtype)
     if found is not out:
         out[...] = found

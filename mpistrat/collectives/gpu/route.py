@@ -42,6 +42,4 @@ class Route(ABC):
 
     @abstractmethod
     def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
-        """Write the reductions over all ranks, in the order of the current stream. The caller holds the collective
-        lock.
-        """
+        """Write the reductions over all ranks, in the order of the current stream. The caller holds the lock."""

@@ -179,8 +179,7 @@ def all_gather_parts(
 ) -> None:
     """Copy the bytes that each rank has in the flat arrays ``parts[rank]`` of uint8 into these arrays of all ranks.
 
-    Their lengths are the same on all ranks, which compare ``form``. No rank needs more than a round's message beside
-    them.
+    Their lengths are the same on all ranks, which compare ``form``. No rank needs more than a message beside them.
     """
     lengths = tuple(sum(map(len, each)) for each in parts)
     one_node = topology.shares_all

@@ -74,8 +74,7 @@ def _scattered(
 def all_to_all(
     topology: Topology, value: np.ndarray, splits: Sequence[int] | None = None
 ) -> tuple[np.ndarray, list[int]]:
-    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return what came, and how many of
-    each.
+    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return what came, and how many.
 
     Raise ValueError if the splits do not make the rows, and on every rank if dtypes or row shapes differ. Raise
     TypeError if the value holds Python objects.

@@ -254,8 +254,7 @@ class GrowingTotal:
     def give(self, leaves: Sequence[Any]) -> None:
         """Copy or add the plain values of the next replica. Does not communicate.
 
-        Raise TypeError if a value cannot be reduced, and ValueError if kinds, dtypes or shapes differ from the first
-        replica's.
+        Raise TypeError if a value cannot be reduced, and ValueError if kinds, dtypes or shapes differ between replicas.
         """
         kinds = [leaf.dense_shape if isinstance(leaf, IndexedSlices) else "dense" for leaf in leaves]
         hosts = [arrays.to_host(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if kind == "dense"]

@@ -87,8 +87,7 @@ class Definition:
     def ready(self, sharing: int | None = None, ranks: Topology | None = None, memory: int | None = None) -> Self:
         """Return the definition with its source ready for its shuffles; ``memory`` is by default that of the options.
 
-        So many ranks as ``sharing`` share the memory, if that is known. With ``ranks``, which all have it, it is
-        collective.
+        So many ranks as ``sharing`` share the memory, if that is known. With ``ranks`` it is collective.
         """
         memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)

@@ -365,8 +365,7 @@ class PaddedBatch(Batch):
     def stack(self, rows: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> Any:
         """Return padded rows as one batch, with these dtypes of its columns.
 
-        Raise ValueError if a row does not fit the shape that was given, and TypeError if a value does not fit the
-        dtype.
+        Raise ValueError if a row does not fit the shape given, and TypeError if a value does not fit the dtype.
         """
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:

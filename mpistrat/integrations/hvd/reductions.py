@@ -147,11 +147,7 @@ def _scaled(host: np.ndarray, factor: float) -> np.ndarray:
 
 
 def check_adasum(topology: Topology, values: Sequence[np.ndarray]) -> None:
-    """Raise unless arrays can be combined.
-
-    It is NotImplementedError if the number of ranks is not a power of two, and TypeError if an array is not floating
-    point.
-    """
+    """Raise NotImplementedError unless the ranks are a power of two, TypeError if an array is not floating point."""
     if topology.size & (topology.size - 1):
         raise NotImplementedError(
             f"Adasum of {topology.size} ranks: their number must be a power of two; use op=Average"

@@ -69,8 +69,7 @@ class PendingWork(torch.distributed.Work):
     """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
 
     ``what`` is the message, for errors. ``finish`` is called with the statuses of MPI when all requests are complete.
-    `wait` waits for ``seconds``. ``ended()`` tells whether the ranks that could complete the message have ended their
-    programs.
+    `wait` waits for ``seconds``. ``ended()`` tells whether the ranks that could complete the message have ended.
     """
 
     def __init__(
