@@ -376,10 +376,8 @@ class StrategyExtended:
             As `reduce_to`.
         """
         require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
-        op = parse_op(reduce_op)
-        return self.engine.ops.batch_reduce(
-            op, value_destination_pairs, self.engine.merged(options or experimental_hints)
-        )
+        op, merged = parse_op(reduce_op), self.engine.merged(options or experimental_hints)
+        return self.engine.ops.batch_reduce(op, value_destination_pairs, merged)
 
     @_whole
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
