@@ -91,8 +91,7 @@ class Dispatcher:
     """The tasks of a coordinator: queued, and handed to workers that have nothing to do.
 
     All calls make progress. A worker whose last task was short gets a second one ahead. It goes to an idle worker if
-    the first takes long after all. Tasks of a lost worker are queued again, before all others; a lost parameter server
-    raises.
+    the first takes long after all. Tasks of a lost worker are queued again, first; a lost parameter server raises.
     """
 
     def __init__(self, contact: Contact):

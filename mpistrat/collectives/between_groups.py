@@ -31,16 +31,9 @@ class BetweenGroups:
     exchanges. Raise MismatchError on every rank if ``sync_every``, ``compression`` or ``outer`` differ, and
     ValueError if a group has ranks that are not among ``everyone``.
 
-    Attributes
-    ----------
-    count, index : int
-        The number of groups, and which one this is.
-    replicas_before : int
-        The number of replicas in groups of a smaller index.
-    weight : float
-        The share of all ranks that this group has: of a mean over all rows.
-    owners_in_group : int
-        The first so many ranks of each group own arrays: as many as the smallest group has.
+    This is group ``index`` of ``count``, with ``replicas_before`` replicas in groups of a smaller index, and ``weight``
+    is its share of all ranks: of a mean over all rows. The first ``owners_in_group`` ranks of each group own arrays: as
+    many as the smallest group has.
     """
 
     def __init__(

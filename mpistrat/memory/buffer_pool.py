@@ -85,8 +85,7 @@ class _Free(deque[Memory]):
 
 
 def new_memory(size: int) -> Memory:
-    """Return new memory of ``size`` bytes, and the offset of its first byte, which begins a page, a huge one if
-    possible.
+    """Return new memory of ``size`` bytes, and the offset of its first byte, which begins a page, best a huge one.
 
     Filling huge pages is a tenth faster. malloc's memory begins 16 bytes after a boundary: copying a page of a file
     there takes 1.5 times as long, since each load waits for the store before it, whose address ends in these 12 bits.

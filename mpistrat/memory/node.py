@@ -94,8 +94,7 @@ class NodeMemory:
     def meet_saying(self, word: int) -> bool:
         """Wait as `meet` does, exchange one number, and return whether all ranks gave the same number.
 
-        Signal handlers run where a function begins and after a call into C: before the first line here, or after the
-        barrier.
+        Signal handlers run where a function begins and after a call into C: before the first line or after the barrier.
         """
         said = self._said[self.generation]
         said[self.rank] = word

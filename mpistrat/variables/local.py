@@ -20,8 +20,7 @@ class LocalVariable(Variable):
     """A variable whose reads and writes stay in this process.
 
     The default strategy and `OneDeviceStrategy` make variables of this class. Update functions get this replica's copy
-    of a distributed variable as a `LocalVariable`. ``array`` holds the value and is not a copy: writing to it changes
-    the variable.
+    of a distributed variable as a `LocalVariable`. ``array`` is the value, not a copy: writes change the variable.
     """
 
     array: Any

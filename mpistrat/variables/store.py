@@ -134,9 +134,7 @@ class VariableStore:
     def prepared_update(
         self, key: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
-        """Return a call of a function that updates a variable. Raise ValueError if a variable among its arguments is
-        elsewhere.
-        """
+        """Return a call of a function that updates a variable. Raise ValueError if an argument is on another server."""
         variable, held = self._held[key]
         args, kwargs = nest.map_structure(self._here, (args, kwargs)) if args or kwargs else (args, kwargs)
         extended = variable.distribute_strategy.extended

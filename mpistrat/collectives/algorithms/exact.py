@@ -267,9 +267,7 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
 
 
 def exact_sum_over_ranks(topology: Topology, rows: np.ndarray, receive: np.ndarray, summands: int) -> None:
-    """Write the exact sum of all ranks' rows, ``summands`` in all, to ``receive``, of their dtype. The caller holds the
-    lock.
-    """
+    """Write the exact sum of all ranks' ``summands`` rows to ``receive``, of their dtype. The caller holds the lock."""
     exchange = None if topology.size == 1 else _exchange(topology.world, topology.limits)
     rows, out = _reals(rows), _reals(receive)
     for start in range(0, len(out), _BLOCK):

@@ -46,8 +46,7 @@ class Chunked(NamedTuple):
 
     Most chunks follow each other in the file, so their offsets are kept as runs. Chunk ``run_starts[i]`` begins at
     ``run_offsets[i]``. Each later chunk of the run begins where the chunk before it ends. ``sizes`` has the stored
-    bytes of each chunk, or one number if all are equal, and ``masks`` the filters that were skipped, as bits; empty if
-    none was.
+    bytes of each chunk, or one number if all are equal, and ``masks`` the filters that were skipped, if any, as bits.
     """
 
     file: int

@@ -100,8 +100,7 @@ class FileSource(Source):
     ) -> FileSource:
         """Return the source of these files.
 
-        In a job of one process, the files are found and the first is described at once. Several ranks share that in
-        `agree`.
+        In a job of one process, files are found and the first is described at once. Several ranks do so in `agree`.
         """
         structure = _checked_structure(datasets, form.named)
         kept_in = None if manifest is None else os.path.abspath(manifest)

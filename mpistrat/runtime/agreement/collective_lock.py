@@ -58,25 +58,14 @@ class CollectiveLock:
     ``flight`` notes the collectives of this communicator in the flight record; None without a record.
     ``compares_places`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
 
-    Attributes
-    ----------
-    sequence : int
-        The number of the collective that this rank is in, or completed last.
-    state : int
-        `FREE`, `BROKEN`, or the identifier of the thread that holds the lock.
-    operation : Operation
-        The collective that this rank is in, or was in last.
-    left : str
-        The collective that this rank has left where it cannot tell the other ranks, which may wait for it.
-    mismatches : int
-        How many times the ranks met in different collectives.
-    timeout_seconds : float or None
-        How long each collective waits for the other ranks, unless it is told otherwise. See `limited`.
-    only_meets : bool
-        Whether the ranks wait for each other in `meet` alone until this collective ends: on one node they then notice
-        a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct it.
-    ignoring_float_errors : callable
-        ``call(function, *arguments)`` without floating point errors. For the thread that holds the lock.
+    ``sequence`` and ``operation`` are the number and the description of the collective that this rank is in, or was in
+    last. ``state`` is `FREE`, `BROKEN`, or the identifier of the thread that holds the lock. ``left`` is the collective
+    that this rank has left where it cannot tell the other ranks, which may wait for it. ``mismatches`` counts how many
+    times the ranks met in different collectives. Each waits for ``timeout_seconds``, unless told otherwise: `limited`.
+
+    ``only_meets`` says whether the ranks wait for each other in `meet` alone until this collective ends: on one node
+    they then notice a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct
+    it. That thread calls functions without floating point errors by ``ignoring_float_errors(function, *arguments)``.
     """
 
     # The limit is a slot: `limited` shares all else.
