@@ -23,9 +23,7 @@ def main(argv: list[str]) -> int | None:
     """Run the subject with these arguments."""
     parser = under_ranks.parser(__doc__, 9, "mpistrat bench tune")
     under_ranks.add_sizes(parser, SIZES)
-    parser.add_argument(
-        "--seconds", type=float, default=2, help="time limit for the repetitions of one size (%(default)g)"
-    )
+    parser.add_argument("--seconds", type=float, default=2, help="time limit for repetitions of one size (%(default)g)")
     parser.add_argument("--dry-run", action="store_true", help="print the results without storing them")
     return under_ranks.run(parser, argv, ("-m", "mpistrat.bench.tune"), _measure)
 

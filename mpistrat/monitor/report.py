@@ -225,9 +225,8 @@ def _unseen(wait: Wait, seen: JobView) -> list[str]:
             "  cause: node. That node is down or cut off, or all its processes are stopped, gone, not at their first "
             "strategy yet, or in C code that keeps the interpreter's lock: look whether it can be reached.",
         ]
-    searched = (
-        f" No other node answers: none that runs shares one of {', '.join(seen.searched)}." if seen.searched else ""
-    )
+    folders = ", ".join(seen.searched)
+    searched = f" No other node answers: none that runs shares one of {folders}." if folders else ""
     return [
         f"  {ranks}{on}: no record here",
         "  cause: on another node. No rank with a record in this communicator is missing, unless it has not come to "

@@ -98,10 +98,9 @@ def _print_table(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fi
     console = table.console()
     rows = Table("check", "found", "verdict", "what to do", show_lines=True)
     for check, each in findings:
-        colour = _COLOURS[each.severity.value]
-        rows.add_row(
-            check.title, escape(each.found), f"[{colour}]{each.severity.value}[/{colour}]", escape(each.advice)
-        )
+        verdict = each.severity.value
+        coloured = f"[{_COLOURS[verdict]}]{verdict}[/{_COLOURS[verdict]}]"
+        rows.add_row(check.title, escape(each.found), coloured, escape(each.advice))
     console.print(rows)
     count = sum(each.severity.value == "fix" for _, each in findings)
     console.print(f"{count} to fix" if must_fix else "nothing to fix")
