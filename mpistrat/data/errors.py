@@ -60,8 +60,7 @@ class ChecksumError(DataFileError):
 
     Examples
     --------
-    >>> import h5py, pathlib, tempfile
-    >>> import numpy as np
+    >>> import h5py, pathlib, tempfile, numpy as np
     >>> from mpistrat.data import Dataset
     >>> folder = tempfile.TemporaryDirectory()
     >>> path = pathlib.Path(folder.name) / "a.h5"

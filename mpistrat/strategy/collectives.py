@@ -68,8 +68,7 @@ class Collectives:
 
         Examples
         --------
-        >>> import mpistrat
-        >>> import numpy as np
+        >>> import mpistrat, numpy as np
         >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
         >>> float(strategy.reduce("MEAN", np.array([1.0, 2.0, 6.0]), axis=0))
         3.0
@@ -272,8 +271,7 @@ class Collectives:
 
         Examples
         --------
-        >>> import mpistrat
-        >>> import numpy as np
+        >>> import mpistrat, numpy as np
         >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
         >>> rows = np.arange(5) if strategy.is_chief else None
         >>> strategy.gather(strategy.scatter(rows), axis=0)

@@ -223,8 +223,7 @@ class ReplicaContext:
 
         Examples
         --------
-        >>> import mpistrat
-        >>> import numpy as np
+        >>> import mpistrat, numpy as np
         >>> def fn():
         ...     replica = mpistrat.get_replica_context()
         ...     pending = [replica.experimental_all_reduce_async("MEAN", np.full(3, i)) for i in range(4)]
@@ -291,8 +290,7 @@ class ReplicaContext:
 
         Examples
         --------
-        >>> import mpistrat
-        >>> import numpy as np
+        >>> import mpistrat, numpy as np
         >>> def fn():
         ...     replica = mpistrat.get_replica_context()
         ...     part = replica.experimental_reduce_scatter("MEAN", np.arange(5.0))

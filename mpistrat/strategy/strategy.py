@@ -399,8 +399,7 @@ class Strategy(Collectives, FormerNames):
 
         Examples
         --------
-        >>> import mpistrat
-        >>> import numpy as np
+        >>> import mpistrat, numpy as np
         >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
         >>> gradient = strategy.experimental_buffers_like(np.zeros((2, 3), np.float32))
         >>> _ = np.multiply(2.0, np.ones((2, 3)), out=gradient, casting="same_kind")

@@ -36,8 +36,7 @@ def global_moments(x: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
 
     Examples
     --------
-    >>> import mpistrat
-    >>> import numpy as np
+    >>> import mpistrat, numpy as np
     >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
     >>> x = np.array([[1.0, 10.0], [3.0, 20.0]], np.float32)
     >>> count, mean, variance = strategy.run(mpistrat.training.global_moments, args=(x, [0]))
@@ -141,8 +140,7 @@ class BatchNormalization:
 
     Examples
     --------
-    >>> import mpistrat
-    >>> import numpy as np
+    >>> import mpistrat, numpy as np
     >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
     >>> with strategy.scope():
     ...     layer = mpistrat.training.BatchNormalization(synchronized=True)

@@ -19,8 +19,7 @@ class LearningRateSchedule(ABC):
 
     Examples
     --------
-    >>> import dataclasses
-    >>> import mpistrat
+    >>> import dataclasses, mpistrat
     >>> @dataclasses.dataclass(frozen=True)
     ... class InverseSquareRoot(mpistrat.optimizers.schedules.LearningRateSchedule):
     ...     initial_learning_rate: float

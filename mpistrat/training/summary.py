@@ -195,8 +195,7 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
 
     Examples
     --------
-    >>> import mpistrat
-    >>> import numpy as np
+    >>> import mpistrat, numpy as np
     >>> mpistrat.summary.image("digits", np.zeros((2, 8, 8, 1)), step=1)
     False
     """

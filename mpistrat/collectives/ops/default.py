@@ -379,8 +379,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     Examples
     --------
-    >>> import mpistrat
-    >>> import numpy as np
+    >>> import mpistrat, numpy as np
     >>> ops = mpistrat.ReductionToOneDevice(accumulation_fn=lambda values: np.max(values, axis=0))
     >>> strategy = mpistrat.MirroredStrategy(cross_device_ops=ops)
     >>> float(strategy.reduce("SUM", 3.0, axis=None))

@@ -5,8 +5,7 @@ make other calls, or give them other names, raise on every rank.
 
 Examples
 --------
->>> import numpy as np
->>> import mpistrat.integrations.hvd as hvd
+>>> import numpy as np, mpistrat.integrations.hvd as hvd
 >>> hvd.init()
 >>> hvd.allreduce(np.array([1.0, 3.0]), op=hvd.Sum) / hvd.size()
 array([1., 3.])

@@ -92,8 +92,7 @@ def in_place(call: Callable[_P, Any]) -> Callable[_P, Any]:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import mpistrat.integrations.hvd as hvd
+    >>> import numpy as np, mpistrat.integrations.hvd as hvd
     >>> hvd.init()
     >>> total = np.ones(2)
     >>> hvd.allreduce_(total) is total

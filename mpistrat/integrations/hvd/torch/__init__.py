@@ -2,8 +2,7 @@
 
 Examples
 --------
->>> import torch
->>> import mpistrat.integrations.hvd.torch as hvd
+>>> import torch, mpistrat.integrations.hvd.torch as hvd
 >>> hvd.init()
 >>> hvd.allreduce(torch.tensor([1.0, 3.0]), op=hvd.Sum) / hvd.size()
 tensor([1., 3.])

@@ -290,8 +290,7 @@ def DistributedOptimizer(
 
     Examples
     --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> import torch, mpistrat.integrations.hvd.torch as hvd
     >>> hvd.init()
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -94,8 +94,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
     Examples
     --------
-    >>> import torch
-    >>> import mpistrat.integrations.hvd.torch as hvd
+    >>> import torch, mpistrat.integrations.hvd.torch as hvd
     >>> hvd.init()
     >>> optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1 * (hvd.rank() + 1))
     >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
