@@ -34,8 +34,12 @@ os.write(1, f"{{line}}\\n".encode())  # in one piece, unlike print
 
 
 @pytest.fixture(scope="module", autouse=True)
-def while_these_run(limited, signalled, farm):
-    """Jobs of other tests wait in the queue for longer than these tests take."""
+def while_these_run(request):
+    """Jobs of other tests, if they are selected, wait in the queue for longer than these tests take."""
+    used = {name for item in request.session.items for name in item.fixturenames}
+    for name in ("limited", "signalled", "farm"):
+        if name in used:
+            request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="module")
