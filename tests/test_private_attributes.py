@@ -19,10 +19,11 @@ def names(tree: ast.AST) -> tuple[set[str], dict[str, int]]:
     made: set[str] = set()
     used: dict[str, int] = {}
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                made.add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             made.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            made.add(node.id)
         elif isinstance(node, ast.Attribute):
             if isinstance(node.ctx, ast.Store):
                 made.add(node.attr)

@@ -126,6 +126,7 @@ def test_groups_learn_as_much(run_ranks):
     assert min(found.values()) > baseline - 0.5, str(ended)
 
 
+@pytest.mark.full
 def test_ranks_are_launched_where_none_are(run_alone, tmp_path):
     rows = tmp_path / "rows.json"
     arguments = ["-n", "2", "--repetitions", "1", "--seconds", "0.1", "--sizes", "64B", "--json", rows]

@@ -282,10 +282,21 @@ def test_a_file_of_a_later_version(file):
 
 
 def test_no_mpi(file):
-    program = "import sys; from mpistrat.cli import main\ntry: main(sys.argv[1:])\n"
-    program += "finally: assert 'mpi4py.MPI' not in sys.modules"
-    for arguments in (["ls", file.parent], ["verify", file], ["diff", file, file]):
-        subprocess.run([sys.executable, "-c", program, "checkpoint", *arguments], check=True, timeout=250)
+    program = """
+import sys
+from mpistrat.cli import main
+file, folder = sys.argv[1:]
+for arguments in (["ls", folder], ["verify", file], ["diff", file, file]):
+    try:
+        main(["checkpoint", *arguments])
+    except SystemExit as end:
+        assert not end.code, arguments
+    assert "mpi4py.MPI" not in sys.modules, arguments
+print("all ended")
+"""
+    command = [sys.executable, "-c", program, str(file), str(file.parent)]
+    ended = subprocess.run(command, check=True, timeout=250, stdout=subprocess.PIPE, text=True)
+    assert ended.stdout.endswith("all ended\n")
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).eps == np.finfo("f8").eps, reason="long doubles are doubles")

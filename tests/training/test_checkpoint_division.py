@@ -5,7 +5,7 @@ import contextlib
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
@@ -48,6 +48,7 @@ def test_each_byte_has_one_writer(arrays, writers):
         assert large <= total / len(writers) + piece
 
 
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=4), st.integers(0, 5), st.data())
 def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, columns, data):
     """Ranks with rows of any number write; a reader takes any box."""
@@ -80,6 +81,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
 
 @pytest.mark.parametrize("dtype", ["f4", "S3"])
 @pytest.mark.parametrize("chunks", [False, True])
+@settings(max_examples=30)  # of each of the four
 @given(data=st.data())
 def test_a_box_reads_its_pieces_only(tmp_path_factory, dtype, chunks, data):
     """What one rank saved as one array, in pieces with checksums of which the last is damaged."""

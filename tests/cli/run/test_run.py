@@ -296,6 +296,7 @@ def test_output_comes_at_once_on_a_terminal(write):
     os.close(terminal)
 
 
+@pytest.mark.full
 def test_lines_of_ranks_do_not_mix(write):
     program = write("for number in range(500): print('line of', rank, number)")
     _, out, _ = run("-n", 2, program)
@@ -392,6 +393,7 @@ def test_a_killed_launcher_is_not_in_the_way_of_the_next(write, tmp_path, monkey
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.full
 def test_threads_cores_and_other_variables_of_ranks(write):
     names = ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MPISTRAT_PROGRESS"]
     unset = dict.fromkeys((*names, "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS"))
@@ -425,6 +427,7 @@ def test_inside_of_another_job(write):
     assert (status, err) == (0, "")
 
 
+@pytest.mark.full
 def test_on_a_bare_machine(write, tmp_path):
     """No ssh, no other program, and the variables of a batch job on other nodes."""
     (tmp_path / "bin").mkdir()

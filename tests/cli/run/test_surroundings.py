@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from selection import core
 
 ROOT = Path(__file__).parents[3]
 MPISTRAT = f"{shlex.quote(sys.executable)} -m mpistrat"
@@ -54,7 +55,7 @@ def test_a_reader_that_has_ended_is_no_news(shell):
     assert "cannot be written" not in ended.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", core(["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], ">&-", "<&- >&- 2>&-"))
 @pytest.mark.parametrize("command", ["run", "info"])
 def test_streams_may_be_closed(shell, command, closed):
     ended = shell(COMMANDS[command], closed)

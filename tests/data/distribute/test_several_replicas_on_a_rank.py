@@ -6,6 +6,7 @@ import json
 import h5py
 import numpy as np
 import pytest
+from selection import core
 
 from mpistrat import nest
 from mpistrat.data import (
@@ -25,6 +26,7 @@ ROWS = 67
 RANKS = (1, 2, 3, 4)
 STREAMED = ("generator", "filter")
 LENGTHS = (9, 8, 7, 9, 8, 9, 8, 9)
+CUTS = [(6, 12), (6, 13), (6, 11), (8, 16), (8, 9), (8, 15), (8, 5), (8, 67)]  # numbers of replicas, and batches
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +115,9 @@ def test_a_rank_cuts_its_rows_where_each_replica_would(n):
 
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("kind", ["arrays", "mapped", "files", "generator", "filter"])
-@pytest.mark.parametrize(("size", "batch"), [(6, 12), (6, 13), (6, 11), (8, 16), (8, 9), (8, 15), (8, 5), (8, 67)])
-def test_data_is_cut_as_numpy_splits(replicas, files, kind, size, batch, seed):
+@pytest.mark.parametrize("cut", core(CUTS, (6, 13), (8, 5)), ids=str)
+def test_data_is_cut_as_numpy_splits(replicas, files, kind, cut, seed):
+    size, batch = cut
     dataset = made(kind, files, seed).batch(batch)
     serial = [list(dataset) for _ in range(2)]
     assert (seed is None) == (bits(serial[0]) == bits(serial[1]))
@@ -132,7 +135,7 @@ def test_data_is_cut_as_numpy_splits(replicas, files, kind, size, batch, seed):
             assert as_bits(by_replica(replicas, ranks, size, make)) == oracle
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
+@pytest.mark.parametrize("prefetch", core([0, 1, 5], 1))
 @pytest.mark.parametrize(
     ("kind", "policy"),
     [("files", "FILE"), *itertools.product(["files", "arrays", "generator"], ["DATA", "OFF", "HINT"])],

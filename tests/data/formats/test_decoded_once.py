@@ -9,7 +9,7 @@ from mpistrat.data import Dataset, Options
 from mpistrat.data.formats.zarr import Zarr
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
-CHUNK, CHUNKS = 2048, 200  # chunks of 128 KiB, 25 MiB in all
+CHUNK, CHUNKS = 2048, 80  # chunks of 128 KiB, 10 MiB in all
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def shuffled(path, memory, mode="block"):
 
 @pytest.mark.parametrize("batch", [512, 1500, 4096])
 def test_a_shuffle_decodes_each_chunk_once(path, decoded, batch):
-    rows = sum(len(batch) for batch in shuffled(path, memory=16).batch(batch))
+    rows = sum(len(batch) for batch in shuffled(path, memory=6).batch(batch))
     assert rows == CHUNK * CHUNKS + 500
     assert sorted(decoded) == list(range(CHUNKS + 1))
 
@@ -50,10 +50,10 @@ def test_a_shuffle_decodes_each_chunk_once(path, decoded, batch):
 def test_an_exact_shuffle_beyond_the_memory_warns(path, monkeypatch):
     monkeypatch.setattr("mpistrat.data.sources.files.MOST_DECODED", 1 << 20)
     with pytest.warns(UserWarning, match=r"decodes nearly all chunks again .*: use mode='block'"):
-        next(iter(shuffled(path, 16, "exact").batch(4)))
+        next(iter(shuffled(path, 6, "exact").batch(4)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        next(iter(shuffled(path, 16).batch(4)))
+        next(iter(shuffled(path, 6).batch(4)))
         next(iter(shuffled(path, 64, "exact").batch(4)))
 
 

@@ -124,7 +124,7 @@ INDEXES = {
 }
 
 
-@pytest.mark.parametrize("kind", core(INDEXES, "fixed array", "B-tree of version 2"))
+@pytest.mark.parametrize("kind", core(INDEXES, "fixed array"))
 def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     """Rows are right or refused, but for one thing: where no checksum is, a chunk may be said to lie elsewhere."""
     signature, storage = INDEXES[kind]
