@@ -126,7 +126,9 @@ class PiecewiseConstantDecay(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.boundaries) + 1:
-            raise ValueError(f"values are one more than boundaries, not {len(self.values)} for {len(self.boundaries)}")
+            raise ValueError(
+                f"values must be one more than boundaries, not {len(self.values)} for {len(self.boundaries)}"
+            )
         if any(a >= b for a, b in itertools.pairwise(self.boundaries)):
             raise ValueError(f"boundaries must increase, not {list(self.boundaries)}")
 
