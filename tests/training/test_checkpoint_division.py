@@ -81,7 +81,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
 
 @pytest.mark.parametrize("dtype", ["f4", "S3"])
 @pytest.mark.parametrize("chunks", [False, True])
-@settings(max_examples=30)  # of each of the four
+@settings(max_examples=25)  # of each of the four
 @given(data=st.data())
 def test_a_box_reads_its_pieces_only(tmp_path_factory, dtype, chunks, data):
     """What one rank saved as one array, in pieces with checksums of which the last is damaged."""

@@ -180,6 +180,7 @@ def test_abort(write, status):
     assert (out, own(err)) == ("", "last words\n" * 2)
 
 
+@pytest.mark.full
 def test_debug_is_all_checks(write):
     program = write("import mpistrat; print(*sorted(mpistrat.rc.debug))")
     status, out, err = run("--debug", "-n", 1, program)
@@ -488,6 +489,7 @@ def on_terminal(program, talk, ranks=2):
 
 # CPython 3.12 warns of a fork where there are threads. The child only executes.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.full
 def test_terminal(write):
     program = write(
         """

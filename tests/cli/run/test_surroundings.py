@@ -41,7 +41,7 @@ def shell(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a device of Linux")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", core(COMMANDS, "run", "info"))
 def test_a_full_disk_is_an_error(shell, command):
     ended = shell(COMMANDS[command], ">/dev/full")
     assert ended.returncode == 1

@@ -92,7 +92,8 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("file", core(FILES, "words"))
+@pytest.mark.full
+@pytest.mark.parametrize("file", FILES)
 def test_every_byte_flipped_once(tmp_path, file):
     """Where rows are wrong, HDF5 itself reads the same ones without an error."""
     data = bytearray(create(tmp_path / "whole.h5", **FILES[file]).read_bytes())

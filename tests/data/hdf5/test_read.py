@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import core
 
 from mpistrat.data import DataFileError, Dataset
 from mpistrat.data.hdf5.codecs import fletcher32
@@ -131,7 +132,7 @@ FEW = settings(derandomize=True, database=None, deadline=None, max_examples=12)
 
 
 @pytest.mark.parametrize("name", STORED)
-@pytest.mark.parametrize("file", ["plain.h5", "block.h5", "links.h5"])
+@pytest.mark.parametrize("file", core(["plain.h5", "block.h5", "links.h5"], "links.h5"))
 @FEW
 @given(rows=SELECTIONS)
 def test_bits(folder, file, name, rows):

@@ -82,7 +82,7 @@ def test_rows_that_fit_keep_the_order_of_files(tmp_path, how, replicas):
         assert distributed.state()["version"] == 1
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=20)
+@settings(derandomize=True, database=None, deadline=None, max_examples=12)
 @given(
     memory=st.sampled_from(sorted(MEMORY)),
     replicas_of_two=st.tuples(st.integers(1, 4), st.integers(1, 4)),

@@ -74,6 +74,7 @@ def applied(content, writes):
     return bytes(content)
 
 
+@pytest.mark.full
 def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
     """Killed after each write, and without power after each: any of the writes since the last sync are lost then."""
     disk, draw = Disk(tmp_path / "f.h5"), np.random.default_rng(0)

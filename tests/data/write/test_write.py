@@ -297,6 +297,7 @@ def test_what_cannot_be_divided_is_named(tmp_path):
     assert not list((tmp_path / "more").glob("*"))
 
 
+@pytest.mark.full
 def test_the_command_tells_what_is_no_row(tmp_path, run_alone):
     path = beside(tmp_path / "a.h5", classes=[1, 2], damaged=np.arange(6))
     with h5py.File(path, "r+") as f:
