@@ -25,6 +25,7 @@ from mpistrat.strategy import keras_models
 __all__ = ["SyncBatchNormalization"]
 
 hooks.wrap_loss_reduction(step.reduced_over_ranks)
+hooks.keras.metrics.Mean.update_state = step.averaged_over_ranks(hooks.keras.metrics.Mean.update_state)
 hooks.wrap_optimizers(step.applied_over_ranks, step.scaled_over_ranks)
 hooks.note_assignments()
 hooks.keep_backups_whole()

@@ -35,8 +35,7 @@ class LastCallback(keras.callbacks.Callback):
 
     def __init__(self, ranks: TrainingRanks, send: Callable[[], None] | None):
         super().__init__()
-        self._ranks = ranks
-        self._send = send
+        self._ranks, self._send = ranks, send
 
     def set_model(self, model: Any) -> None:
         """Take the model. On JAX, reading ``self.model`` after each batch would copy its weights to the variables."""

@@ -47,6 +47,8 @@ class DistributedTraining:
         try:
             if name == "predict":
                 return self._predict(method, values, gather)
+            if name.endswith("_on_batch"):
+                return self._on_batch(method, values, fitting=name == "train_on_batch")
             return getattr(self, name)(method, values)
         except Exception:
             if self.ranks.error is None:
@@ -56,18 +58,17 @@ class DistributedTraining:
 
     def fit(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `fit`."""
-        values = split(values)
+        values = {**split(values)}
         first = functools.partial(hooks.first_epoch, self.model, values)
         parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True), first_epoch=first)
-        more: dict[str, Any] = {}
         if (held := values.get("validation_data")) is not None:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(held)
             size = values.get("validation_batch_size") or values.get("batch_size")
             held = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": size}
-            more["validation_data"] = self._parts(held, values.get("validation_steps"))
+            values["validation_data"] = self._parts(held, values.get("validation_steps"))
         mine, chief_has_more = self._callbacks(values)
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
-        arguments = {**given(values, parts), **more, **self._quiet(values), "callbacks": [*mine, agreement]}
+        arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
         with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
             return method(**arguments)
 
@@ -78,15 +79,8 @@ class DistributedTraining:
         with self._over_ranks(parts.first):
             return method(**arguments)
 
-    def train_on_batch(self, method: Any, values: dict[str, Any]) -> Any:
-        """Call the model's `train_on_batch`."""
-        return self._on_batch(method, values, fitting=True)
-
-    def test_on_batch(self, method: Any, values: dict[str, Any]) -> Any:
-        """Call the model's `test_on_batch`."""
-        return self._on_batch(method, values, fitting=False)
-
     def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
+        """Call the model's `train_on_batch` or `test_on_batch`."""
         rows = len(keras.tree.flatten(values["x"])[0])
         parts = self._with_parts(source_of({**values, "batch_size": rows}, None, self.ranks.engine), marked=True)
         ((part, info),) = parts.batches()
@@ -346,15 +340,8 @@ def source_of(values: dict[str, Any], steps: int | None, engine: Any, shuffle: A
     """Return Keras' adapter for the input of a call, or the batches of this rank of a dataset."""
     if is_dataset(values.get("x")):
         return BatchesOfRank(values, steps, engine)
-    return hooks.get_data_adapter(
-        x=values.get("x"),
-        y=values.get("y"),
-        sample_weight=values.get("sample_weight"),
-        batch_size=values.get("batch_size"),
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=values.get("class_weight"),
-    )
+    told = {name: values.get(name) for name in ("x", "y", "sample_weight", "batch_size", "class_weight")}
+    return hooks.get_data_adapter(**told, steps_per_epoch=steps, shuffle=shuffle)
 
 
 def given(values: dict[str, Any], parts: PartsOfRank) -> dict[str, Any]:

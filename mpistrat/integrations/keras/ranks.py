@@ -137,6 +137,4 @@ class TrainingRanks:
 
     def gathered(self, value: np.ndarray, chief_only: bool) -> np.ndarray | None:
         """Return the rows of all ranks, in the order of ranks; None on other ranks than the chief, if only it asks."""
-        if chief_only:
-            return gather.gather(self.topology, value, 0, 0)
-        return gather.all_gather(self.topology, value, 0)
+        return gather.gather(self.topology, value, 0, 0) if chief_only else gather.all_gather(self.topology, value, 0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from keras import ops
 
 from mpistrat.integrations.keras import hooks
@@ -192,6 +193,19 @@ def reduced_over_ranks(reduce: Callable[..., Any]) -> Callable[..., Any]:
         return loss if factor is None else loss * ops.cast(factor, loss.dtype)
 
     return reduced
+
+
+def averaged_over_ranks(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of `keras.metrics.Mean` in which a number weighs as this rank's part of the batch."""
+
+    @functools.wraps(update)
+    def updated(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = current()
+        if step is not None and sample_weight is None and np.ndim(values) == 0:
+            sample_weight = step.weight
+        return update(metric, values, sample_weight)
+
+    return updated
 
 
 def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:

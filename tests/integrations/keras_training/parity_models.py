@@ -40,10 +40,11 @@ def classes():
     return keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(3)])
 
 
-def tokens(masked=True):
+def tokens(recurrent=True):
     x = keras.Input((7,), dtype="int32")
-    y = layers.Embedding(12, 5, mask_zero=masked)(x)
-    y = layers.LSTM(6, return_sequences=True)(y)
+    y = layers.Embedding(12, 5, mask_zero=True)(x)
+    if recurrent:
+        y = layers.LSTM(6, return_sequences=True)(y)
     return keras.Model(x, layers.Dense(12)(y))
 
 
@@ -231,11 +232,17 @@ def typed(policy):
     return make
 
 
+def mean_error(y, found):
+    """A metric that is one number for each batch, whose mean over batches Keras takes."""
+    return ops.mean(ops.abs(y - found))
+
+
 # --- data ------------------------------------------------------------------------------
 
 
-# Modulo 2 and 3 ranks each number of rows is there, and so are batches with fewer rows than ranks.
-SIZES = [16, 17, 1, 2, 3, 18, 20]
+# Modulo 2 and 3 ranks each number of rows is there, and so are batches with fewer rows than ranks; on 2 ranks of few
+# shapes, which JAX compiles.
+SIZES = [18, 17, 1, 2, 3, 19, 17]
 PARTS = np.split(np.arange(ROWS), np.cumsum(SIZES)[:-1])
 
 
