@@ -468,6 +468,8 @@ def overflow_on_one_rank():
 @test
 def global_variables():
     models = [repeated(keras.optimizers.Adam(), seed=RANK)[0] for _ in range(2)]
+    for number, each in enumerate(models):  # as of a rank that has made a model more
+        each.name = f"repeated_{9 + number + RANK}"
     for each, (_, (x, y)) in zip(models, [repeated(), repeated()], strict=True):
         each.train_on_batch(x, y)
     hvd.broadcast_global_variables(RANKS - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
 def broadcast_global_variables(root_rank: int) -> None:
     """Overwrite the variables of all models, and of their optimizers, with those of one rank. Collective.
 
-    Models are taken in the order of their names, which Keras makes unique.
+    Models are taken in the order of their names, which Keras makes unique; numbers in names may differ between ranks.
 
     Parameters
     ----------
@@ -47,7 +48,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     >>> hvd.broadcast_global_variables(0)  # doctest: +SKIP
     """
     gc.collect()  # a model that nothing uses would be broadcast on the ranks that have not freed it
-    models = sorted(keras_models.made, key=lambda each: each.name)
+    models = sorted(keras_models.made, key=lambda each: [part.zfill(9) for part in re.split(r"(\d+)", each.name)])
     _broadcast([each for model in models for each in _of(model)], root_rank)
 
 
