@@ -27,6 +27,9 @@ def run(run_ranks, backend, ranks, *arguments, limit, needs=()):
         if find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
     environ = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    if not ALL:  # XLA without optimizations, on JAX without fusions: a third of its processor time
+        more = " --xla_cpu_use_fusion_emitters=false" if backend == "jax" else ""
+        environ["XLA_FLAGS"] = f"--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true{more}"
     return run_ranks(ranks, *arguments, limit=limit, **environ)
 
 
@@ -54,7 +57,29 @@ if ALL:
         ended.shows("all checks passed")
 
 else:
-    CASES = ["dnn, partial, arrays", "siamese, dataset", "cnn, sync batch norm, arrays validated", "stateful_lstm"]
+    CASES = ["dnn, partial, arrays", "siamese, dataset", "stateful_lstm"]
+    # What depends on how a backend computes. All checks are on PyTorch, which compiles nothing.
+    CHECKS_OF_COMPILED = [
+        "callbacks_of_the_chief",
+        "stop_by_one_rank",
+        "nan_on_one_rank",
+        "weights_of_one_rank",
+        "first_weights",
+        "other_input",
+        "datasets",
+        "predictions_for_the_chief",
+        "what_cannot_be_trained",
+        "files_of_batch_norm",
+        "batch_norm_far_from_zero",
+        "plain_batch_norm",
+        "no_tracing_after_an_epoch",
+        "compiled_by_xla",
+        "random_numbers",
+        "evaluation_in_a_callback",
+        "overflow_on_one_rank",
+        "saving",
+        "backup",
+    ]
 
     @pytest.mark.timeout(620)
     @pytest.mark.parametrize("backend", BACKENDS)
@@ -63,13 +88,16 @@ else:
 
         test_keras_suites.py says which.
         """
-        programs = [FAULTS, "caught", "+", PARITY, "quick", "+", CHECKS, tmp_path]
+        checks = () if backend == "torch" else CHECKS_OF_COMPILED
+        programs = [FAULTS, "caught", "+", PARITY, "quick", "+", CHECKS, tmp_path, *checks]
         if backend == "tensorflow":
             programs += ["+", CORRECTNESS, *CASES, "+", STRATEGIES]
         if backend == "torch":
             programs += ["+", HOROVOD, tmp_path]
         ended = run(run_ranks, backend, 2, TOGETHER, *programs, limit=600).check()
-        has_rows(ended, "row", 10)
+        has_rows(ended, "row", 13)
+        passed = re.findall("^passed (.+)", ended.output, re.M)
+        assert {*checks} <= {*passed}, str(ended)
         ended.shows("all checks passed")
         ended.shows("all faults were told")
         if backend == "tensorflow":
@@ -86,7 +114,7 @@ KINDS = ["callback", "epoch", "data", "metric", "fewer"]
 @pytest.mark.parametrize(
     ("kind", "rank"), [*((kind, rank) for kind in KINDS for rank in (0, 1)), ("alone", 0)] if ALL else [("callback", 0)]
 )
-@pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
+@pytest.mark.parametrize("backend", BACKENDS if ALL else ["jax"])
 def test_a_fault_that_ends_the_job(run_ranks, backend, kind, rank):
     """The other kinds of test_rows_and_checks, in a program that does not catch them, are among all."""
     ended = run(run_ranks, backend, 2, TOGETHER, FAULTS, kind, rank, limit=150)
@@ -98,7 +126,7 @@ def test_a_fault_that_ends_the_job(run_ranks, backend, kind, rank):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rank", [0, 1] if ALL else [0])
-@pytest.mark.parametrize("backend", BACKENDS if ALL else ["torch"])
+@pytest.mark.parametrize("backend", BACKENDS if ALL else ["jax"])
 def test_killed_in_a_backup(run_ranks, tmp_path, backend, rank):
     """A rank is killed while the chief writes; another number of ranks goes on."""
     ended = run(run_ranks, backend, 2, TOGETHER, FAULTS, "killed", rank, tmp_path, limit=150)
