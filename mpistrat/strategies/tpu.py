@@ -81,11 +81,9 @@ class DeviceAssignment:
         if num_replicas < 1 or min(shape) < 1:
             raise ValueError(f"{num_replicas} replicas of {shape} devices: all numbers must be at least 1")
         cores = math.prod(shape)
-        if num_replicas * cores > topology.num_tasks:
-            raise ValueError(
-                f"{num_replicas} replicas of {cores} devices need {num_replicas * cores} ranks, and there are "
-                f"{topology.num_tasks}"
-            )
+        need, there = num_replicas * cores, topology.num_tasks
+        if need > there:
+            raise ValueError(f"{num_replicas} replicas of {cores} devices need {need} ranks, and there are {there}")
         return DeviceAssignment(topology, int(num_replicas), cores)
 
 
@@ -148,19 +146,14 @@ class LogicalDevices:
             logical devices.
         """
         _, shape = arrays.dtype_and_shape(tensor)
-        if len(partition_dimensions) != len(shape):
-            raise ValueError(f"partition_dimensions {[*partition_dimensions]} must have a number per axis of {shape}")
-        for size, parts in zip(shape, partition_dimensions, strict=True):
+        given, count = [*partition_dimensions], self._logical_devices
+        if len(given) != len(shape):
+            raise ValueError(f"partition_dimensions {given} must have a number for each axis of the shape {shape}")
+        for size, parts in zip(shape, given, strict=True):
             if parts < 1 or size % parts:
-                raise ValueError(
-                    f"partition_dimensions {[*partition_dimensions]} do not divide the shape {shape}: {size} is not "
-                    f"divisible by {parts}"
-                )
-        if math.prod(partition_dimensions) != self._logical_devices:
-            raise ValueError(
-                f"partition_dimensions {[*partition_dimensions]} make {math.prod(partition_dimensions)} parts, and a "
-                f"replica has {self._logical_devices} logical devices"
-            )
+                raise ValueError(f"partition_dimensions {given} do not divide the shape {shape}: {size} by {parts}")
+        if math.prod(given) != count:
+            raise ValueError(f"partition_dimensions {given} must make as many parts as a replica has devices: {count}")
         return tensor
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
