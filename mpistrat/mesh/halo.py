@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.mesh.layout import Layout
-from mpistrat.mesh.mesh import Mesh
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE
-from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 
 _BOUNDARIES = "periodic", "constant", "reflect"
 _NAME = "ShardedArray.halo"
-_FIRST_TAG = 64  # of the communicator along an axis; two for each dimension of an array
+# Of a halo of a mesh: two tags of its exchange, and two of its adjoint. MPI has at least 32,767 tags.
+_FIRST_TAG, _HALOS, _BACK = 8192, 6000, 2
 _TESTS = range(4)  # of messages, 0.3 us each, before a rank notes that it waits
+_MORE_TESTS = range(1000)  # before it looks at what else has come
+_GRACE = 1.0  # seconds by which the next message may come before the end of this one, through another network card
 Key = tuple[slice, ...]
 
 
@@ -56,41 +61,41 @@ class Halo:
     allocates. Only neighbors wait for each other: ranks compare nothing in an exchange, other than in a collective.
     """
 
-    def __init__(
-        self,
-        local: np.ndarray,
-        mesh: Mesh,
-        layout: Layout,
-        width: int | Sequence[int],
-        boundary: str | Sequence[str] = "periodic",
-        constant: float = 0.0,
-    ):
+    def __init__(self, array: Any, width: int | Sequence[int], boundary: str | Sequence[str], constant: float):
+        local, mesh, layout = array.local, array.mesh, array.layout
         count = local.ndim
         with structures.refusals(_NAME, mesh.topology):
             widths = _for_each(width, count, "width")
             boundaries = _for_each(boundary, count, "boundary")
             for dimension in range(count):
                 _check(layout, dimension, widths[dimension], boundaries[dimension])
+            if local.dtype.kind in "iub" and constant != int(constant):
+                raise ValueError(f"an array of {local.dtype} cannot hold the constant {constant!r}")
         structures.agree(mesh.topology, _NAME, *layout, widths, boundaries, local.dtype)
         self.block = np.full([n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype)
-        self.inner = self.block[tuple(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True))]
+        key: Any = (..., *(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True)))
+        self.inner = self.block[key]
         self.inner[...] = local
-        exchanges = [
-            _Exchange.of(self.block, mesh, layout, dimension, widths, boundaries[dimension], constant)
-            for dimension in range(count)
-            if widths[dimension]
-        ]
+        self._array, array.local = array, self.inner
+        self._number = next(mesh.halos) % _HALOS
+        rest = constant, _FIRST_TAG + 4 * self._number
+        exchanges = [_Exchange(self.block, array, i, widths, boundaries[i], *rest) for i in range(count) if widths[i]]
         # What each dimension completes, and then copies. Calls of functions that copy nothing take 0.1 us.
-        self._fills = [(each.fills, each.fill if each.copies or each.constants else None) for each in exchanges]
-        self._folds = [(each.folds, each.fold) for each in exchanges[::-1]]
+        self._fills = [(e.fills, e.neighbors, e.fill if e.copies or e.constants else None) for e in exchanges]
+        self._folds = [(each.folds, each.neighbors, each.fold) for each in exchanges[::-1]]
+        self._world = mesh.topology.world
         self._lock, self._is_compared = mesh.topology.lock, "collectives" in mesh.topology.checks
         self._sent = operation(_NAME, (local.dtype, layout.shape))
         kind = mpi.start().Prequest
-        self._calls = kind.Startall, kind.Testall, kind.Waitall
+        self._calls = kind.Startall, kind.Testall
         weakref.finalize(self, _free, [each for step in self._fills + self._folds for each in step[0]], get_ident())
 
     def exchange(self) -> np.ndarray:
-        """Fill the borders from the neighbors, and return `block`. All ranks of the mesh call it."""
+        """Fill the borders from the neighbors, and return `block`. All ranks of the mesh call it.
+
+        Raise MismatchError if a neighbor exchanges another halo instead. Raise RuntimeError if the array has left this
+        halo: for a later one, or for a new ``local``.
+        """
         self._complete(self._fills)
         return self.block
 
@@ -102,16 +107,18 @@ class Halo:
         self._complete(self._folds)
         return self.inner
 
-    def _complete(self, steps: Sequence[tuple[list[Any], Callable[[np.ndarray], None] | None]]) -> None:
+    def _complete(self, steps: Sequence[tuple[list[Any], list[int], Any]]) -> None:
         """Send, receive and copy what the steps say, one after the other.
 
         Of 128 bytes on one node, an exchange with `begin` and `end` took 1.8 times as long as MPI alone (3.8 us), and
         takes 1.08 times as long where assignments take the lock. Then only an exchange that waits has an entry of its
         own in the record.
         """
+        if self._array.local is not self.inner:
+            raise RuntimeError("a later halo(), or a new `local`, took the array from this halo: use the last one made")
         lock, sent, thread = self._lock, self._sent, get_ident()
         flight: Any = lock.flight
-        start, test, wait = self._calls
+        start, test = self._calls
         is_noted = lock.state or threads.without or flight is None or flight.latest != _NAME or self._is_compared
         if is_noted:
             (lock.turn if self._is_compared else lock.begin)(sent)  # under the debug check all ranks compare
@@ -120,7 +127,7 @@ class Halo:
             lock.sequence = lock.sequence + 1
             lock.operation, lock.only_meets = sent, True
         try:
-            for requests, copy in steps:
+            for requests, neighbors, copy in steps:
                 if requests:
                     start(requests)
                     for _ in _TESTS:
@@ -130,7 +137,7 @@ class Halo:
                         if not is_noted:  # for reports of hangs: before it may wait for long
                             flight.enter(sent, lock.sequence)
                             is_noted = True
-                        wait(requests)
+                        self._wait(requests, neighbors)
                 if copy is not None:
                     copy(self.block)
         except BaseException as error:
@@ -143,35 +150,40 @@ class Halo:
             flight.passed = lock.sequence
             lock.state = FREE
 
+    def _wait(self, requests: list[Any], neighbors: list[int]) -> None:
+        """Wait for messages. Raise MismatchError if a neighbor has sent one of another halo before."""
+        MPI = mpi.start()
+        test, status, until = self._calls[1], MPI.Status(), math.inf
+        while not any(test(requests) for _ in _MORE_TESTS):
+            late = [  # messages do not overtake each other (MPI 4.1, section 3.5)
+                (other, *divmod(status.tag - _FIRST_TAG, 4))
+                for other, receive in zip(neighbors, requests[1::2], strict=True)
+                if self._world.Iprobe(other, MPI.ANY_TAG, status) and not receive.Get_status()
+            ]
+            until = min(until, time.monotonic() + _GRACE) if late else math.inf
+            if time.monotonic() > until and late[0][1] >= 0:
+                other, number, way = late[0]
+                raise MismatchError(
+                    f"rank {self._lock.rank}: {self._sent} is in halo {self._number} of the mesh, and rank {other} in "
+                    f"{'the adjoint of ' if way & _BACK else ''}halo {number}, by the order in which they were made: "
+                    "exchange them, and call adjoints, in the same order on all ranks"
+                )
 
-class _Exchange(NamedTuple):
-    """The messages and copies for one dimension.
+
+class _Exchange:
+    """The messages and copies for one dimension, with a tag and the three after it.
 
     ``fills`` are requests that send the elements next to the border and receive borders, ``folds`` the reverse, into
     ``spare``. ``copies`` are (border, source) where a boundary of this rank takes its own elements.
     """
 
-    fills: list[Any]
-    folds: list[Any]
-    spare: list[tuple[np.ndarray, Key]]
-    borders: list[Key]
-    copies: list[tuple[Key, Key]]
-    constants: list[Key]
-    constant: Any
-
-    @classmethod
-    def of(
-        cls,
-        block: np.ndarray,
-        mesh: Mesh,
-        layout: Layout,
-        dimension: int,
-        widths: Sequence[int],
-        boundary: str,
-        constant: Any,
-    ) -> _Exchange:
-        """Prepare the messages. Collective along the axis."""
-        width, name = widths[dimension], layout.axes[dimension]
+    def __init__(
+        self, block: np.ndarray, array: Any, dimension: int, widths: Sequence[int], edge: str, constant: Any, tag: int
+    ):
+        new: Callable[[], list[Any]] = list
+        self.fills, self.folds, self.spare, self.neighbors = new(), new(), new(), new()
+        self.borders, self.copies, self.constants, self.constant = new(), new(), new(), constant
+        width, name, mesh = widths[dimension], array.axes[dimension], array.mesh
 
         def key(start: int, stop: int, step: int = 1) -> Key:
             """Return rows of this dimension, with the borders of those before it and without those after it."""
@@ -182,25 +194,19 @@ class _Exchange(NamedTuple):
         n = block.shape[dimension] - 2 * width
         low, high = key(0, width), key(width + n, 2 * width + n)
         first, last = key(width, 2 * width), key(n, width + n)  # the elements that neighbors need
-        exchange = cls([], [], [], [], [], [], constant)
         before = after = None
         if name is not None and mesh.axis(name).size > 1:
-            before, after = mesh.axis(name).neighbors(boundary == "periodic")
-            world, tag = mesh.topology_along(name).world, _FIRST_TAG + 2 * dimension
-            if before is not None:
-                exchange._pair(world, block, before, first, low, (tag, tag + 1))
-            if after is not None:
-                exchange._pair(world, block, after, last, high, (tag + 1, tag))
-        for border, own, mirrored, other in (
-            (low, last, key(2 * width, width, -1), before),
-            (high, first, key(width + n - 2, n - 2, -1), after),
+            before, after = mesh.neighbors(name, edge == "periodic")
+        for other, border, inside, own, mirrored, tags in (
+            (before, low, first, last, key(2 * width, width, -1), (tag, tag + 1)),
+            (after, high, last, first, key(width + n - 2, n - 2, -1), (tag + 1, tag)),
         ):
-            if other is None:
-                if boundary == "constant":
-                    exchange.constants.append(border)
-                else:
-                    exchange.copies.append((border, own if boundary == "periodic" else mirrored))
-        return exchange
+            if other is not None:
+                self._pair(mesh.topology.world, block, other, inside, border, tags)
+            elif edge == "constant":
+                self.constants.append(border)
+            else:
+                self.copies.append((border, own if edge == "periodic" else mirrored))
 
     def _pair(self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]) -> None:
         """Prepare what is sent to a neighbor and received from it."""
@@ -210,12 +216,14 @@ class _Exchange(NamedTuple):
         sent, received, folded = buffers
         # Receives before sends save 3 % of 128 bytes on a node, and cost 50 % of 800 kB over TCP at 1 Gbit/s.
         self.fills.extend([world.Send_init(sent, other, tags[0]), world.Recv_init(received, other, tags[1])])
-        self.folds.extend([world.Send_init(received, other, tags[0]), world.Recv_init(folded, other, tags[1])])
+        sends, receives = (tag + _BACK for tag in tags)
+        self.folds.extend([world.Send_init(received, other, sends), world.Recv_init(folded, other, receives)])
         for each in buffers:
             if isinstance(each, list):
                 each[-1].Free()  # the requests keep the type as long as they need it
         self.spare.append((spare, inside))
         self.borders.append(border)
+        self.neighbors.append(other)
 
     def fill(self, block: np.ndarray) -> None:
         """Set the borders that this rank fills itself."""
@@ -257,7 +265,7 @@ def _free(requests: list[Any], thread: int) -> None:
 
 def _for_each(given: Any, count: int, what: str) -> tuple[Any, ...]:
     """Return one value for each dimension."""
-    values = (given,) * count if isinstance(given, (int, str, np.integer)) else tuple(given)
+    values = tuple(given) if np.ndim(given) else (given,) * count
     if len(values) != count:
         raise ValueError(f"{what} {given!r} must have one value for each of {count} dimensions")
     return values
@@ -268,7 +276,7 @@ def _check(layout: Layout, dimension: int, width: Any, boundary: str) -> None:
         raise ValueError(f"boundary must be one of {', '.join(_BOUNDARIES)}, not {boundary!r}")
     if not isinstance(width, (int, np.integer)) or width < 0:
         raise ValueError(f"the width of a halo must be an int of at least 0, not {width!r}")
-    lengths = layout.lengths(dimension)
+    lengths = [end - start for start, end in pairwise(layout.cuts[dimension])]
     least = width + (boundary == "reflect") * (width > 0)
     if width and min(lengths) < least:
         raise ValueError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from types import NoneType
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from mpistrat.arrays.arrays import as_numpy
 from mpistrat.mesh.mesh import Mesh
 
 Box = tuple[slice, ...]  # the part of a global array
+Axes = Sequence[str | None]  # the axis of a mesh for each dimension
+Parts = Mapping[str, Sequence[int]] | None  # the lengths of parts along axes
 
 
 class Layout(NamedTuple):
@@ -26,20 +25,17 @@ class Layout(NamedTuple):
     cuts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(
-        cls,
-        mesh: Mesh,
-        shape: Sequence[int],
-        axes: Sequence[str | None],
-        parts: Mapping[str, Sequence[int]] | None = None,
-    ) -> Layout:
+    def of(cls, mesh: Mesh, shape: Sequence[int], axes: Axes, parts: Parts = None) -> Layout:
         """Return the layout with parts that are as even as possible, but where ``parts`` has their lengths by axis.
 
         Raise ValueError if an axis is unknown or cuts two dimensions, or lengths do not make up a dimension.
         """
-        shape, axes, parts = tuple(map(int, shape)), tuple(axes), dict(parts or {})
+        shape, axes = tuple(map(int, shape)), tuple(axes)
+        if not isinstance(parts, (Mapping, NoneType)):
+            raise TypeError(f"parts must be lengths by axis, such as {{'x': [70, 30]}}, not {parts!r}")
         if len(axes) != len(shape):
             raise ValueError(f"axes {axes} must have an axis or None for each dimension of the shape {shape}")
+        parts = dict(parts or {})
         named = [name for name in axes if name is not None]
         if len({*named}) < len(named):
             raise ValueError(f"an axis of a mesh cuts one dimension of an array, and {axes} names one twice")
@@ -72,34 +68,24 @@ class Layout(NamedTuple):
 
     def dropped(self, dimensions: Sequence[int], keepdims: bool) -> Layout:
         """Return the layout without some dimensions, or with a length of 1 there."""
-        kept = [i for i in range(len(self.shape)) if keepdims or i not in dimensions]
-        return Layout(
-            tuple(1 if i in dimensions else self.shape[i] for i in kept),
-            tuple(None if i in dimensions else self.axes[i] for i in kept),
-            tuple((0, 1) if i in dimensions else self.cuts[i] for i in kept),
-        )
+        one: tuple[Any, ...] = (1, None, (0, 1))
+        every = enumerate(zip(*self, strict=True))
+        kept = [one if i in dimensions else each for i, each in every if keepdims or i not in dimensions]
+        return Layout(*zip(*kept, strict=True)) if kept else Layout.uncut(())
 
-    @property
-    def elements(self) -> int:
-        """The number of elements of the whole array."""
-        return math.prod(self.shape)
+    @classmethod
+    def uncut(cls, shape: tuple[int, ...]) -> Layout:
+        """Return the layout of an array that every rank has whole."""
+        return cls(shape, (None,) * len(shape), tuple((0, n) for n in shape))
 
-    def fits(self, other: Layout) -> bool:
-        """Return whether parts of both lie at the same places, but where a dimension of this one has a length of 1."""
-        mine, theirs = ([*zip(*each, strict=True)][::-1] for each in (self, other))  # from the last dimension on
-        return len(mine) <= len(theirs) and all(a in (b, (1, None, (0, 1))) for a, b in zip(mine, theirs, strict=False))
-
-    def lengths(self, dimension: int) -> list[int]:
-        """Return the lengths of the parts along a dimension."""
-        return [end - start for start, end in pairwise(self.cuts[dimension])]
+    def key(self, box: Box) -> Box:
+        """Return what of a part meets a box of the result of `joined`: less, of dimensions that this rank has whole."""
+        keys = zip(self.axes, self.shape, box[len(box) - len(self.shape) :], strict=True)
+        return tuple(part if name is None and size != 1 else slice(None) for name, size, part in keys)
 
 
 def common(ours: Box, theirs: Box) -> Box | None:
-    """Return what two boxes share, or None.
-
-    >>> common((slice(0, 4),), (slice(2, 9),))
-    (slice(2, 4, None),)
-    """
+    """Return what two boxes share, or None."""
     shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True))
     return shared if all(each.start < each.stop for each in shared) else None
 
@@ -114,15 +100,25 @@ def shape_of(box: Box) -> tuple[int, ...]:
     return tuple(each.stop - each.start for each in box)
 
 
-def cut_like(value: Any, layout: Layout, box: Box) -> np.ndarray:
-    """Return the part of a plain array that meets a box of an array of this layout by NumPy's rules of broadcasting.
+def joined(layouts: Sequence[Layout]) -> Layout | None:
+    """Return the layout of what NumPy makes of arrays of these, or None if they are cut differently.
 
-    Raise ValueError if the shapes do not fit.
+    Raise ValueError if the shapes do not fit by NumPy's rules of broadcasting.
     """
-    value = as_numpy(value)
-    if value.ndim > len(layout.shape) or any(
-        size not in (1, whole) for size, whole in zip(value.shape[::-1], layout.shape[::-1], strict=False)
-    ):
-        raise ValueError(f"an array of shape {value.shape} does not fit to a cut array of shape {layout.shape}")
-    own = box[len(box) - value.ndim :]
-    return value[tuple(slice(None) if size == 1 else part for size, part in zip(value.shape, own, strict=True))]
+    if all(each == layouts[0] for each in layouts):
+        return layouts[0]
+    shape, axes, cuts = [], [], []
+    for i in range(-max(len(each.shape) for each in layouts), 0):  # from the last dimension, as NumPy
+        having = [each for each in layouts if i >= -len(each.shape)]
+        sizes = {each.shape[i] for each in having} - {1} or {1}
+        n = sizes.pop()
+        if sizes:
+            raise ValueError(f"the shapes {', '.join(str(each.shape) for each in layouts)} do not fit together")
+        found = {(each.axes[i], each.cuts[i]) for each in having if each.axes[i] is not None} or {(None, (0, n))}
+        name, cut = found.pop()
+        if found or cut[-1] != n or (name is not None and name in axes):
+            return None
+        shape.append(n)
+        axes.append(name)
+        cuts.append(cut)
+    return Layout(tuple(shape), tuple(axes), tuple(cuts))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.process import mpi
+from mpistrat.runtime.slot import Slot
 from mpistrat.runtime.topology import Topology
 
 REPLICA = "replica"  # the axis along which a strategy has replicas
@@ -59,7 +60,7 @@ class MeshAxis:
 
 
 class Mesh:
-    """The ranks of a job as a grid with named axes. Collective.
+    """The ranks of a job as a grid with named axes. Collective. Equal meshes of one communicator are one object.
 
     The last axis is the innermost: its ranks follow each other in the order of nodes, so that they share a node where
     the axis fits into it. Give the axis that communicates most last.
@@ -99,13 +100,22 @@ class Mesh:
     1
     """
 
-    def __init__(self, *, comm: Any = None, **axes: int):
-        self.parent = mpi.start().COMM_WORLD if comm is None else comm
-        self.topology = topology = Topology.of(self.parent)
+    def __new__(cls, *, comm: Any = None, **axes: int) -> Mesh:
+        parent = mpi.start().COMM_WORLD if comm is None else comm
+        topology = Topology.of(parent)
         with structures.refusals("Mesh", topology):
-            self.axes = _sizes(axes, topology.world.size)
-        structures.agree(topology, "Mesh", tuple(self.axes.items()))
-        shape = tuple(self.axes.values())
+            sizes = _sizes(axes, topology.world.size)
+        made, key = topology.slot(_Made), tuple(sizes.items())
+        structures.agree(topology, "Mesh", key)
+        if key not in made:
+            (mesh := object.__new__(cls))._split(parent, topology, sizes)
+            made[key] = mesh
+        return made[key]
+
+    def _split(self, parent: Any, topology: Topology, axes: dict[str, int]) -> None:
+        self.parent, self.topology, self.axes = parent, topology, axes
+        self.halos = count()  # their numbers
+        shape = tuple(axes.values())
         self.ranks = np.array([*chain(*topology.nodes)]).reshape(shape)
         self._places = {
             int(rank): dict(zip(self.axes, place, strict=True)) for place, rank in np.ndenumerate(self.ranks)
@@ -140,9 +150,20 @@ class Mesh:
         """Return the communicator of the ranks along an axis, for your own calls."""
         return self.axis(name).comm
 
-    def topology_along(self, name: str) -> Topology:
-        """Return the ranks along an axis, for the collectives of this library. Collective over them at first."""
-        return Topology.of(self.axis(name).comm)
+    def neighbors(self, name: str, periodic: bool) -> tuple[int | None, int | None]:
+        """Return the ranks before and after this one along an axis, as `MeshAxis.neighbors`, but of the mesh."""
+        line = self.ranks[tuple(slice(None) if each == name else i for each, i in self.coordinates.items())].tolist()
+        before, after = (None if i is None else line[i] for i in self.axis(name).neighbors(periodic))
+        return before, after
+
+    def require_ranks(self, topology: Topology, what: str) -> None:
+        """Raise ValueError unless the ranks of the mesh are these, in any order. Never communicates."""
+        MPI = mpi.start()
+        if MPI.Comm.Compare(self.topology.world, topology.world) == MPI.UNEQUAL:
+            raise ValueError(
+                f"{what}: the mesh of an array has {self.size} ranks, and {topology.world.size} other ones make this "
+                "call; fix: make it with a strategy of its ranks, MultiWorkerMirroredStrategy(comm=mesh.parent)"
+            )
 
     def place_of(self, rank: int) -> dict[str, int]:
         """Return the place of a rank on each axis."""
@@ -152,9 +173,21 @@ class Mesh:
         """Return whether this rank is at place 0 of all axes but this one."""
         return not any(place for each, place in self.coordinates.items() if each != name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        return self  # there is one for each communicator and set of axes
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.axes.items())
         return f"<Mesh: {sizes}, this rank at {tuple(self.coordinates.values())}>"
+
+
+class _Made(Slot, dict[tuple[tuple[str, int], ...], Mesh]):
+    """The meshes of a communicator by their axes: each set of axes is made once, and freed with the communicator."""
+
+    def close(self) -> None:
+        for mesh in self.values():
+            for name in mesh.axes:
+                mesh.comm(name).Free()
 
 
 def _sizes(axes: dict[str, int], ranks: int) -> dict[str, int]:

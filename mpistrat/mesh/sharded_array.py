@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,20 +14,46 @@ from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.collectives.movement.gather import all_gather
 from mpistrat.mesh.halo import Halo
-from mpistrat.mesh.layout import Box, Layout, common, cut_like, inside, shape_of
+from mpistrat.mesh.layout import Axes, Box, Layout, Parts, common, inside, joined, shape_of
 from mpistrat.mesh.mesh import Mesh
 from mpistrat.runtime.agreement.operation import operation
+from mpistrat.runtime.topology import Topology
 from mpistrat.values import ArrayLike, ReduceOp
 
-_NUMBERS = (bool, int, float, complex)
+_PLAIN: tuple[type, ...] = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type,
+    np.dtype,
+    type(None),
+)  # arguments of NumPy that are not cut
+# Functions of NumPy that work on parts, and those that are methods here.
+_OF_PARTS = {np.where, np.clip, np.round, np.isclose, np.nan_to_num, np.real, np.imag, np.copy}
+_OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
+_METHODS = {
+    getattr(np, name): name for name in ("sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot")
+}
 _REMEDY = "use gather() for the whole array, or local for the part of this rank"
+
+
+def _refuse(what: str) -> NoReturn:
+    raise TypeError(f"{what} does not work on an array that is cut over ranks: {_REMEDY}")
+
+
+def _refusing(what: str) -> Callable[..., NoReturn]:
+    """Return a method that raises."""
+    return lambda self, *args, **kwargs: _refuse(what)
 
 
 class ShardedArray(NDArrayOperatorsMixin):
     """An array of which each rank of a mesh has a part. Make one by `from_array`, `from_local` or `from_callback`.
 
-    Element-wise NumPy functions and operators work on the parts, without communication. Reductions, ``@``, `gather`,
-    `redistribute` and `halo` communicate: all ranks of the mesh make these calls in the same order.
+    Operators and element-wise functions of NumPy work on the parts, without communication; so do `numpy.where`, `clip`,
+    `round`, `isclose`, `nan_to_num`, and `zeros_like` and its kind. Reductions, ``@``, `gather`, `redistribute` and
+    `halo` communicate: all ranks of the mesh make these calls in the same order.
 
     Attributes
     ----------
@@ -59,9 +85,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     # --- making ----------------------------------------------------------------------
 
     @classmethod
-    def from_array(
-        cls, array: Any, *, mesh: Mesh, axes: Sequence[str | None], parts: Mapping[str, Sequence[int]] | None = None
-    ) -> ShardedArray:
+    def from_array(cls, array: Any, *, mesh: Mesh, axes: Axes, parts: Parts = None) -> ShardedArray:
         """Cut an array that every rank has. Collective: the ranks compare shapes and cuts.
 
         Parameters
@@ -97,13 +121,7 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     @classmethod
     def from_callback(
-        cls,
-        shape: Sequence[int],
-        function: Callable[[Box], Any],
-        *,
-        mesh: Mesh,
-        axes: Sequence[str | None],
-        parts: Mapping[str, Sequence[int]] | None = None,
+        cls, shape: Sequence[int], function: Callable[[Box], Any], *, mesh: Mesh, axes: Axes, parts: Parts = None
     ) -> ShardedArray:
         """Make an array of which a function returns each part, given its slices. Collective, as `from_array`.
 
@@ -130,14 +148,12 @@ class ShardedArray(NDArrayOperatorsMixin):
             box = layout.box(mesh)
             local = np.asarray(as_numpy(function(box)), order="C")
             if local.shape != shape_of(box):
-                raise ValueError(
-                    f"the part of {box} has the shape {shape_of(box)}, and the function gave {local.shape}"
-                )
+                raise ValueError(f"{box} has the shape {shape_of(box)}, and the function gave {local.shape}")
         structures.agree(mesh.topology, "ShardedArray", *layout, local.dtype)
         return cls(local, mesh, layout)
 
     @classmethod
-    def from_local(cls, local: Any, *, mesh: Mesh, axes: Sequence[str | None]) -> ShardedArray:
+    def from_local(cls, local: Any, *, mesh: Mesh, axes: Axes) -> ShardedArray:
         """Make an array of the parts that the ranks have. Collective. The array keeps the memory of ``local``.
 
         Raises
@@ -215,8 +231,11 @@ class ShardedArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __bool__(self) -> bool:
-        _refuse("bool()")
+    __bool__ = _refusing("bool()")
+    __float__ = __int__ = __complex__ = _refusing("a conversion to a number")
+    __array__ = _refusing("numpy.asarray")
+    __getitem__ = __setitem__ = _refusing("an index")
+    __reduce__ = _refusing("pickle")
 
     def __getattr__(self, name: str) -> NoReturn:
         remedy = f": {_REMEDY}" if hasattr(np.ndarray, name) else ""
@@ -231,53 +250,31 @@ class ShardedArray(NDArrayOperatorsMixin):
             return matmul(*inputs)
         if method != "__call__" or ufunc.signature is not None or "where" in kwargs:
             _refuse(f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
-        outs = kwargs.pop("out", ())
-        cut = [each for each in (*inputs, *outs) if isinstance(each, ShardedArray)]
-        main = max(cut, key=lambda each: (each.ndim, each.layout.elements))  # the others may have dimensions of 1
-        for each in cut:
-            if each.mesh is not main.mesh or not each.layout.fits(main.layout):
-                raise ValueError(f"{each!r} and {main!r} are cut differently: redistribute one of them")
-        # Numbers stay numbers: NumPy lets them take the dtype of the array.
-        plain = [
-            each.local
-            if isinstance(each, ShardedArray)
-            else each
-            if isinstance(each, _NUMBERS)
-            else cut_like(each, main.layout, main.box)
-            for each in inputs
-        ]
-        if outs:
-            if any(not isinstance(each, ShardedArray) or each.layout != main.layout for each in outs):
-                raise TypeError("out must be a ShardedArray that is cut as the result is")
-            kwargs["out"] = tuple(each.local for each in outs)
-        result = ufunc(*plain, **kwargs)
-        if outs:
-            return outs[0] if len(outs) == 1 else outs
-        made = [main._like(each) for each in (result if isinstance(result, tuple) else (result,))]
-        return tuple(made) if isinstance(result, tuple) else made[0]
+        return _elementwise(ufunc, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        _refuse(f"numpy.{function.__name__}")
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse("numpy.asarray")
-
-    def __getitem__(self, key: Any) -> NoReturn:
-        _refuse("an index")
-
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        _refuse("an index")
+        if any(issubclass(each, ArrayLike) for each in types):
+            return NotImplemented  # NumPy asks the variable, which reads its value
+        if function in _OF_PARTS and kwargs.keys().isdisjoint({"shape", "out", "where"}) and len(args) < 4:
+            n = len(args)
+            named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
+            return _elementwise(named, (*args, *kwargs.values()), {})
+        if function not in _METHODS or not 0 < len(args) < 3 or not kwargs.keys() <= {"axis", "keepdims", "ddof"}:
+            _refuse(" with ".join([f"numpy.{function.__name__}", *kwargs]))
+        return getattr(ShardedArray, _METHODS[function])(*args, **kwargs)
 
     def astype(self, dtype: Any) -> ShardedArray:
         """Return the array with another dtype. Never communicates."""
-        return self._like(self.local.astype(dtype))
+        return ShardedArray(self.local.astype(dtype), self.mesh, self.layout)
 
     def copy(self) -> ShardedArray:
         """Return a copy with memory of its own. Never communicates."""
-        return self._like(self.local.copy())
+        return ShardedArray(self.local.copy(), self.mesh, self.layout)
 
-    def _like(self, local: np.ndarray) -> ShardedArray:
-        return ShardedArray(local, self.mesh, self.layout)
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedArray:
+        return self.copy()
 
     # --- reductions ------------------------------------------------------------------
 
@@ -286,74 +283,87 @@ class ShardedArray(NDArrayOperatorsMixin):
 
         As NumPy, but that floating point numbers are added in another order.
         """
-        return self._reduced(ReduceOp.SUM, np.add, axis, keepdims)
+        return self._reduced(ReduceOp.SUM, np.sum, axis, keepdims)
 
     def prod(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         """Return the product, as `sum`. Collective."""
-        return self._reduced(FurtherOp.PROD, np.multiply, axis, keepdims)
+        return self._reduced(FurtherOp.PROD, np.prod, axis, keepdims)
 
     def min(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         """Return the minimum, as `sum`. Collective."""
-        return self._reduced(FurtherOp.MIN, np.minimum, axis, keepdims)
+        return self._reduced(FurtherOp.MIN, np.min, axis, keepdims)
 
     def max(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         """Return the maximum, as `sum`. Collective."""
-        return self._reduced(FurtherOp.MAX, np.maximum, axis, keepdims)
+        return self._reduced(FurtherOp.MAX, np.max, axis, keepdims)
+
+    def any(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+        """Return whether some elements are true, as `sum`. Collective."""
+        return self._reduced(FurtherOp.MAX, np.any, axis, keepdims)
+
+    def all(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
+        """Return whether all elements are true, as `sum`. Collective."""
+        return self._reduced(FurtherOp.MIN, np.all, axis, keepdims)
 
     def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Any:
         """Return the mean, as `sum`. Collective. Of integers in float64."""
-        exact = {"f": np.float32 if self.dtype.itemsize < 4 else self.dtype, "c": self.dtype}  # halves as NumPy
-        wide = self.astype(exact.get(self.dtype.kind, np.float64))
-        count = int(np.prod([self.shape[i] for i in self._dimensions(axis)]))
-        mean = wide.sum(axis, keepdims) / wide.dtype.type(count)
+        return self._mean_of(self._wide(), axis, keepdims, 0)
+
+    def var(self, axis: int | Sequence[int] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
+        """Return the variance, as `mean`, dividing by the number of elements less ``ddof``. Collective."""
+        wide = self._wide()
+        return self._mean_of(np.abs(wide - wide.mean(axis, True)) ** 2, axis, keepdims, ddof)
+
+    def std(self, axis: int | Sequence[int] | None = None, keepdims: bool = False, ddof: int = 0) -> Any:
+        """Return the standard deviation, as `var`. Collective."""
+        return np.sqrt(self.var(axis, keepdims, ddof))
+
+    def dot(self, other: Any) -> Any:
+        """Return the product of vectors or matrices, ``self @ other``. Collective if the inner dimension is cut."""
+        return self @ other
+
+    def _wide(self) -> ShardedArray:
+        """Return the array in the dtype in which NumPy adds up a mean: halves in float32."""
+        return self.astype(np.result_type(self.dtype, np.float32 if self.dtype.kind in "fc" else np.float64))
+
+    def _mean_of(self, wide: ShardedArray, axis: Any, keepdims: bool, less: int) -> Any:
+        count = int(np.prod([self.shape[i] for i in self._dimensions(axis)])) - less
+        mean = wide.sum(axis, keepdims) / wide.dtype.type(max(count, 0))
         return mean.astype(self.dtype) if self.dtype.kind == "f" else mean
 
-    def _dimensions(self, axis: int | Sequence[int] | None) -> tuple[int, ...]:
-        given = range(self.ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    def _dimensions(self, axis: Any) -> tuple[int, ...]:
+        if self.dtype.kind in "mM":  # else only the ranks with empty parts would raise
+            _refuse(f"a reduction of {self.dtype}")
+        given = range(self.ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
         if any(not -self.ndim <= each < self.ndim for each in given):
             raise ValueError(f"axis {axis} is out of range for the shape {self.shape}")
         return tuple(each % self.ndim for each in given)
 
-    def _reduced(self, op: Op, ufunc: np.ufunc, axis: Any, keepdims: bool) -> Any:
+    def _reduced(self, op: Op, function: Callable[..., Any], axis: Any, keepdims: bool) -> Any:
         dimensions = self._dimensions(axis)
-        if self.dtype.kind in "mM":  # else only the ranks with empty parts would raise
-            _refuse(f"{ufunc.__name__} of {self.dtype}")
-        if ufunc.identity is None and not all(self.shape[i] for i in dimensions):
-            raise ValueError(f"an array of shape {self.shape} has no {op.name} over axis {axis}")
-        sums = np.sum if ufunc is np.add else np.prod  # these widen small integers
-        if ufunc.identity is not None:
-            part = sums(self.local, dimensions, keepdims=keepdims)
-        elif self.local.size:
-            part = ufunc.reduce(self.local, dimensions, keepdims=keepdims)
-        else:  # the parts of other ranks decide
-            part = ufunc.reduce(self.local, dimensions, keepdims=keepdims, initial=_worst(self.dtype, op))
-        part = np.asarray(part)
-        for i in dimensions:
-            name = self.axes[i]
-            if name is not None:
-                part = _all_reduce(self.mesh, name, op, part)
+        options = {}
+        if function in (np.min, np.max):
+            if not all(self.shape[i] for i in dimensions):
+                raise ValueError(f"an array of shape {self.shape} has no {op.name} over axis {axis}")
+            if not self.local.size:  # the parts of other ranks decide
+                options["initial"] = _worst(self.dtype, op)
+        part = np.asarray(function(self.local, dimensions, keepdims=keepdims, **options))
+        for name in filter(None, (self.axes[i] for i in dimensions)):
+            part = _all_reduce(self.mesh, name, op, part)
         layout = self.layout.dropped(dimensions, keepdims)
-        return ShardedArray(part, self.mesh, layout) if layout.shape else part[()]
+        return ShardedArray(part, self.mesh, layout) if part.ndim else part[()]
 
     # --- movement --------------------------------------------------------------------
 
     def gather(self) -> np.ndarray:
-        """Return the whole array, on every rank. Collective."""
-        mesh, layout = self.mesh, self.layout
-        mine = self.local.reshape(-1) if layout.is_first(mesh, mesh.rank) else self.local.reshape(-1)[:0]
-        flat = all_gather(mesh.topology, np.ascontiguousarray(mine), 0)
-        whole, start = np.empty(self.shape, self.dtype), 0
-        for rank in range(mesh.size):
-            if layout.is_first(mesh, rank):
-                box = layout.box(mesh, rank)
-                part = whole[box]
-                part[...] = flat[start : start + part.size].reshape(part.shape)
-                start += part.size
-        return whole
+        """Return the whole array, on every rank; in a replica of several ranks that of the replica. Collective."""
+        whole = self.local
+        for dimension, name in enumerate(self.axes):
+            if name is not None:
+                whole = all_gather(Topology.of(self.mesh.comm(name)), whole, dimension)
+        return np.array(whole, order="C", copy=whole is self.local)
 
-    def redistribute(
-        self, axes: Sequence[str | None], parts: Mapping[str, Sequence[int]] | None = None
-    ) -> ShardedArray:
+    def redistribute(self, axes: Axes, parts: Parts = None) -> ShardedArray:
         """Return the array cut in another way. Collective. A rank sends only what another one does not have.
 
         Raises
@@ -392,7 +402,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     ) -> Halo:
         """Return the part of this rank with borders that hold the elements of its neighbors. Collective.
 
-        The part moves into the memory of the halo: ``local`` is a view of its inside from now on.
+        The part moves into the memory of the halo: ``local`` is a view of its inside, until another halo is made.
 
         Parameters
         ----------
@@ -417,72 +427,74 @@ class ShardedArray(NDArrayOperatorsMixin):
         >>> u.halo(1).exchange()
         array([2., 0., 1., 2., 0.])
         """
-        halo = Halo(self.local, self.mesh, self.layout, width, boundary, constant)
-        self.local = halo.inner
-        return halo
+        return Halo(self, width, boundary, constant)
 
 
-def matmul(left: Any, right: Any) -> ShardedArray:
-    """Return the product of two matrices, of which one is cut. Collective if the inner dimension is cut.
+def _elementwise(function: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return what a function makes of parts, cut as all arrays together. Never communicates."""
+    outs = kwargs.pop("out", ())
+    given = _over_one_mesh((*inputs, *outs))
+    arrays = [each for each in given if isinstance(each, ShardedArray)]
+    layout, mesh = joined([each.layout for each in arrays]), arrays[0].mesh
+    if layout is None:
+        raise ValueError(f"{' and '.join(map(repr, arrays))} are cut differently: redistribute one of them")
+    if any(not isinstance(each, ShardedArray) or each.layout != layout for each in outs):
+        raise TypeError("out must be a ShardedArray that is cut as the result is")
+    box = layout.box(mesh)
+    parts = [
+        each if isinstance(each, _PLAIN) else each.local if each.layout is layout else each.local[each.layout.key(box)]
+        for each in given
+    ]
+    if outs:
+        function(*parts[: len(inputs)], **kwargs, out=tuple(each.local for each in outs))
+        return outs[0] if len(outs) == 1 else outs
+    result = function(*parts, **kwargs)
+    several = result if type(result) is tuple else (result,)
+    made = tuple(ShardedArray(np.asarray(each), mesh, layout) for each in several)
+    return made if type(result) is tuple else made[0]
 
-    Where both are cut along the inner dimension, they must be cut equally, and the products of the parts are added. A
-    plain array is taken as equal on all ranks. Raise ValueError if shapes or cuts do not fit.
-    """
-    some = left if isinstance(left, ShardedArray) else right
-    mesh = some.mesh
-    if any(isinstance(each, ShardedArray) and each.mesh is not mesh for each in (left, right)):
-        raise ValueError(f"{left!r} and {right!r} are cut over different meshes")
-    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
-        raise ValueError(f"matmul multiplies matrices that fit, not the shapes {left.shape} and {right.shape}")
-    left, right = (each if isinstance(each, ShardedArray) else _whole(each, mesh) for each in (left, right))
-    inner = left.axes[1] or right.axes[0]
-    # A factor that is whole along the inner dimension has the rows that the other one needs.
-    if left.axes[1] is None and inner is not None:
-        left = _cut(left, 1, right.layout, 0)
-    elif right.axes[0] is None and inner is not None:
-        right = _cut(right, 0, left.layout, 1)
-    axes = left.axes[0], right.axes[1]
-    if left.axes[1] != right.axes[0] or left.layout.cuts[1] != right.layout.cuts[0]:
+
+def _over_one_mesh(values: Sequence[Any]) -> list[Any]:
+    """Return values with plain arrays as arrays that every rank has whole. Numbers stay: NumPy decides their dtype."""
+    cut = [each for each in values if isinstance(each, ShardedArray)]
+    mesh = cut[0].mesh
+    if any(each.mesh is not mesh for each in cut):
+        shown = " and ".join(f"{each!r} over {each.mesh!r}" for each in cut)
+        raise ValueError(f"{shown} lie on different meshes: make them on one")
+    given = [each if isinstance(each, (ShardedArray, *_PLAIN)) else as_numpy(each) for each in values]
+    return [ShardedArray(e, mesh, Layout.uncut(e.shape)) if isinstance(e, np.ndarray) else e for e in given]
+
+
+def matmul(left: Any, right: Any) -> Any:
+    """Return the product of matrices or vectors, of which one is cut. Collective if the inner dimension is cut."""
+    left, right = _over_one_mesh((left, right))
+    if any(getattr(each, "ndim", 0) not in (1, 2) for each in (left, right)) or left.shape[-1] != right.shape[0]:
+        raise ValueError(f"matmul multiplies matrices that fit, not {left!r} and {right!r}")
+    mesh = left.mesh
+    (*rows, ours), (theirs, *columns) = zip(*left.layout, strict=True), zip(*right.layout, strict=True)
+    inner = joined([Layout(*zip(each, strict=True)) for each in (ours, theirs)])
+    if inner is None:
         raise ValueError(f"{left!r} and {right!r} are cut differently along the inner dimension: redistribute one")
-    if (axes[0] is not None and axes[0] in (axes[1], inner)) or (axes[1] is not None and axes[1] == inner):
+    axes = [axis for _, axis, _ in (*rows, *zip(*inner, strict=True), *columns) if axis is not None]
+    if len({*axes}) < len(axes):
         raise ValueError(f"the product of {left!r} and {right!r} would be cut twice by one axis: redistribute one")
-    product = np.asarray(left.local @ right.local)
-    if inner is not None:
-        product = _all_reduce(mesh, inner, ReduceOp.SUM, product)
-    shape = left.shape[0], right.shape[1]
-    return ShardedArray(product, mesh, Layout(shape, axes, (left.layout.cuts[0], right.layout.cuts[1])))
-
-
-def _whole(array: Any, mesh: Mesh) -> ShardedArray:
-    array = as_numpy(array)
-    return ShardedArray(array, mesh, Layout.of(mesh, array.shape, [None] * array.ndim))
-
-
-def _cut(array: ShardedArray, dimension: int, like: Layout, of: int) -> ShardedArray:
-    """Cut a dimension that every rank has whole, as a dimension of another array is cut."""
-    axes, cuts = [*array.axes], [*array.layout.cuts]
-    axes[dimension], cuts[dimension] = like.axes[of], like.cuts[of]
-    layout = Layout(array.shape, tuple(axes), tuple(cuts))
-    key = [slice(None)] * array.ndim
-    key[dimension] = layout.box(array.mesh)[dimension]
-    return ShardedArray(array.local[tuple(key)], array.mesh, layout)
+    (part,) = inner.box(mesh)  # a factor that is whole along the inner dimension has what the other one needs
+    first = left.local[..., part] if ours[1] is None else left.local
+    product = np.asarray(first @ (right.local[part] if theirs[1] is None else right.local))
+    if inner.axes[0] is not None:
+        op = FurtherOp.MAX if product.dtype == bool else ReduceOp.SUM
+        product = _all_reduce(mesh, inner.axes[0], op, product)
+    return ShardedArray(product, mesh, Layout(*zip(*rows, *columns, strict=True))) if product.ndim else product[()]
 
 
 def _all_reduce(mesh: Mesh, name: str, op: Op, part: np.ndarray) -> np.ndarray:
-    ops = CollectiveAllReduce().bound_to(mesh.topology_along(name))
-    total: np.ndarray = ops.all_reduce(op, [np.asarray(part, order="C")], CommunicationOptions())[0]
-    return total
+    ops, dtype = CollectiveAllReduce().bound_to(Topology.of(mesh.comm(name))), part.dtype
+    sent = np.asarray(part, np.uint8 if dtype.kind == "b" else dtype, order="C")  # bool has no MAX and MIN
+    return np.asarray(ops.all_reduce(op, [sent], CommunicationOptions())[0], dtype)
 
 
 def _worst(dtype: np.dtype, op: Op) -> Any:
     """Return the number that never is the minimum, or the maximum."""
-    limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
-    if dtype.kind == "b":
-        return op is FurtherOp.MIN
-    if limits is None:
-        return np.inf if op is FurtherOp.MIN else -np.inf
-    return limits.max if op is FurtherOp.MIN else limits.min
-
-
-def _refuse(what: str) -> NoReturn:
-    raise TypeError(f"{what} does not work on an array that is cut over ranks: {_REMEDY}")
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).max if op is FurtherOp.MIN else np.iinfo(dtype).min
+    return dtype.type(np.inf if op is FurtherOp.MIN else dtype.kind != "b" and -np.inf)

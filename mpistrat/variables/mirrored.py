@@ -279,6 +279,10 @@ class CutVariable(MirroredVariable):
     def __array_struct__(self) -> Any:
         raise AttributeError("__array_struct__")  # NumPy asks for __array__ then, whose error names gather()
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        args = [each._read() if isinstance(each, CutVariable) else each for each in args]
+        return function(*args, **{k: v._read() if isinstance(v, CutVariable) else v for k, v in kwargs.items()})
+
     @property
     def __cupy_get_ndarray__(self) -> Any:
         raise AttributeError("__cupy_get_ndarray__")

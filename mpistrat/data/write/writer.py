@@ -397,7 +397,10 @@ class Writer:
         box: Box | None = None
         whole_shape: tuple[int, ...] = ()
         if isinstance(block, ShardedArray):
-            block = Block(block.local, block.offset, block.shape)
+            block.mesh.require_ranks(self._ranks, repr(name))
+            has = not block.shape or block.layout.is_first(block.mesh, block.mesh.rank)  # one of equal parts
+            part = block.local if has else block.local[:0]
+            block = Block(part, block.offset, block.shape) if block.shape else part
         if isinstance(block, Block):
             box, whole_shape, block = Box(block.offset, block.shape), block.global_shape, block.array
         array = as_numpy(block)

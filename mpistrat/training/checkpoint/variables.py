@@ -18,6 +18,7 @@ from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.write.by_all_ranks import writers
 from mpistrat.engine import Engine
+from mpistrat.mesh import ShardedArray
 from mpistrat.messages import contact
 from mpistrat.process import mpi
 from mpistrat.process.local_path import local_path
@@ -348,9 +349,11 @@ def _prepared(
 def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas that save these variables and arrays.
 
-    Raise ValueError if the variables belong to several strategies, and RuntimeError in a replica context or while
-    another strategy is current.
+    Raise ValueError if variables belong to several strategies, or an array is cut over other ranks. Raise RuntimeError
+    in a replica context or while another strategy is current.
     """
+    leaves = [*leaves]
+    meshes = [each.mesh for each in leaves if isinstance(each, ShardedArray)]
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in leaves if isinstance(v, Variable)}
     if len(strategies) > 1:
         raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
@@ -359,9 +362,12 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
     if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine
-        return engine.all_ranks, engine.replicas
-    topology = Topology.of(mpi.start().COMM_WORLD)  # arrays outside of any scope: all ranks of the job
-    return topology, ReplicaGroup(topology)
+        topology, replicas = engine.all_ranks, engine.replicas
+    else:  # arrays outside of any scope: the ranks over which they are cut, or all ranks of the job
+        replicas = ReplicaGroup(topology := meshes[0].topology if meshes else Topology.of(mpi.start().COMM_WORLD))
+    for mesh in meshes:
+        mesh.require_ranks(topology, what)
+    return topology, replicas
 
 
 def _types(named: Mapping[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:

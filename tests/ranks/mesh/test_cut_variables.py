@@ -39,6 +39,8 @@ def test_reads_and_writes():
     assert (2 * v - u).gather().tobytes() == (2 * WHOLE - WHOLE).tobytes()
     np.testing.assert_allclose(v.sum(), WHOLE.sum(), rtol=1e-12)
     np.testing.assert_allclose((np.ones((2, 5)) @ v).gather(), np.ones((2, 5)) @ WHOLE, rtol=1e-12)
+    np.testing.assert_allclose([np.mean(v), v.std(), np.sum(v)], [WHOLE.mean(), WHOLE.std(), WHOLE.sum()], rtol=1e-12)
+    np.testing.assert_array_equal(np.where(u > 0, v, np.zeros_like(v)).gather(), np.where(WHOLE > 0, WHOLE, 0))
     v.assign(u * 2)
     v.assign_sub(part)
     assert v.read_value().gather().tobytes() == WHOLE.tobytes()
@@ -74,7 +76,7 @@ def test_what_it_cannot_do(call, error, message):
 
 def test_of_another_mesh():
     mesh, strategy = scope_of()
-    other = Mesh(replica=-1, model=1)
+    other = Mesh(model=1, replica=-1)  # meshes of equal axes are one
     with pytest.raises(ValueError, match=r"needs MultiWorkerMirroredStrategy\(mesh=mesh\)"):
         variable_of(other, strategy)
     with pytest.raises(ValueError, match=r"needs MultiWorkerMirroredStrategy\(mesh=mesh\)"):

@@ -6,7 +6,7 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.experimental import Mesh
+from mpistrat.experimental import Mesh, ShardedArray
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 
@@ -24,13 +24,28 @@ def test_places():
         assert (axis.neighbors(False)[0] is None) == (axis.index == 0)
 
 
-def test_over_some_of_the_ranks():
+def test_over_some_of_the_ranks(tmp_path):
     comm = MPI.COMM_WORLD.Split(RANK < 2, key=-RANK)
     mesh = Mesh(comm=comm, replica=-1)
     strategy = mpistrat.MultiWorkerMirroredStrategy(mesh=mesh)
     assert strategy.num_replicas_in_sync == comm.size == (min(SIZE, 2) if RANK < 2 else SIZE - 2)
     total = strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", np.array([1.0, RANK])))
     assert total.tolist() == [comm.size, sum(comm.allgather(RANK))]
+    u = ShardedArray.from_array(np.arange(9.0), mesh=mesh, axes=["replica"])
+    path = tmp_path / f"{RANK < 2}.h5"
+    if RANK < 2:  # the other ranks do not come
+        mpistrat.training.save({"u": u, "mean": u.mean(), "all": u.redistribute([None])}, path)
+        loaded = np.zeros_like(u)
+        mpistrat.training.load({"u": loaded}, path)
+        assert loaded.gather().tolist() == [*range(9)]
+        with mpistrat.data.Writer(tmp_path / "steps.h5", strategy=strategy) as writer:
+            writer.append("u", u)
+    if SIZE > 2:
+        message = r"fix: make it with a strategy .*comm=mesh\.parent"
+        with mpistrat.data.Writer(tmp_path / "all.h5") as writer, pytest.raises(ValueError, match=message):
+            writer.append("u", u)
+        with mpistrat.MultiWorkerMirroredStrategy().scope(), pytest.raises(ValueError, match=message):
+            mpistrat.training.save({"u": u}, path)
 
 
 @pytest.mark.four_ranks
@@ -81,6 +96,11 @@ def test_replicas_of_several_ranks(inner, tmp_path):
     total = strategy.reduce("SUM", np.array([10.0 * place + 1, replica]), axis=None)
     count = SIZE // inner
     assert total.tolist() == [count * (10.0 * place + 1), sum(range(count))]
+    # A cut array is that of the replica.
+    gathered = strategy.run(
+        lambda: ShardedArray.from_array(np.full(4, replica), mesh=mesh, axes=["model"]).gather().tolist()
+    )
+    assert gathered == [replica] * 4
     # All ranks of a replica have its rows.
     dataset = mpistrat.data.Dataset.range(12).shuffle(12).batch(6)  # of a seed that the ranks draw
     batches = strategy.experimental_distribute_dataset(dataset)

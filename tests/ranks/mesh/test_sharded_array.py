@@ -1,6 +1,9 @@
 """Arrays that are cut over ranks are what NumPy has of the whole array."""
 
+import copy
 import functools
+import os
+import pickle
 
 import h5py
 import numpy as np
@@ -74,7 +77,78 @@ def test_elements():
         assert w.gather().tobytes() == ((whole + 1) * 2).tobytes()
 
 
-@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "mean"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda u, whole: np.where(u > 0, u, -1),
+        lambda u, whole: np.where(u > whole[0], whole, u.astype(np.float32)),
+        lambda u, whole: np.clip(u, -1, None),
+        lambda u, whole: np.clip(u, a_min=whole[:1], a_max=u.dtype.type(5)),
+        lambda u, whole: np.round(u, 1),
+        lambda u, whole: np.isclose(u, whole + 1e-12),
+        lambda u, whole: np.zeros_like(u, dtype=np.int16),
+        lambda u, whole: np.full_like(u, 3, order="C"),
+        lambda u, whole: np.ones_like(u) + np.empty_like(u) * 0,
+        lambda u, whole: np.real(u * 1j) + np.copy(u),
+        lambda u, whole: np.sum(u, axis=0),
+        lambda u, whole: np.std(u, axis=(0, 2), ddof=1, keepdims=True),
+        lambda u, whole: np.var(u * 1j),
+        lambda u, whole: np.any(u > 30, axis=np.int64(0)),
+        lambda u, whole: np.all(u, axis=(0, 1)),
+        lambda u, whole: np.max(u > 9),
+        lambda u, whole: np.max(u, 1) - np.min(u, 1),
+        lambda u, whole: u - u.mean(axis=1, keepdims=True) * u.max(axis=(0, 2), keepdims=True),
+    ],
+)
+def test_functions_and_broadcasting(call):
+    for whole, u in arrays():
+        got, expected = call(u, whole), call(whole, whole)
+        got = got.gather() if isinstance(got, ShardedArray) else got
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_dimensions_that_are_not_cut():
+    """They grow from a length of 1, and are cut as the other array is."""
+    mesh = meshes()[0]
+    column = ShardedArray.from_array(np.arange(7.0)[:, None], mesh=mesh, axes=("x", None))
+    row = ShardedArray.from_array(np.arange(3.0)[None], mesh=mesh, axes=(None, None))
+    flat = ShardedArray.from_array(np.arange(7.0), mesh=mesh, axes=["x"])
+    whole = ShardedArray.from_array(np.arange(7.0), mesh=mesh, axes=[None])
+    expected = np.arange(7.0)[:, None] * np.arange(3.0)
+    for product in (column * row, row * column, column * np.arange(3.0)):
+        np.testing.assert_array_equal(product.gather(), expected)
+    assert (flat + whole).axes == (whole - flat).axes == ("x",)
+    np.testing.assert_array_equal((np.ones((2, 7)) * (flat + whole)).gather(), np.ones((2, 7)) * 2 * np.arange(7.0))
+    with pytest.raises(ValueError, match="cut differently"):
+        column * flat  # the result would be cut twice by one axis
+    with pytest.raises(TypeError, match="cut as the result is"):
+        np.add(row, column, out=row)
+
+
+def test_without_dimensions():
+    u = ShardedArray.from_array(np.float64(3), mesh=meshes()[0], axes=())
+    for each in (u, u * 2 / 2, ShardedArray.from_local(3.0, mesh=meshes()[0], axes=())):
+        assert each.gather().tolist() == each.sum() == each.halo(1).exchange() == 3
+
+
+def test_copies():
+    mesh = meshes()[0]
+    u = ShardedArray.from_array(np.arange(7.0), mesh=mesh, axes=["x"])
+    for each in (copy.copy(u), copy.deepcopy({"u": [u]})["u"][0]):
+        each += 1
+        assert each.mesh is copy.deepcopy(mesh) is mesh
+    assert u.gather().tolist() == [*range(7)]
+    with pytest.raises(TypeError, match=r"pickle does not work .* use gather\(\)"):
+        pickle.dumps(u)
+    other = ShardedArray.from_array(np.arange(7.0), mesh=Mesh(x=SIZE), axes=["x"])  # a mesh made separately
+    assert (u @ other, (u + other).sum()) == (91, 42)
+    apart = ShardedArray.from_array(np.arange(7.0), mesh=Mesh(x=1, comm=MPI.COMM_SELF), axes=["x"])
+    with pytest.raises(ValueError, match="different meshes"):
+        u + (apart if SIZE > 1 else ShardedArray.from_array(np.arange(7.0), mesh=meshes()[1], axes=["x"]))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "min", "max", "mean", "var", "std"])
 @pytest.mark.parametrize("dtype", [np.float64, np.int16])
 def test_reductions(name, dtype):
     for whole, u in arrays(dtype):
@@ -105,8 +179,16 @@ def test_matmul(left, right):
     a, b = (np.random.default_rng(2).normal(size=shape) for shape in ((5, 7), (7, 6)))
     for mesh in meshes():
         u, v = (ShardedArray.from_array(m, mesh=mesh, axes=axes) for m, axes in ((a, left), (b, right)))
-        for product in (u @ v, u @ b, a @ v):
+        for product in (u @ v, u @ b, a @ v, u.dot(v), np.dot(a, v)):
             np.testing.assert_allclose(product.gather(), a @ b, rtol=1e-12)
+        np.testing.assert_array_equal(((u > 0.5) @ (v > 0.5)).gather(), (a > 0.5) @ (b > 0.5))
+        row, column = (
+            ShardedArray.from_array(each, mesh=mesh, axes=[axis])
+            for each, axis in ((a[0], left[1]), (b[:, 0], right[0]))
+        )
+        np.testing.assert_allclose((u @ column).gather(), a @ b[:, 0], rtol=1e-12)
+        np.testing.assert_allclose((row @ v).gather(), a[0] @ b, rtol=1e-12)
+        np.testing.assert_allclose([row @ column, row @ b[:, 0]], [a[0] @ b[:, 0]] * 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "constant", "reflect"])
@@ -199,9 +281,15 @@ def test_files_by_parts(name, axes, tmp_path):
     with Writer(tmp_path / name) as writer:
         writer.append("u", u)
         writer.append("u", u + 1)
+        for each in (u, u + 1):  # what all ranks have is written once
+            writer.append("row", each.mean(axis=0))
+            writer.append("column", each.mean(axis=1))
+            writer.append("number", ShardedArray.from_array(each.max(), mesh=mesh, axes=()))
     file = h5py.File(tmp_path / name) if name == "u.h5" else pytest.importorskip("zarr").open(tmp_path / name, mode="r")
     read = ShardedArray.from_callback(u.shape, lambda box: file["u"][(1, *box)], mesh=mesh, axes=axes)
     np.testing.assert_array_equal(read.gather(), whole + 1)
+    for name, rows in (("row", whole.mean(axis=0)), ("column", whole.mean(axis=1)), ("number", whole.max())):
+        np.testing.assert_allclose(file[name][...], [rows, rows + 1])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +299,13 @@ def test_files_by_parts(name, axes, tmp_path):
         (lambda u: np.asarray(u), r"asarray does not work .* use gather\(\)"),
         (lambda u: np.concatenate([u, u]), "numpy.concatenate does not work"),
         (lambda u: np.add.reduce(u), "numpy.add.reduce does not work"),
+        (lambda u: np.sum(u, dtype=np.float32), r"numpy.sum with dtype does not work .* use gather\(\)"),
+        (lambda u: np.sum(u, 0, np.float32), r"numpy.sum does not work .* use gather\(\)"),
+        (lambda u: np.zeros_like(u, shape=(3,)), "numpy.zeros_like with shape does not work"),
+        (lambda u: [*u], "an index does not work"),
         (lambda u: bool(u == u), "bool.. does not work"),
+        (lambda u: float(u), r"a number does not work .* use gather\(\)"),
+        (lambda u: u.redistribute(("x", None), parts=[8]), "parts must be lengths by axis"),
         (lambda u: np.add(u, 1, out=np.ones((8, 2))), "out must be a ShardedArray"),
     ],
 )
@@ -232,8 +326,12 @@ def test_what_it_cannot_do(call, message):
         (lambda mesh, u: u.halo(9, "periodic"), "needs at least 9 rows on each rank"),
         (lambda mesh, u: u.halo(1, "mirror"), "must be one of periodic, constant, reflect"),
         (lambda mesh, u: u.halo((1, 2, 3)), "one value for each of 2 dimensions"),
+        (lambda mesh, u: u.halo(1.0), "must be an int of at least 0, not 1.0"),
+        (lambda mesh, u: u.astype(int).halo(1, "constant", 0.5), "int64 cannot hold the constant 0.5"),
         (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
-        (lambda mesh, u: u + np.ones((3, 2)), "does not fit to a cut array"),
+        (lambda mesh, u: u.sum((0, -2)), "duplicate value"),
+        (lambda mesh, u: u @ 3.0, "matrices that fit"),
+        (lambda mesh, u: u + np.ones((3, 2)), "do not fit together"),
         (
             lambda mesh, u: ShardedArray.from_callback(
                 (8, 2), lambda box: u.local[..., None], mesh=mesh, axes=("x", None)
@@ -296,6 +394,56 @@ def test_exchanges_follow_the_rules_of_collectives():
     if SIZE > 1:
         with pytest.raises(MismatchError, match=r"ShardedArray\.halo.* was interrupted by ValueError"):
             u.halo(1)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="for several ranks")
+def test_exchanges_in_another_order():
+    mesh = Mesh(x=-1, comm=MPI.COMM_WORLD.Dup())  # the ranks are not in step afterwards
+    arrays = [ShardedArray.from_array(np.full((4 * SIZE, 3), i), mesh=mesh, axes=("x", None)) for i in range(2)]
+    halos = [each.halo(1) for each in arrays]
+    for each in (*halos, *halos[::-1]):
+        assert (each.exchange() == each.block[0, 0]).all()
+    if mesh.rank:
+        call, other = halos[0].exchange, "halo 1" if SIZE == 2 else "the adjoint of halo 0"
+    else:
+        call, other = (halos[1].exchange if SIZE == 2 else halos[0].adjoint), "halo 0"
+    if mesh.rank in (0, 1, SIZE - 1):  # the others have no neighbor that is in another halo
+        with pytest.raises(MismatchError, match=f"in halo . of the mesh, and rank . in {other}"):
+            call()
+    else:
+        call()
+
+
+def test_a_later_halo_takes_the_array():
+    u = ShardedArray.from_array(np.ones(4 * SIZE), mesh=meshes()[0], axes=["x"])
+    before, after = u.halo(1), u.halo(2)
+    with pytest.raises(RuntimeError, match="use the last one made"):
+        before.exchange()
+    u += 1
+    assert after.exchange().tolist() == [2] * 8
+    u.local = u.local + 1
+    with pytest.raises(RuntimeError, match="use the last one made"):
+        after.adjoint()
+    assert u.halo(1).exchange().tolist() == [3] * 6
+
+
+def test_meshes_leave_nothing_open():
+    def use(comm):
+        u = ShardedArray.from_array(np.ones(4 * SIZE), mesh=Mesh(x=SIZE, comm=comm), axes=["x"])
+        u.halo(1).exchange()
+        assert u.sum() == 4 * SIZE
+
+    def use_a_copy():
+        comm = MPI.COMM_WORLD.Dup()
+        use(comm)
+        comm.Free()
+
+    for call in (lambda: use(MPI.COMM_WORLD), use_a_copy):
+        call()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            call()
+        assert len(os.listdir("/proc/self/fd")) <= before + 1  # the other tests may close and open some
 
 
 def test_what_would_be_another_number_is_refused():
