@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mpistrat.collectives.movement.gather import all_gather, all_gather_parts
 from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.process import mpi
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
@@ -60,7 +61,7 @@ class BetweenGroups:
         self.owners_in_group = min(firsts.count(each) for each in firsts)
         color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
         rail = everyone.world.Split(color, key=everyone.rank)
-        self._options = options
+        self._options, self._label = options, f"group {self.index} (rank {everyone.rank})"
         if color == group.rank:  # others have no rail, and own nothing
             self._rail = Topology.of(rail).limited(options.timeout_seconds)
             self._ops = CollectiveAllReduce().bound_to(self._rail)
@@ -81,9 +82,13 @@ class BetweenGroups:
         """Return the rows of all groups, in their order. Collective over the rail."""
         return all_gather(self._rail, value, 0, self._options.timeout_seconds)
 
-    def compare(self, names: Hashable) -> None:
-        """Raise MismatchError if the groups exchange other arrays. Collective over the rail."""
-        structures.agree(self._rail, _NAME, names)
+    def compare(self, what: str) -> None:
+        """Raise MismatchError if the groups do not exchange the same, after the same step. Collective over the rail."""
+        if self.group.rank < self.owners_in_group:
+            said = self._rail.all_gather_object((self._label, what))
+            if any(each != what for _, each in said):
+                lines = "".join(f"\n  {label}: {each:.300}" for label, each in said)
+                raise MismatchError(f"groups met in different exchanges: give all the same number of steps{lines}")
 
     @contextlib.contextmanager
     def refusal(self) -> Iterator[None]:
@@ -99,4 +104,5 @@ class BetweenGroups:
         parts: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         for array, owner in zip(arrays, owners, strict=True):
             parts[owner].append(as_bytes(array))
-        all_gather_parts(self.group, parts, _NAME, self._options.timeout_seconds)
+        if self.group.size > 1:
+            all_gather_parts(self.group, parts, _NAME, self._options.timeout_seconds)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.collectives.packing import new_array
+
 Memory = dict[str, np.ndarray]
 
 
@@ -15,7 +17,8 @@ class LossyCompression(ABC):
     """How the groups of a strategy send less than their arrays.
 
     What an exchange leaves out is kept on the rank that owns the array, and added to what it sends next (error
-    feedback). The sum over all exchanges equals the sum of the arrays, except for the last error.
+    feedback). The sum over all exchanges equals the sum of the arrays, except for the last error. An array that is not
+    finite in one group is not in all, as after an all-reduce, and does not change what is kept.
     """
 
     #: The names in `memory`. One is "error".
@@ -27,7 +30,7 @@ class LossyCompression(ABC):
 
     @abstractmethod
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
-        """Add up approximations of arrays by a `BetweenGroups`, and keep errors in ``memories``. Collective."""
+        """Add up weighted approximations of contiguous arrays, and keep errors in ``memories``. Collective."""
 
 
 class PowerSGD(LossyCompression):
@@ -80,23 +83,32 @@ class PowerSGD(LossyCompression):
         start = np.random.default_rng([rows, columns]).standard_normal((columns, self.rank))
         return {"error": np.zeros(value.shape, value.dtype), "right": start.astype(value.real.dtype)}
 
+    @np.errstate(all="ignore")
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
-        matrices = []
+        matrices, lefts = [], []
         for value, memory in zip(values, memories, strict=True):
-            memory["error"] += value
-            matrices.append(_as_matrix(memory["error"]))
-        lefts = groups.sums([each @ memory["right"] for each, memory in zip(matrices, memories, strict=True)])
-        lefts = [np.linalg.qr(each)[0] for each in lefts]
-        rights = [each.T @ left for each, left in zip(matrices, lefts, strict=True)]
-        for each, left, right in zip(matrices, lefts, rights, strict=True):
-            each -= left @ right.T
-        rights = groups.sums(rights)
-        for memory, right in zip(memories, rights, strict=True):
-            found = right.any(axis=0)  # a column of zeros, as of a first gradient that is 0, would stay so for ever
-            memory["right"][:, found] = right[:, found]
-        products = [left @ right.T for left, right in zip(lefts, rights, strict=True)]
-        errors = [memory["error"] for memory in memories]
-        return [each.view(like.dtype).reshape(like.shape) for each, like in zip(products, errors, strict=True)]
+            given, error = _as_matrix(value), _as_matrix(memory["error"])
+            matrices.append(new_array(error.size, error.dtype).reshape(error.shape))
+            lefts.append(np.empty((len(error), self.rank), error.dtype))
+            for rows in _blocks(error):
+                block = np.multiply(given[rows], groups.weight, out=matrices[-1][rows])
+                block += error[rows]
+                np.matmul(block, memory["right"], out=lefts[-1][rows])
+        lefts = [np.linalg.qr(each)[0] for each in groups.sums(lefts)]
+        owns = [left.T @ each for left, each in zip(lefts, matrices, strict=True)]
+        totals = []
+        for memory, matrix, left, own, right in zip(memories, matrices, lefts, owns, groups.sums(owns), strict=True):
+            error, total = memory["error"], new_array(matrix.size, matrix.dtype).reshape(matrix.shape)
+            for rows in _blocks(matrix):
+                block = np.matmul(left[rows], own, out=total[rows])
+                matrix[rows] -= block
+                np.matmul(left[rows], right, out=block)
+            totals.append(total.view(error.dtype).reshape(error.shape))
+            if np.isfinite(right).all():  # in all groups alike
+                memory["error"] = matrix.view(error.dtype).reshape(error.shape)
+                found = right.any(axis=1)  # a row of zeros, as of a first gradient that is 0, would stay so for ever
+                memory["right"][:, found] = right[found].T
+        return totals
 
 
 class TopK(LossyCompression):
@@ -134,19 +146,27 @@ class TopK(LossyCompression):
     def memory(self, value: np.ndarray) -> Memory:
         return {"error": np.zeros(value.shape, value.dtype)} if value.size > 1 else {}
 
+    @np.errstate(all="ignore")
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
         found = []
         for value, memory in zip(values, memories, strict=True):
-            memory["error"] += value
-            error = memory["error"].reshape(-1)
+            kept = value * groups.weight + memory["error"]
+            error = kept.reshape(-1)
             count = max(1, int(self.share * error.size))
-            where = np.argpartition(np.abs(error), -count)[-count:]
+            where = np.argpartition(np.abs(error), -count)[-count:]  # NaN comes last
             positions, elements = groups.concatenated(where), groups.concatenated(error[where])
             error[where] = 0
+            memory["error"] = kept if np.isfinite(elements).all() else memory["error"]  # in all groups alike
             total = np.zeros_like(error)
             np.add.at(total, positions, elements)  # in the order of groups: the same bits in all
             found.append(total.reshape(value.shape))
         return found
+
+
+def _blocks(matrix: np.ndarray) -> list[slice]:
+    """Return the rows of a matrix in blocks of 128 KiB, which stay in a cache."""
+    rows = (128 << 10) // matrix[0].nbytes + 1
+    return [slice(first, first + rows) for first in range(0, len(matrix), rows)]
 
 
 def _as_matrix(value: np.ndarray) -> np.ndarray:

@@ -178,6 +178,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
     @whole(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
         self._write_equal(method, self._equal_on_all(value))
+        self.assignments += method == "assign"
         self.after_local_write(method)
 
     def _equal_on_all(self, value: Any) -> Any:

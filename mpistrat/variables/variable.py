@@ -64,6 +64,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     """
 
     each_replica_writes = True  # its own copy, an array of this process
+    assignments = 0  # how often a value was assigned, or loaded, in cross-replica context
     _container: Any = None  # in a component: a weak reference to its distributed variable
 
     def __new__(

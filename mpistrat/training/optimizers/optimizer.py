@@ -262,8 +262,8 @@ class Optimizer(ABC):
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
-        With groups that exchange weights, first exchange what they did since the last time. Call it on every replica,
-        in cross-replica context. It does nothing else without ``use_ema``, and for variables that were not trained.
+        With groups, first exchange weights, or raise MismatchError if groups are at different steps. Call it on every
+        replica, in cross-replica context. It does nothing else without ``use_ema``, and for variables without training.
         """
         variables = list(variables)
         if self.exchange is not None:
@@ -387,7 +387,7 @@ class Optimizer(ABC):
         if (exchange := self.exchange) is not None:
             exchange.before_step()
             if exchange.of_gradients:
-                gradients, summing = exchange.gradients(step, gradients, summing), None
+                gradients, summing = exchange.gradients(step, gradients, summing, self.iterations + 1), None
                 step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
         if isinstance(step, SeparateStep):
             self._apply(extended, step, gradients, aggregate=summing is not None)

@@ -113,7 +113,10 @@ def test_the_rest_of_the_steps_is_exchanged_at_the_end():
 @pytest.mark.parametrize("compression", [PowerSGD(1), TopK(0.1)], ids=repr)
 @pytest.mark.parametrize("count", counts())
 def test_what_compression_leaves_out_is_sent_later(count, compression):
-    """Gradients that do not depend on the weights: all of them are in the weights, or in the errors."""
+    """Gradients that do not depend on the weights: all of them are in the weights, or in the errors.
+
+    In some steps the variable has two gradients.
+    """
     axis, index, weight = groups_of(count)
     strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, compression=compression)
     with strategy.scope():
@@ -122,9 +125,11 @@ def test_what_compression_leaves_out_is_sent_later(count, compression):
     sums = np.zeros((8, 9))
     for step in range(30):
         of_groups = [np.random.default_rng([step, g]).standard_normal((8, 9)) for g in range(count)]
-        sums += sum(w * each for w, each in zip(weight, of_groups, strict=True))
+        mean = sum(w * each for w, each in zip(weight, of_groups, strict=True))
         mine = of_groups[index] / axis.size
-        strategy.run(lambda mine=mine: optimizer.apply_gradients([(mine, v)]))
+        sums += mean + mean[::-1] if step % 5 == 0 else mean
+        pairs = [(mine, v), (mine[::-1], v)] if step % 5 == 0 else [(mine, v)]
+        strategy.run(lambda pairs=pairs: optimizer.apply_gradients(pairs))
         assert len(set(WORLD.allgather(v.read_value().tobytes()))) == 1
     assert abs(v.read_value() + sums).max() > 1e-3  # something is left out
     own = optimizer.exchange.state()["error"].reshape(-1, 8, 9).sum(0)  # of one rank of each group
@@ -294,6 +299,120 @@ def test_weights_that_are_loaded_after_build_are_kept(options):
     assert v.read_value().tolist() == 8 * [100.0]
     optimizer.finalize_variable_values([v])  # nothing was done since
     assert v.read_value().tolist() == 8 * [100.0]
+
+
+@pytest.mark.parametrize("outer", [None, 0.7])
+def test_values_that_are_assigned_between_steps_are_no_change(tmp_path, outer):
+    """The change that an exchange averages counts from what the program assigned, or loaded, after steps."""
+    path = Path(WORLD.bcast(str(tmp_path))) / "v.h5"
+    options = {"compression": PowerSGD(2)} if outer is None else {"outer_optimizer": mpistrat.optimizers.SGD(outer)}
+    axis, index, weight = groups_of(WORLD.size)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=4, **options)
+    with strategy.scope():
+        v, w = mpistrat.Variable(np.zeros(8)), mpistrat.Variable(np.full(8, 9.0))
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    one = lambda: optimizer.apply_gradients([(np.full(8, index + 1.0), v), (np.ones(8), w)])  # noqa: E731
+    save({"v": w}, path)
+    for _ in range(3):
+        strategy.run(one)
+    v.assign(np.full(8, 100.0))
+    strategy.run(one)
+    share, mean = outer or 1.0, weight @ np.arange(1, WORLD.size + 1)
+    np.testing.assert_allclose(v.read_value(), np.full(8, 100 - share * mean), rtol=1e-12)
+    np.testing.assert_allclose(w.read_value(), np.full(8, 9 - 4 * share), rtol=1e-12)
+    strategy.run(one)
+    load({"v": v}, path)
+    for _ in range(3):
+        strategy.run(one)
+    np.testing.assert_allclose(v.read_value(), np.full(8, 9 - 3 * share * mean), rtol=1e-12)
+    strategy.run(one)
+    v[:4] = 50.0  # the rest differs between groups: the mean of all, as without it
+    optimizer.finalize_variable_values([v])
+    assert len(set(WORLD.allgather(v.read_value().tobytes()))) == 1
+    rest = v.read_value()[4:]
+    strategy.run(one)
+    for each in (v, w):
+        each.assign(np.full(8, 7.0))
+    optimizer.finalize_variable_values([v])
+    assert v.read_value().tolist() == w.read_value().tolist() == 8 * [7.0]
+    if outer is None:
+        np.testing.assert_allclose(rest, np.full(4, 9 - 4 * mean), rtol=1e-12)
+
+
+@pytest.mark.parametrize("sync_every", [1, 3])
+@pytest.mark.parametrize("compression", [PowerSGD(1), TopK(0.1)], ids=repr)
+def test_a_gradient_that_is_not_finite_does_not_stay(compression, sync_every):
+    """All groups get it, as of an all-reduce. The errors are those of the last good exchange."""
+    axis, index, _ = groups_of(WORLD.size)
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, sync_every=sync_every, compression=compression)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros((8, 9)))
+    optimizer = mpistrat.optimizers.SGD(1.0)
+
+    def steps(gradient):
+        for _ in range(sync_every):
+            strategy.run(lambda: optimizer.apply_gradients([(gradient, v)]))
+        return v.read_value()
+
+    good = np.random.default_rng(index).standard_normal((8, 9))
+    assert np.isfinite(steps(good)).all()
+    kept = {kind: each.tobytes() for kind, each in optimizer.exchange.state().items()}
+    for wrong in (np.inf, -np.inf, np.nan):
+        bad = good.copy()
+        bad[3, 4] = wrong if index == WORLD.size - 1 else 1.0
+        assert not np.isfinite(steps(bad)).all()
+        state = optimizer.exchange.state()
+        assert all(state[kind].tobytes() == kept[kind] for kind in compression.kinds)
+        v.assign(np.zeros((8, 9)))
+    assert np.isfinite(steps(good)).all()
+    assert len(set(WORLD.allgather(v.read_value().tobytes()))) == 1
+
+
+@pytest.mark.parametrize(("of_variables", "of_gradients"), [("f4", "f8"), ("f8", "f4")])
+@pytest.mark.parametrize("compression", [PowerSGD(1), TopK(0.2)], ids=repr)
+def test_compressed_gradients_of_another_dtype(compression, of_variables, of_gradients):
+    """In groups of two, of which each rank owns a variable and gets the other."""
+    axis, index, weight = groups_of(max(1, WORLD.size // 2))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, compression=compression)
+    with strategy.scope():
+        variables = [mpistrat.Variable(np.zeros((8, 9), of_variables)) for _ in range(2)]
+    optimizer = mpistrat.optimizers.SGD(1.0)
+    gradient = np.full((8, 9), (index + 1.0) / axis.size, of_gradients)
+    for _ in range(9):
+        strategy.run(lambda: optimizer.apply_gradients([(gradient, v) for v in variables]))
+    assert len(set(WORLD.allgather(variables[0].read_value().tobytes()))) == 1
+    mean = weight @ np.arange(1, len(weight) + 1)
+    if isinstance(compression, PowerSGD):
+        np.testing.assert_allclose(variables[1].read_value(), np.full((8, 9), -9 * mean), rtol=1e-5)
+
+
+@pytest.mark.skipif(WORLD.size == 1, reason="needs another group")
+@pytest.mark.parametrize(
+    ("few", "many", "options"),
+    [
+        (2, 3, {}),
+        (2, 4, {"sync_every": 4}),  # both are about to exchange
+        (4, 5, {"sync_every": 4, "compression": TopK(0.5)}),
+        (4, 8, {"sync_every": 4}),  # one has exchanged all
+    ],
+)
+def test_groups_that_make_other_numbers_of_steps(few, many, options):
+    """All ranks raise, also those that own no arrays, and name groups and steps."""
+    axis, index, _ = groups_of(min(2, WORLD.size))
+    strategy = mpistrat.MultiWorkerMirroredStrategy(groups=axis, **options)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(4))
+    optimizer = mpistrat.optimizers.SGD(1.0)
+
+    def train_on():
+        for _ in range(many if index else few):
+            strategy.run(lambda: optimizer.apply_gradients([(np.ones(4), v)]))
+        optimizer.finalize_variable_values([v])
+
+    with pytest.raises(MismatchError, match=r"group 0 \(rank \d\): step \d+ of .*\n.*group 1 \(rank \d\): step \d+ of"):
+        train_on()
+    WORLD.Barrier()
+    assert strategy.agree(True)  # the ranks are in step
 
 
 def test_power_sgd_recovers_from_a_gradient_of_zeros():
