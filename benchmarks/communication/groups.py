@@ -63,5 +63,5 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = under_ranks.parser(__doc__, repetitions=3)
+    parser = under_ranks.parser(__doc__, repetitions=2)
     sys.exit(under_ranks.run(parser, sys.argv[1:], [__file__], measure))
