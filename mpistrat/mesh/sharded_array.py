@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -20,16 +21,8 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ArrayLike, ReduceOp
 
-_PLAIN: tuple[type, ...] = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type,
-    np.dtype,
-    type(None),
-)  # arguments of NumPy that are not cut
+# Arguments of NumPy that are not cut.
+_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, type, np.dtype, type(None))
 # Functions of NumPy that work on parts, and those that are methods here.
 _OF_PARTS = {np.where, np.clip, np.round, np.isclose, np.nan_to_num, np.real, np.imag, np.copy}
 _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
@@ -52,8 +45,8 @@ class ShardedArray(NDArrayOperatorsMixin):
     """An array of which each rank of a mesh has a part. Make one by `from_array`, `from_local` or `from_callback`.
 
     Operators and element-wise functions of NumPy work on the parts, without communication; so do `numpy.where`, `clip`,
-    `round`, `isclose`, `nan_to_num`, and `zeros_like` and its kind. Reductions, ``@``, `gather`, `redistribute` and
-    `halo` communicate: all ranks of the mesh make these calls in the same order.
+    `round`, `isclose`, `nan_to_num`, and `zeros_like` and its kind. Reductions, `numpy.linalg.norm`, ``@``, `gather`,
+    `redistribute` and `halo` communicate: all ranks of the mesh make these calls in the same order.
 
     Attributes
     ----------
@@ -216,6 +209,11 @@ class ShardedArray(NDArrayOperatorsMixin):
         return len(self.layout.shape)
 
     @property
+    def size(self) -> int:
+        """The number of elements of the whole array."""
+        return math.prod(self.layout.shape)
+
+    @property
     def box(self) -> Box:
         """The slices of the whole array that this rank has."""
         return self.layout.box(self.mesh)
@@ -259,6 +257,8 @@ class ShardedArray(NDArrayOperatorsMixin):
             n = len(args)
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
             return _elementwise(named, (*args, *kwargs.values()), {})
+        if function is np.linalg.norm and len(args) == 1 and not kwargs:
+            return np.sqrt(np.square(np.abs(args[0] * 1.0)).sum())  # a float, since squares of int8 overflow
         if function not in _METHODS or not 0 < len(args) < 3 or not kwargs.keys() <= {"axis", "keepdims", "ddof"}:
             _refuse(" with ".join([f"numpy.{function.__name__}", *kwargs]))
         return getattr(ShardedArray, _METHODS[function])(*args, **kwargs)
