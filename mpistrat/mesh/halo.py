@@ -71,8 +71,8 @@ class Halo:
                 _check(layout, dimension, widths[dimension], boundaries[dimension])
             if local.dtype.kind in "iub" and constant != int(constant):
                 raise ValueError(f"an array of {local.dtype} cannot hold the constant {constant!r}")
+            self.block = np.full([n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype)
         structures.agree(mesh.topology, _NAME, *layout, widths, boundaries, local.dtype)
-        self.block = np.full([n + 2 * w for n, w in zip(local.shape, widths, strict=True)], constant, local.dtype)
         key: Any = (..., *(slice(w, w + n) for n, w in zip(local.shape, widths, strict=True)))
         self.inner = self.block[key]
         self.inner[...] = local

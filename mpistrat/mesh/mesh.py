@@ -114,7 +114,7 @@ class Mesh:
 
     def _split(self, parent: Any, topology: Topology, axes: dict[str, int]) -> None:
         self.parent, self.topology, self.axes = parent, topology, axes
-        self.halos = count()  # their numbers
+        self.halos = topology.slot(_Made).halos  # their numbers: all meshes of the ranks send by one communicator
         shape = tuple(axes.values())
         self.ranks = np.array([*chain(*topology.nodes)]).reshape(shape)
         self._places = {
@@ -183,6 +183,10 @@ class Mesh:
 
 class _Made(Slot, dict[tuple[tuple[str, int], ...], Mesh]):
     """The meshes of a communicator by their axes: each set of axes is made once, and freed with the communicator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halos = count()
 
     def close(self) -> None:
         for mesh in self.values():

@@ -27,7 +27,7 @@ _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, type, np.dtype, type
 _OF_PARTS = {np.where, np.clip, np.round, np.isclose, np.nan_to_num, np.real, np.imag, np.copy}
 _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
 _METHODS = {
-    getattr(np, name): name for name in ("sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot")
+    getattr(np, name): name for name in ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot"]
 }
 _REMEDY = "use gather() for the whole array, or local for the part of this rank"
 
@@ -37,7 +37,6 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _refusing(what: str) -> Callable[..., NoReturn]:
-    """Return a method that raises."""
     return lambda self, *args, **kwargs: _refuse(what)
 
 
@@ -131,9 +130,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         >>> import numpy as np
         >>> mesh = mpistrat.experimental.Mesh(x=1)
         >>> file = {"u": np.ones((2, 2))}
-        >>> mpistrat.experimental.ShardedArray.from_callback(
-        ...     (2, 2), lambda box: file["u"][box], mesh=mesh, axes=(None, "x")
-        ... )
+        >>> read = lambda box: file["u"][box]
+        >>> mpistrat.experimental.ShardedArray.from_callback((2, 2), read, mesh=mesh, axes=(None, "x"))
         <ShardedArray: (2, 2) float64, cut by (None, 'x'), here (2, 2)>
         """
         with structures.refusals("ShardedArray", mesh.topology):
@@ -253,8 +251,10 @@ class ShardedArray(NDArrayOperatorsMixin):
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(issubclass(each, ArrayLike) for each in types):
             return NotImplemented  # NumPy asks the variable, which reads its value
-        if function in _OF_PARTS and kwargs.keys().isdisjoint({"shape", "out", "where"}) and len(args) < 4:
-            n = len(args)
+        if function in (np.shape, np.ndim, np.size) and len(args) == 1:
+            return getattr(args[0], function.__name__)
+        n, is_plain = len(args), kwargs.keys().isdisjoint({"shape", "out", "where"})
+        if function in _OF_PARTS and is_plain and n < 4 and (function is not np.where or n == 3):
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
             return _elementwise(named, (*args, *kwargs.values()), {})
         if function is np.linalg.norm and len(args) == 1 and not kwargs:
@@ -384,7 +384,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
         with topology.lock.turn(what):
             exchange(
-                topology, *[[each if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
+                topology, *[[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
             )
         for box, data in zip(taken, receives, strict=True):
             if box is not None:

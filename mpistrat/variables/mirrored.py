@@ -281,8 +281,7 @@ class CutVariable(MirroredVariable):
         raise AttributeError("__array_struct__")  # NumPy asks for __array__ then, whose error names gather()
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        args = [each._read() if isinstance(each, CutVariable) else each for each in args]
-        return function(*args, **{k: v._read() if isinstance(v, CutVariable) else v for k, v in kwargs.items()})
+        return function(*map(_read, args), **{name: _read(each) for name, each in kwargs.items()})
 
     @property
     def __cupy_get_ndarray__(self) -> Any:
@@ -293,6 +292,13 @@ class CutVariable(MirroredVariable):
 
     def __dlpack__(self, **options: Any) -> Any:
         return ArrayLike.__dlpack__(self, **options)
+
+
+def _read(argument: Any) -> Any:
+    """Return an argument of NumPy with the arrays of cut variables, also in lists and tuples."""
+    if isinstance(argument, (list, tuple)):
+        return [*map(_read, argument)] if isinstance(argument, list) else (*map(_read, argument),)
+    return argument._read() if isinstance(argument, CutVariable) else argument
 
 
 class MirroredOfReplicas(MirroredVariable):

@@ -41,6 +41,10 @@ def test_reads_and_writes():
     np.testing.assert_allclose((np.ones((2, 5)) @ v).gather(), np.ones((2, 5)) @ WHOLE, rtol=1e-12)
     np.testing.assert_allclose([np.mean(v), v.std(), np.sum(v)], [WHOLE.mean(), WHOLE.std(), WHOLE.sum()], rtol=1e-12)
     np.testing.assert_array_equal(np.where(u > 0, v, np.zeros_like(v)).gather(), np.where(WHOLE > 0, WHOLE, 0))
+    assert (np.shape(v), np.ndim(v), np.size(v)) == (WHOLE.shape, WHOLE.ndim, WHOLE.size)
+    for function in (np.concatenate, np.stack):
+        with pytest.raises(TypeError, match=r"use gather\(\)"):
+            function([v, (v)])
     v.assign(u * 2)
     v.assign_sub(part)
     assert v.read_value().gather().tobytes() == WHOLE.tobytes()

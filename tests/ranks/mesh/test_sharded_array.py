@@ -89,7 +89,7 @@ def test_elements():
         lambda u, whole: np.zeros_like(u, dtype=np.int16),
         lambda u, whole: np.full_like(u, 3, order="C"),
         lambda u, whole: np.ones_like(u) + np.zeros_like(np.empty_like(u)),
-        lambda u, whole: np.linalg.norm(u * u.dtype.type(2)) * u.size,
+        lambda u, whole: np.linalg.norm(u * u.dtype.type(2)) * u.size + np.size(u) + np.ndim(u) + np.shape(u)[0],
         lambda u, whole: np.real(u * 1j) + np.copy(u),
         lambda u, whole: np.sum(u, axis=0),
         lambda u, whole: np.std(u, axis=(0, 2), ddof=1, keepdims=True),
@@ -304,6 +304,7 @@ def test_files_by_parts(name, axes, tmp_path):
         (lambda u: np.sum(u, 0, np.float32), r"numpy.sum does not work .* use gather\(\)"),
         (lambda u: np.zeros_like(u, shape=(3,)), "numpy.zeros_like with shape does not work"),
         (lambda u: [*u], "an index does not work"),
+        (lambda u: np.where(u > 0), r"numpy.where does not work .* use gather\(\)"),
         (lambda u: bool(u == u), "bool.. does not work"),
         (lambda u: float(u), r"a number does not work .* use gather\(\)"),
         (lambda u: u.redistribute(("x", None), parts=[8]), "parts must be lengths by axis"),
@@ -329,6 +330,7 @@ def test_what_it_cannot_do(call, message):
         (lambda mesh, u: u.halo((1, 2, 3)), "one value for each of 2 dimensions"),
         (lambda mesh, u: u.halo(1.0), "must be an int of at least 0, not 1.0"),
         (lambda mesh, u: u.astype(int).halo(1, "constant", 0.5), "int64 cannot hold the constant 0.5"),
+        (lambda mesh, u: u.halo(1, "constant", "zero"), "could not convert string"),
         (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
         (lambda mesh, u: u.sum((0, -2)), "duplicate value"),
         (lambda mesh, u: u @ 3.0, "matrices that fit"),
@@ -399,8 +401,10 @@ def test_exchanges_follow_the_rules_of_collectives():
 
 @pytest.mark.skipif(SIZE == 1, reason="for several ranks")
 def test_exchanges_in_another_order():
-    mesh = Mesh(x=-1, comm=MPI.COMM_WORLD.Dup())  # the ranks are not in step afterwards
-    arrays = [ShardedArray.from_array(np.full((4 * SIZE, 3), i), mesh=mesh, axes=("x", None)) for i in range(2)]
+    comm = MPI.COMM_WORLD.Dup()  # the ranks are not in step afterwards
+    whole, mesh = np.zeros((4 * SIZE, 3), int), Mesh(x=-1, comm=comm)
+    of_y = ShardedArray.from_array(whole + 1, mesh=Mesh(y=-1, comm=comm), axes=("y", None))  # by the same communicator
+    arrays = [ShardedArray.from_array(whole, mesh=mesh, axes=("x", None)), of_y]
     halos = [each.halo(1) for each in arrays]
     for each in (*halos, *halos[::-1]):
         assert (each.exchange() == each.block[0, 0]).all()
