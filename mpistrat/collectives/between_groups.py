@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -82,13 +83,23 @@ class BetweenGroups:
         """Return the rows of all groups, in their order. Collective over the rail."""
         return all_gather(self._rail, value, 0, self._options.timeout_seconds)
 
-    def compare(self, what: str) -> None:
-        """Raise MismatchError if the groups do not exchange the same, after the same step. Collective over the rail."""
-        if self.group.rank < self.owners_in_group:
-            said = self._rail.all_gather_object((self._label, what))
-            if any(each != what for _, each in said):
-                lines = "".join(f"\n  {label}: {each:.300}" for label, each in said)
-                raise MismatchError(f"groups met in different exchanges: give all the same number of steps{lines}")
+    def compare(self, step: int, what: Sequence[str], notes: Sequence[str]) -> list[set[str]]:
+        """Return what the groups note on each of the things that they exchange. Collective over the rail.
+
+        Raise MismatchError if they do not exchange the same, after the same step.
+        """
+        if self.group.rank >= self.owners_in_group:
+            return []
+        said = self._rail.all_gather_object((self._label, step, what, notes))
+        labels, steps, names, noted = zip(*said, strict=True)
+        wrong, shown = "give all the same number of steps", [f"step {each}" for each in steps]
+        if len({*steps}) == 1:
+            rows = itertools.zip_longest(*names, fillvalue="nothing more")
+            wrong, shown = "train the same variables in all", next(([*row] for row in rows if len({*row}) > 1), [])
+        if shown:
+            lines = "".join(f"\n  {label}: {each}" for label, each in zip(labels, shown, strict=True))
+            raise MismatchError(f"groups met in different exchanges: {wrong}{lines}")
+        return [{*row} for row in zip(*noted, strict=True)]
 
     @contextlib.contextmanager
     def refusal(self) -> Iterator[None]:

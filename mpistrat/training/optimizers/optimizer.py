@@ -262,8 +262,9 @@ class Optimizer(ABC):
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
         """Set variables to their moving averages, at the end of a training with ``use_ema``.
 
-        With groups, first exchange weights, or raise MismatchError if groups are at different steps. Call it on every
-        replica, in cross-replica context. It does nothing else without ``use_ema``, and for variables without training.
+        With groups, first exchange weights, or raise MismatchError if groups, after their first step, are at different
+        ones. Call it on every replica, in cross-replica context. It does nothing else without ``use_ema``, and for
+        variables that were not trained.
         """
         variables = list(variables)
         if self.exchange is not None:

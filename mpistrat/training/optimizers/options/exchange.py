@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training.optimizers.rule import rate_of
 from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
@@ -37,7 +40,7 @@ class GroupExchange:
         self._owners: dict[int, int] = {}
         self._kept: dict[int, Memory] = {}
         self._assigned: dict[int, int] = {}  # how often each was, when its weights were an anchor last
-        self._moved: set[int] = set()  # variables that were assigned since the last exchange
+        self._moved: dict[int, np.ndarray] = {}  # what was assigned last, since the last exchange
         self._is_due = False  # whether there were steps since the last exchange
 
     def create(self, variables: Sequence[Variable]) -> None:
@@ -56,15 +59,17 @@ class GroupExchange:
                 kept[_ANCHOR] = value.copy()
                 kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
 
-    def before_step(self) -> None:
-        """Let changes count from what variables were assigned since the last step, loaded or created with."""
+    def before_step(self) -> set[int]:
+        """Note the values of the variables that were assigned or loaded since the last step. Return these variables."""
         new = {key: v.assignments for key, v in self._variables.items() if self._assigned.get(key) != v.assignments}
-        self._is_due &= len(new) < len(self._variables)
-        self._moved |= new.keys() & self._assigned.keys()  # without new variables, which are equal in all groups
+        for key in new.keys() & self._kept.keys():
+            value = np.array(_wide(self._variables[key].own_copy()))
+            if key in self._assigned:
+                self._moved[key] = value
+            elif _ANCHOR in self._kept[key]:  # it was created, equal in all groups
+                self._kept[key][_ANCHOR][...] = value
         self._assigned |= new
-        for key in new:
-            if _ANCHOR in self._kept.get(key, ()):
-                self._kept[key][_ANCHOR][...] = _wide(self._variables[key].own_copy())
+        return {*new}
 
     def gradients(self, step: Step, gradients: list[Any], summing: Engine | None, number: int) -> list[np.ndarray]:
         """Return the mean over the groups, weighted by their ranks, of the gradients of step ``number``. Collective.
@@ -81,7 +86,7 @@ class GroupExchange:
         ]
         means = self._owned(dense, owners)
         with self._groups.refusal():
-            self._meet(number, variables)
+            self._require_same(number, variables)
             self._combine(means, variables)
         self._groups.share(means, owners)
         return means
@@ -94,16 +99,20 @@ class GroupExchange:
 
     def finish(self, done: int) -> None:
         """Exchange the weights if there were steps since the last time. Compare numbers of steps. Collective."""
-        self.before_step()
+        settled = self.before_step()
         if self._is_due:
-            self._exchange_weights(done)
+            self._exchange_weights(done, settled)
         else:
             with self._groups.refusal():
-                self._meet(done, [*self._variables.values()])
+                self._require_same(done, [*self._variables.values()])
             self._groups.share([], [])
 
-    def _exchange_weights(self, done: int) -> None:
-        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it."""
+    def _exchange_weights(self, done: int, settled: Set[int] = frozenset()) -> None:
+        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it.
+
+        ``settled`` are variables that were assigned after the last step. If all groups assigned the same, there is no
+        change to combine.
+        """
         self._is_due = False
         number = (done - 1) // self._groups.sync_every  # of exchanges before
         variables, owners, outer = [*self._variables.values()], [*self._owners.values()], self._groups.outer
@@ -111,16 +120,17 @@ class GroupExchange:
         own = [(i, key, self._kept[key]) for i, key in enumerate(self._variables) if _ANCHOR in self._kept.get(key, ())]
         with self._groups.refusal():
             rate = 1.0 if outer is None else rate_of(outer.learning_rate, number)
-            self._meet(done, variables)
+            same, _ = self._meet(done, variables, settled)
+            settled = same & settled
             for i, key, kept in own:
-                if key in self._moved:  # to values that may differ between groups
-                    kept[_ANCHOR][...] = self._groups.concatenated(kept[_ANCHOR][None])[0]
+                if key in same:  # else what a group assigned is a part of its change
+                    kept[_ANCHOR][...] = self._moved[key]
                 values[i] = np.asarray(kept[_ANCHOR] - values[i])
-            self._combine(values, variables)
-            for i, _, kept in own:
+            self._combine(values, variables, settled)
+            for i, key, kept in own:
                 if outer is None:
-                    kept[_ANCHOR] -= values[i]
-                else:
+                    kept[_ANCHOR] -= values[i]  # 0 if it is settled
+                elif key not in settled:
                     outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
                 values[i] = kept[_ANCHOR]
         self._groups.share(values, owners)
@@ -134,14 +144,37 @@ class GroupExchange:
         wide, own = map(_wide, values), self._groups.group.rank
         return [each if owner == own else np.empty_like(each) for each, owner in zip(wide, owners, strict=True)]
 
-    def _meet(self, number: int, variables: Sequence[Variable]) -> None:
-        """Raise MismatchError if groups are not at the same step with the same variables. Collective over the rail."""
-        names = [f"{v.name}{[*v.shape]}{' (assigned)' * (id(v) in self._moved)}" for v in variables]
-        self._groups.compare(f"step {number} of {', '.join(names)}")
+    def _meet(
+        self, number: int, variables: Sequence[Variable], settled: Set[int] = frozenset()
+    ) -> tuple[set[int], list[str]]:
+        """Raise MismatchError if groups are not at the same step with the same variables. Collective over the rail.
 
-    def _combine(self, values: list[np.ndarray], variables: Sequence[Variable]) -> None:
+        Return those to which all groups have assigned the same value, and the names of those to which they have not.
+        """
+        assigned = [
+            f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""
+            for v in variables
+        ]
+        names = [f"variable {each.name!r} {[*each.shape]}" for each in variables]
+        found = [*zip(variables, self._groups.compare(number, names, assigned), strict=False)]  # none without a rail
+        return {id(v) for v, each in found if len(each) == 1 and "" not in each}, [
+            v.name for v, e in found if len(e) > 1
+        ]
+
+    def _require_same(self, number: int, variables: Sequence[Variable]) -> None:
+        """Raise MismatchError also if groups have assigned different values, which no exchange will make equal."""
+        _, different = self._meet(number, variables)
+        for each in variables:
+            self._moved.pop(id(each), None)
+        if different:
+            raise MismatchError(f"groups have assigned different values to {different}: assign the same in all of them")
+
+    def _combine(
+        self, values: list[np.ndarray], variables: Sequence[Variable], settled: Set[int] = frozenset()
+    ) -> None:
         """Replace the arrays that this rank owns by their weighted sums over the groups. Collective over its rail."""
-        kept = {i: self._kept[id(each)] for i, each in enumerate(variables) if id(each) in self._kept}
+        own = self._kept.keys() - settled
+        kept = {i: self._kept[id(each)] for i, each in enumerate(variables) if id(each) in own}
         # Of a variable that has two gradients, the first is sent whole: there is one error.
         thin = [*{id(variables[i]): i for i in kept if "error" in kept[i]}.values()]
         rest = [i for i in kept if i not in thin]
@@ -173,7 +206,7 @@ class GroupExchange:
                 "optimizer.exchange.state() returned on this rank"
             )
         self.before_step()
-        self._moved, self._is_due = set(), False
+        self._moved, self._is_due = {}, False
         for kind, flat in state.items():
             at = 0
             for each in by_kind[kind]:
