@@ -1,7 +1,9 @@
 """A Zarr group (version 2 of the format) whose arrays grow by steps: each rank writes the files of its chunks.
 
 The files of new chunks are complete before the shape in ``.zarray``, which is replaced as a whole, makes them a part of
-the array. No library is needed: a chunk is a file of its bytes.
+the array. If several arrays grow, a file with all their shapes comes first: a writer that was killed between two arrays
+left one with more steps, and the next one would go on with arrays that are out of step (1 of 350 kills). It finishes
+that commit instead. No library is needed: a chunk is a file of its bytes.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class GrowingZarr:
         if compress == "zstd":
             self._encode = needed("numcodecs", "Zarr stores with compress='zstd'").Zstd(3).encode
         self.guard, self.end = path / ".zgroup", 0
+        self._begun = path / ".commit"  # the shapes of a commit of several arrays, until all have them
         self._unsynced: set[Path] = set()
 
     def make(self, replace: bool) -> None:
@@ -70,6 +73,10 @@ class GrowingZarr:
         """Return the arrays and the attributes of the store. Raise DataFileError if no such writer has made it."""
         series: list[StepSeries] = []
         others: list[Any] = [] if self.guard.exists() else [".zgroup"]
+        begun, inside = _read_json(self._begun), self._path.resolve()
+        if any(inside not in (self._path / name).resolve().parents for name in begun):
+            raise DataFileError.of_file(str(self._begun), "it names what is not in the store; fix: remove this file")
+        self._finish(begun)
         for folder, _, files in os.walk(self._path):
             name = os.path.relpath(folder, self._path)
             if ".zarray" in files:
@@ -132,12 +139,21 @@ class GrowingZarr:
         """Make all steps part of the arrays: their chunks are on the disk already."""
         if attributes:
             _write_json(self._path / ".zattrs", attributes)
-        for name, each in series.items():
-            if each.committed < each.steps:
-                if each.attributes:
-                    _write_json(self._path / name / ".zattrs", each.attributes)
-                _write_json(self._path / name / ".zarray", self._about(each))
+        new = {name: each for name, each in series.items() if each.committed < each.steps}
+        for name, each in new.items():
+            if each.attributes:
+                _write_json(self._path / name / ".zattrs", each.attributes)
+        shapes = {name: self._about(each) for name, each in new.items()}
+        if len(shapes) > 1:
+            _write_json(self._begun, shapes)
+        self._finish(shapes)
         return 0
+
+    def _finish(self, shapes: Mapping[str, Any]) -> None:
+        """Give arrays their new shapes, all of them in the end."""
+        for name, about in shapes.items():
+            _write_json(self._path / name / ".zarray", about)
+        self._begun.unlink(missing_ok=True)
 
     def _about(self, series: StepSeries) -> dict[str, Any]:
         return {

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from mpistrat.data import Writer
+from mpistrat.data.errors import DataFileError
 from mpistrat.data.write import boxes, growing_hdf5
 from mpistrat.data.write.boxes import Box
 from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries
+from mpistrat.data.write.growing_zarr import GrowingZarr
 
 
 def series_of(name, shape, chunk):
@@ -114,6 +116,51 @@ def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
                     for name in known if lengths != {0} else ():
                         np.testing.assert_array_equal(found[name][()], values[name][: len(found[name])])
     assert seen > 500
+
+
+def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch):
+    """Each rename is the last once: all arrays then go on from the same step, the last one that was begun or before."""
+    replace, left = os.replace, [0]
+
+    def last(*paths):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        replace(*paths)
+
+    def grow(path):
+        store = GrowingZarr(path, None)
+        known = {each.name: each for each in store.found()[0]} or {n: series_of(n, (3,), (1, 3)) for n in ("u", "g/v")}
+        for series in known.values():
+            series.boxes = series_of("", (3,), (1, 3)).boxes
+            store.create(series)
+            store.put(series, np.full(3, series.steps), 0)
+            series.steps += 1
+        store.sync()
+        store.commit(known, {"note": 1})
+
+    ended, renames = True, 0
+    while ended:
+        path = tmp_path / f"{renames}.zarr"
+        GrowingZarr(path, None).make(replace=False)
+        grow(path)
+        left[0], ended = renames, False
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", last)
+            try:
+                grow(path)
+            except KeyboardInterrupt:
+                ended = True
+        steps = {each.steps for each in GrowingZarr(path, None).found()[0]}
+        assert steps in ({1}, {2}), (renames, steps)
+        grow(path)
+        assert {each.steps for each in GrowingZarr(path, None).found()[0]} == {max(steps) + 1}
+        renames += 1
+    assert renames > 4
+    (path / ".commit").write_text('{"../out": {}}')
+    with pytest.raises(DataFileError, match="names what is not in the store"):
+        GrowingZarr(path, None).found()
+    assert not (tmp_path / "out").exists()
 
 
 PROGRAM = """
