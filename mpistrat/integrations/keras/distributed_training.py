@@ -237,6 +237,7 @@ class DistributedTraining:
             return
         model = self.model
         hooks.require_supported(model)
+        hooks.require_losses_of_rows(model)
         hooks.build(model, first())
         self._agree_on_weights()
         steps = [self._step(model.train_step), self._step(model.test_step)]

@@ -194,6 +194,22 @@ def require_supported(model: Any) -> None:
             )
 
 
+def require_losses_of_rows(model: Any) -> None:
+    """Raise ValueError for a loss of Keras that combines all rows of a batch: its mean over ranks is another."""
+    losses = keras.losses
+    for given in keras.tree.flatten(model.loss):
+        loss = getattr(losses, given, given) if isinstance(given, str) else given
+        kind = loss if isinstance(loss, type) else type(loss)
+        over_rows = {None, 0} & {*np.ravel(getattr(loss, "axis", None)).tolist()}
+        combines = issubclass(kind, (losses.Dice, losses.Tversky)) and over_rows
+        if combines or issubclass(kind, losses.Circle) or loss in (losses.dice, losses.tversky, losses.circle):
+            raise ValueError(
+                f"{model.name} was compiled with the loss {getattr(loss, '__name__', kind.__name__)}, which combines "
+                "all rows of a batch: the mean over ranks is another loss; give Dice and Tversky the axes of a row, "
+                "such as axis=(1, 2, 3), or train on one rank"
+            )
+
+
 def note_assignments() -> None:
     """Let variables remember that a value was assigned to them: it is then not the initial one."""
     owner = next(kind for kind in keras.Variable.__mro__ if "assign" in vars(kind))

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from checking import BACKEND, FIT, RANK, RANKS, STEPS, Chiefs, Counts, X, Y, alike, everywhere, folder, made, refused
 from checks_of_files import FILES, backup, backup_that_ends_anywhere, preemption
+from checks_of_input import INPUT
 from keras import layers, ops
 
 import mpistrat
@@ -101,18 +102,6 @@ def other_models():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(size, name="wide"), layers.Dense(1)])
     model.compile("sgd", "mse")
     refused(ValueError, "wide/kernel of shape (4, 3), float32 where rank 0 has", lambda: model.fit(X, Y, **FIT))
-
-
-def other_input():
-    x = X + RANK
-    refused(ValueError, "array 0 differs", lambda: made().fit(x, Y, **FIT))
-    refused(ValueError, "the ranks have read other batches", lambda: made().train_on_batch(x, Y))
-
-    def batches():
-        for start in range(0, 40, 8):
-            yield x[start : start + 8], Y[start : start + 8]
-
-    refused(ValueError, "the ranks have read other batches", lambda: made().fit(batches(), verbose=0))
 
 
 def order_of_rows():
@@ -392,7 +381,6 @@ CHECKS = [
     first_weights,
     weights_that_ranks_have_trained,
     other_models,
-    other_input,
     order_of_rows,
     datasets,
     epochs_of_a_dataset,
@@ -410,6 +398,7 @@ CHECKS = [
     overflow_on_one_rank,
     no_gradient_on_one_rank,
     *FILES,
+    *INPUT,
 ]
 # These enter scopes of their own.
 ALONE = (

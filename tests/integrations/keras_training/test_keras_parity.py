@@ -66,6 +66,7 @@ else:
         "weights_of_one_rank",
         "first_weights",
         "other_input",
+        "losses_of_whole_batches",
         "datasets",
         "predictions_for_the_chief",
         "what_cannot_be_trained",
