@@ -39,11 +39,13 @@ class DistributedTraining:
         self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
         self.alone = self._depth = 0
         self._fitting = False
+        self._inputs: list[PartsOfRank] = []  # of the calls that are running
 
     @whole(attrgetter("topology"), "training by Keras")
     def call(self, method: Any, name: str, values: dict[str, Any], gather: str) -> Any:
         """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
         self.ranks.error = None
+        inputs = len(self._inputs)
         try:
             if name == "predict":
                 return self._predict(method, values, gather)
@@ -55,6 +57,8 @@ class DistributedTraining:
                 raise
             error, self.ranks.error = self.ranks.error, None
             raise error from None
+        finally:
+            del self._inputs[inputs:]
 
     def fit(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `fit`."""
@@ -123,7 +127,9 @@ class DistributedTraining:
     # --- arguments -----------------------------------------------------------------------
 
     def _with_parts(self, source: Any, **more: Any) -> PartsOfRank:
-        return PartsOfRank(source, self.topology.rank, self.topology.size, **more)
+        parts = PartsOfRank(source, self.topology.rank, self.topology.size, **more)
+        self._inputs.append(parts)
+        return parts
 
     def _parts(self, values: dict[str, Any], steps: int | None, shuffle: Any = False, **more: Any) -> PartsOfRank:
         """Return this rank's parts of the input of a call. All ranks must be given the same arrays."""
@@ -311,7 +317,8 @@ class DistributedTraining:
         moving = hooks.moving_statistics(self.model) if self._fitting else []
         size = self.topology.size
         mine = [*_values(metrics), *[each.astype(np.float64) / size for each in _values(moving)]]
-        for variable, total in zip([*metrics, *moving], self.ranks.sums(mine), strict=True):
+        marks = [mark for parts in self._inputs for _, mark in parts.read]
+        for variable, total in zip([*metrics, *moving], self.ranks.sums(mine, marks), strict=True):
             variable.assign(total.astype(variable.dtype))
         result = hooks.metrics_result(self.model, logs)
         if result is logs and logs:  # of an own step, with other names: means over the rows of its last batch

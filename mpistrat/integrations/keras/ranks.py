@@ -46,6 +46,11 @@ def digest(array: np.ndarray) -> int:
     return xxhash.xxh3_64_intdigest(arrays.as_bytes(np.ascontiguousarray(array)).data, kind)
 
 
+def _bits(seen: int) -> np.ndarray:
+    """Return the bits of a digest of batches."""
+    return (seen >> np.arange(24) & 1).astype(np.float32)
+
+
 class TrainingRanks:
     """The ranks that train a model together."""
 
@@ -99,19 +104,28 @@ class TrainingRanks:
     def _numbers(self, info: Any) -> np.ndarray:
         """Return a stop and the bits of a digest, of the dtype of most gradients, whose message they join."""
         self.rows, seen = int(info[0]), int(info[-1]) if len(info) > 1 else 0
-        return np.array([self.wants_stop, *(seen >> np.arange(24) & 1)], np.float32)
+        return np.array([self.wants_stop, *_bits(seen)], np.float32)
 
     def _learn(self, numbers: np.ndarray) -> None:
         """Take note of a stop. Raise, on all ranks, if some but not all have a bit of their digests."""
         self.stop = bool(numbers[0])
-        if not {*numbers[1:].tolist()} <= {0, self.topology.size}:
+        self._require_same(numbers[1:])
+
+    def _require_same(self, bits: np.ndarray) -> None:
+        if not {*bits.tolist()} <= {0, self.topology.size}:
             raise ValueError(OTHER_BATCHES)
 
     # --- between steps -------------------------------------------------------------------
 
-    def sums(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the sums of arrays over ranks."""
-        return self.engine.all_reduce(ReduceOp.SUM, list(values)) if values else []
+    def sums(self, values: Sequence[np.ndarray], marks: Sequence[int] = ()) -> list[np.ndarray]:
+        """Return the sums of arrays over ranks. Raise ValueError on all ranks if some have read other batches.
+
+        ``marks`` are the digests of the batches that this rank has read.
+        """
+        seen = digest(np.array(marks, np.int64)) % DIGESTS
+        bits, *total = self.engine.all_reduce(ReduceOp.SUM, [_bits(seen), *values])
+        self._require_same(bits)
+        return total
 
     def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> dict[int, int]:
         """Return the numbers of the values that differ between ranks, each with a rank that has not rank 0's.
