@@ -45,7 +45,7 @@ class DistributedTraining:
     def call(self, method: Any, name: str, values: dict[str, Any], gather: str) -> Any:
         """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
         self.ranks.error = None
-        inputs = len(self._inputs)
+        inputs, rows = len(self._inputs), self.ranks.rows
         try:
             if name == "predict":
                 return self._predict(method, values, gather)
@@ -59,6 +59,7 @@ class DistributedTraining:
             raise error from None
         finally:
             del self._inputs[inputs:]
+            self.ranks.rows = rows  # of the batch of `fit`, one of whose callbacks may have evaluated
 
     def fit(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `fit`."""
@@ -127,7 +128,8 @@ class DistributedTraining:
     # --- arguments -----------------------------------------------------------------------
 
     def _with_parts(self, source: Any, **more: Any) -> PartsOfRank:
-        parts = PartsOfRank(source, self.topology.rank, self.topology.size, **more)
+        note = functools.partial(setattr, self.ranks, "rows")
+        parts = PartsOfRank(source, self.topology.rank, self.topology.size, note=note, **more)
         self._inputs.append(parts)
         return parts
 

@@ -26,7 +26,7 @@ class PartsOfRank(hooks.DataAdapter):
     With ``with_info`` each batch comes as ``(batch, info)``: see `RankStep.info`. This has a digest of arrays only if
     it is ``marked``; that of other sources always. Arrays are shuffled by the seed and the number of the epoch alone.
     ``first_epoch()`` is that number when the first batches are read. ``read`` has the rows of this rank in the batches
-    of this epoch so far, and the digests of these batches.
+    of this epoch so far, and the digests of these batches. ``note(rows)`` is called with those of each batch.
     """
 
     def __init__(
@@ -38,11 +38,12 @@ class PartsOfRank(hooks.DataAdapter):
         seed: int = 0,
         marked: bool = False,
         first_epoch: Callable[[], int] = int,
+        note: Callable[[int], Any] = int,
     ):
         self.source, self.rank, self.size = source, rank, size
         self.with_info, self.seed, self.marked = with_info, seed, marked
         self.read: list[tuple[int, int]] = []
-        self._first_epoch = first_epoch
+        self._first_epoch, self._note = first_epoch, note
         self._epoch: Iterator[int] | None = None
         self._seen: list[Any] = []
         self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
@@ -103,6 +104,7 @@ class PartsOfRank(hooks.DataAdapter):
             first, last = piece(rows, self.size, self.rank)
             own = last - first
             self.read.append((own, mark))
+            self._note(own)
             if not own:  # a row of another rank stands in, which weighs nothing
                 first, last = 0, 1
             part = cut(first, last)
@@ -113,6 +115,7 @@ class PartsOfRank(hooks.DataAdapter):
         for batch in self._of_source():
             own = len(_flatten(batch)[0])
             self.read.append((own, 0))
+            self._note(own)
             part = _cut(_with_a_row(batch), 0, max(own, 1))
             yield (part, {"own": np.array([own], np.float32)}) if self.with_info else part
 

@@ -59,7 +59,7 @@ class TrainingRanks:
         self.topology = engine.topology
         self.wants_stop = False  # whether a callback of this rank wants training to stop
         self.stop = False  # whether one of any rank did, in a step that all have made
-        self.rows = 1  # of this rank, in its last step
+        self.rows = 1  # of this rank, in the batch that it has read last, or in its last step with gradients
         self.error: BaseException | None = None  # of the last collective that failed
 
     # --- in a step -----------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 import gc
 import weakref
+from functools import partial
 
 import checking
 import keras
 import numpy as np
-from checking import BACKEND, FIT, RANK, RANKS, Chiefs, X, Y, alike, everywhere, folder, made, refused
+from checking import BACKEND, FIT, RANK, RANKS, Chiefs, Counts, X, Y, alike, everywhere, folder, made, refused
 from keras import layers, ops
 
 from mpistrat.data import Dataset
@@ -54,4 +55,27 @@ def other_input():
     )
 
 
-INPUT = [losses_of_whole_batches, other_input]
+class OwnTest(keras.Sequential):
+    def test_step(self, *args):
+        x, y = args[-1][:2]
+        if BACKEND == "jax":
+            outputs, _ = self.stateless_call(args[0][0], args[0][1], x)
+            return {"own": ops.mean(outputs - y)}, args[0]
+        return {"own": ops.mean(self(x) - y)}
+
+
+def own_test_step():
+    """Its logs are means over the rows of the last batch, of which ranks have other numbers than of a batch of `fit`."""
+    keras.utils.set_random_seed(1)
+    model = OwnTest([keras.Input((4,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    evaluate = partial(model.evaluate, X[:35], Y[:35], batch_size=8, verbose=0, return_dict=True)
+    look = Counts(after_batch=lambda counts: counts.model.evaluate(X[:1], Y[:1], verbose=0))
+    for _ in range(2):
+        mine = evaluate()["own"]
+        np.testing.assert_allclose(mine, np.mean(model.predict(X[:35], verbose=0)[32:] - Y[32:35]), rtol=1e-4)
+        held = model.fit(X, Y, validation_data=(X[:35], Y[:35]), callbacks=[look] * (BACKEND != "jax"), **FIT)
+        np.testing.assert_allclose(held.history["val_own"], evaluate()["own"], rtol=1e-4)
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step]
