@@ -101,6 +101,9 @@ class DistributedTraining:
         hooks.require_supported(self.model)
         parts = self._parts(values, values.get("steps"), with_info=False)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
+        if not self._depth:  # else the ranks agree since `fit` began
+            hooks.build_to_predict(self.model, parts.first())
+            self._agree_on_weights()
         outputs = method(**arguments)
         read = self.topology.all_gather_object(parts.read)
         if any([mark for _, mark in each] != [mark for _, mark in read[0]] for each in read):

@@ -113,6 +113,12 @@ def build(model: Any, batch: Any) -> None:
     type(model)._symbolic_build(model, data_batch=batch)
 
 
+def build_to_predict(model: Any, batch: Any) -> None:
+    """Make all variables of a model from a batch, whose targets and metrics are not needed."""
+    if not all(layer.built for layer in layers_of(model)):
+        model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+
+
 def metrics_result(model: Any, logs: Any) -> Any:
     """Return the results of the model's metrics, or ``logs`` if these have other names."""
     return type(model)._get_metrics_result_or_logs(model, logs)

@@ -71,7 +71,8 @@ def weights_of_one_rank():
         before = model.layers[0].get_weights()
         if RANK == RANKS - 1:
             model.layers[0].set_weights([each + 1 for each in before])
-        refused(ValueError, f"first/kernel of rank {RANKS - 1} is not", lambda model=model: model.fit(X, Y, **FIT))
+        for method in (partial(model.predict, X, verbose=0), partial(model.fit, X, Y, **FIT)):
+            refused(ValueError, f"first/kernel of rank {RANKS - 1} is not", method)
     model.layers[0].set_weights(before)
     model.fit(X, Y, epochs=1, **FIT)
     assert alike(model)
@@ -79,6 +80,12 @@ def weights_of_one_rank():
 
 def first_weights():
     """Drawn by each rank from its own seed: the chief's are those of all."""
+    for inputs in ([keras.Input((4,))], []):  # built, or by its first batch
+        keras.utils.set_random_seed(RANK)
+        model = keras.Sequential([*inputs, layers.Dense(1)])
+        whole = everywhere(model.predict(X, verbose=0))
+        assert all(np.array_equal(whole[0], each) for each in whole)
+        np.testing.assert_allclose(whole[0], X @ model.get_weights()[0], rtol=1e-4, atol=1e-5)
     model = made(seed=RANK)
     model.layers[1].set_weights([np.ones((6, 1)), np.zeros(1)])
     firsts = checking.strategy.comm.bcast(model.get_weights())
