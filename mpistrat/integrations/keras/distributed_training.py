@@ -72,6 +72,7 @@ class DistributedTraining:
             held = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": size}
             values["validation_data"] = self._parts(held, values.get("validation_steps"))
         mine, chief_has_more = self._callbacks(values)
+        chief_has_more = self.topology.broadcast_object(chief_has_more)  # the list may be the chief's alone
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
         with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
