@@ -175,7 +175,7 @@ class DistributedTraining:
 
             return call
 
-        chiefs = [each for each in callbacks if is_chief_only(each)]
+        chiefs = [*{id(each): each for each in callbacks if is_chief_only(each)}.values()]  # each once
         before = [dict(vars(each)) for each in chiefs]
         names = [[name for name in dir(each) if name.startswith("on_")] for each in chiefs]
         for each, of_each in zip(chiefs, names, strict=True):
