@@ -49,8 +49,8 @@ _NEEDED = {
 
 
 _OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayDataAdapter`
-# Attributes of a model, an optimizer, a layer and a layer.
-_OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables")
+# Attributes of a model, an optimizer, a layer, a layer and a variable.
+_OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables", "_value")
 
 
 def _found(path: str) -> Any:
@@ -332,12 +332,15 @@ def variables_of_gradients(optimizer: Any, given: Any) -> list[Any]:
 
 
 def seed_states(model: Any) -> list[Any]:
-    """Return the variables that hold the states of random generators."""
+    """Return the variables that hold the states of random generators.
+
+    After an error in a step, JAX' trainer may leave variables without a value: they are left out.
+    """
     return [
         generator.state
         for layer in layers_of(model)
         for generator in getattr(layer, "_seed_generators", ())
-        if hasattr(generator, "state")
+        if hasattr(generator, "state") and generator.state._value is not None
     ]
 
 

@@ -78,4 +78,20 @@ def own_test_step():
         np.testing.assert_allclose(held.history["val_own"], evaluate()["own"], rtol=1e-4)
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step]
+def errors_of_the_program():
+    """On JAX, variables have no value then; the error is still the program's."""
+
+    class Fails(keras.Sequential):
+        def train_step(self, *args):
+            raise RuntimeError("of the program")
+
+        test_step = train_step
+
+    for name in ("fit", "evaluate", "train_on_batch"):
+        keras.utils.set_random_seed(1)
+        model = Fails([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        refused(RuntimeError, "of the program", partial(getattr(model, name), X, Y))
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program]

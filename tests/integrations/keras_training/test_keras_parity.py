@@ -67,6 +67,8 @@ else:
         "first_weights",
         "other_input",
         "losses_of_whole_batches",
+        "own_test_step",
+        "errors_of_the_program",
         "datasets",
         "predictions_for_the_chief",
         "what_cannot_be_trained",
