@@ -76,7 +76,16 @@ class DistributedTraining:
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
         with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
-            return method(**arguments)
+            history = method(**arguments)
+        weights = self.model.trainable_variables
+        ends = [np.where(each == each, each, np.zeros_like(each)) for each in _values(weights)]  # NaN has many bits
+        for number, rank in self.ranks.different([each.path for each in weights], ends).items():
+            raise ValueError(
+                f"after fit, {weights[number].path} of rank {rank} is not that of rank 0: only optimizers of Keras "
+                "combine gradients over ranks; let a train_step of your own update weights by model.optimizer.apply, "
+                "and callbacks change them on all ranks alike"
+            )
+        return history
 
     def evaluate(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `evaluate`."""

@@ -94,4 +94,22 @@ def errors_of_the_program():
         refused(RuntimeError, "of the program", partial(getattr(model, name), X, Y))
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program]
+def own_updates():
+    """Of weights, which no optimizer of Keras has made: no rank knows of those of others."""
+
+    class Moves(keras.Sequential):
+        def train_step(self, *args):
+            x, kernel = args[-1][0], self.layers[0].kernel
+            moved = kernel + ops.mean(x)
+            if BACKEND == "jax":
+                weights, *rest = args[0]
+                return {"own": ops.mean(x)}, ([weights[0] + ops.mean(x), *weights[1:]], *rest)
+            kernel.assign(moved)
+            return {"own": ops.mean(x)}
+
+    model = Moves([keras.Input((4,)), layers.Dense(1, name="moved")])
+    model.compile("sgd", "mse")
+    refused(ValueError, "after fit, moved/kernel of rank 1 is not", partial(model.fit, X, Y, **FIT))
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates]
