@@ -110,7 +110,7 @@ BACKEND: str = keras.backend.backend()
 
 def build(model: Any, batch: Any) -> None:
     """Make all variables of a model and of its optimizer, from a batch."""
-    type(model)._symbolic_build(model, data_batch=batch)
+    type(model)._symbolic_build(model, data_batch=keras.tree.map_structure(with_strings, batch))
 
 
 def build_to_predict(model: Any, batch: Any) -> None:
@@ -206,7 +206,8 @@ def require_losses_of_rows(model: Any) -> None:
     for given in keras.tree.flatten(model.loss):
         loss = getattr(losses, given, given) if isinstance(given, str) else given
         kind = loss if isinstance(loss, type) else type(loss)
-        over_rows = {None, 0} & {*np.ravel(getattr(loss, "axis", None)).tolist()}
+        axes: Any = getattr(loss, "axis", None)
+        over_rows = {None, 0} & {*np.ravel(axes).tolist()}
         combines = issubclass(kind, (losses.Dice, losses.Tversky)) and over_rows
         if combines or issubclass(kind, losses.Circle) or loss in (losses.dice, losses.tversky, losses.circle):
             raise ValueError(
@@ -282,6 +283,15 @@ def first_of(adapter: Any) -> Any:
         random.setstate(state)
 
 
+def with_strings(array: Any) -> Any:
+    """Return an array of strings as a tensor of TensorFlow, which alone has a type for them; another as it is."""
+    if BACKEND != "tensorflow" or getattr(array, "dtype", None) != np.dtype(object):
+        return array
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(array)
+
+
 class Sliced:
     """The arrays of an `ArrayDataAdapter`, of which batches are cut."""
 
@@ -300,7 +310,7 @@ class Sliced:
             rows = sliceable[indices]
             if BACKEND == "torch":
                 return keras.ops.convert_to_tensor(sliceable.convert_to_torch_compatible(rows))
-            return sliceable.convert_to_numpy(rows)
+            return with_strings(sliceable.convert_to_numpy(rows))
 
         return keras.tree.map_structure(lambda each: None if each is None else one(each), self._sliceable)
 

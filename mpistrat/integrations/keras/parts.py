@@ -166,7 +166,7 @@ def _with_a_row(batch: Any) -> Any:
 
 
 def _cut(batch: Any, first: int, last: int) -> Any:
-    native = keras.ops.convert_to_tensor if BACKEND == "torch" else np.asarray
+    native = keras.ops.convert_to_tensor if BACKEND == "torch" else hooks.with_strings
     return keras.tree.map_structure(lambda each: None if each is None else native(each[first:last]), batch)
 
 

@@ -41,8 +41,10 @@ def _kept(method: _Method) -> _Method:
 
 
 def digest(array: np.ndarray) -> int:
-    """Return a digest of an array, its dtype and its shape."""
+    """Return a digest of an array, its dtype and its shape. Those of strings are arrays of objects."""
     kind = xxhash.xxh3_64_intdigest(f"{array.dtype.str}{array.shape}".encode())
+    if array.dtype.hasobject:
+        return xxhash.xxh3_64_intdigest(repr(array.tolist()).encode(), kind)
     return xxhash.xxh3_64_intdigest(arrays.as_bytes(np.ascontiguousarray(array)).data, kind)
 
 

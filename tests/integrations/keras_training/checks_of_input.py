@@ -99,17 +99,36 @@ def own_updates():
 
     class Moves(keras.Sequential):
         def train_step(self, *args):
-            x, kernel = args[-1][0], self.layers[0].kernel
-            moved = kernel + ops.mean(x)
+            mean = ops.mean(args[-1][0])
             if BACKEND == "jax":
                 weights, *rest = args[0]
-                return {"own": ops.mean(x)}, ([weights[0] + ops.mean(x), *weights[1:]], *rest)
-            kernel.assign(moved)
-            return {"own": ops.mean(x)}
+                return {"own": mean}, ([weights[0] + mean, *weights[1:]], *rest)
+            kernel = self.layers[0].kernel
+            kernel.assign(kernel + mean)
+            return {"own": mean}
 
     model = Moves([keras.Input((4,)), layers.Dense(1, name="moved")])
     model.compile("sgd", "mse")
-    refused(ValueError, "after fit, moved/kernel of rank 1 is not", partial(model.fit, X, Y, **FIT))
+    refused(
+        ValueError, "moved/kernel of rank 1 is not that of rank 0: only optimizers", partial(model.fit, X, Y, **FIT)
+    )
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates]
+def strings():
+    if BACKEND != "tensorflow":  # whose tensors alone hold strings
+        return
+    import tensorflow as tf
+
+    lookup = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+    model = keras.Sequential([keras.Input((1,), dtype="string"), lookup, layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+
+    def evaluate(words):
+        rows = tf.data.Dataset.from_tensor_slices(([[each] for each in words], Y[:9]))
+        return model.evaluate(rows.batch(4), verbose=0)
+
+    np.testing.assert_allclose(evaluate("ab?abbbaa"), np.mean(np.square(1 - Y[:9])), rtol=1e-5)
+    refused(ValueError, OTHER, lambda: evaluate("ab?abbbaa" if RANK else "aa?abbbaa"))
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings]

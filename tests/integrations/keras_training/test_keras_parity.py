@@ -69,6 +69,8 @@ else:
         "losses_of_whole_batches",
         "own_test_step",
         "errors_of_the_program",
+        "own_updates",
+        "strings",
         "datasets",
         "predictions_for_the_chief",
         "what_cannot_be_trained",
