@@ -29,15 +29,17 @@ class DistributedTraining:
     """The training of one model on several ranks.
 
     The compiled steps that it keeps belong to ``compiled``, what the model's last `compile` has made. ``alone`` counts
-    the methods that are running of callbacks that only the chief calls.
+    the methods that are running of callbacks that only the chief calls, of any model: they may use another one.
     """
+
+    alone = 0
 
     def __init__(self, model: Any, engine: Any, compiled: Any):
         self.model, self.compiled = model, compiled
         self.ranks = TrainingRanks(engine)
         self.topology = engine.topology
         self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
-        self.alone = self._depth = 0
+        self._depth = 0
         self._fitting = False
         self._inputs: list[PartsOfRank] = []  # of the calls that are running
 
@@ -176,11 +178,11 @@ class DistributedTraining:
         def noting(method: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(method)
             def call(*args: Any, **kwargs: Any) -> Any:
-                self.alone += 1
+                DistributedTraining.alone += 1
                 try:
                     return method(*args, **kwargs)
                 finally:
-                    self.alone -= 1
+                    DistributedTraining.alone -= 1
 
             return call
 

@@ -54,7 +54,7 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
         raise ValueError(f"{name}: Keras trains with a replica on each rank: make the strategy without mesh and groups")
     if engine.topology.size == 1:
         return method(model, **_on_one_rank(model, method.__name__, values, engine))
-    if _is_alone(model):
+    if DistributedTraining.alone:
         raise RuntimeError(
             f"{name} was called by a callback of the chief alone, but it is for all ranks: let the callback have no "
             "chief_only = True"
@@ -67,12 +67,6 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
     return kept.call(functools.partial(method, model), method.__name__, values, gather)
 
 
-def _is_alone(model: Any) -> bool:
-    """Return whether a callback of the chief alone is called, while a model trains."""
-    kept = vars(model).get(_KEPT)
-    return kept is not None and kept.alone > 0
-
-
 def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call a method that writes a file, on the chief alone, while the other ranks wait. All raise if it fails."""
 
@@ -80,7 +74,7 @@ def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
         host_calls.wait()
         method(model, *args, **kwargs)
 
-    on_ranks = isinstance(strategy, _STRATEGIES) and not _is_alone(model)
+    on_ranks = isinstance(strategy, _STRATEGIES) and not DistributedTraining.alone
     if on_ranks and (context.is_default() or context.current().replica_context is None):
         strategy.extended.engine.topology.on_first(write, operation(f"Keras' Model.{method.__name__}"))
     else:

@@ -6,7 +6,7 @@ import sys
 import checking
 import keras
 import numpy as np
-from checking import FIT, RANK, RANKS, Counts, X, Y, everywhere, folder, made, refused
+from checking import FIT, RANK, RANKS, Chiefs, Counts, X, Y, everywhere, folder, made, refused
 from keras import layers
 
 import mpistrat
@@ -21,6 +21,9 @@ def saving():
     model.fit(X, Y, epochs=2, callbacks=[save_on_all], **FIT)
     assert (folder / "all.weights.h5").exists()
     again = made(seed=2)
+    chief = Chiefs(after_epoch=lambda counts: again.save_weights(folder / "other.weights.h5"))  # of another model
+    made().fit(X, Y, epochs=1, callbacks=[chief], **FIT)
+    assert RANK or (folder / "other.weights.h5").exists()
     again.load_weights(folder / "all.weights.h5")
     for mine, kept in zip(model.get_weights(), again.get_weights(), strict=True):
         assert np.array_equal(mine, kept)
