@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import keras
 
@@ -13,8 +12,21 @@ from mpistrat.engine import Engine
 from mpistrat.integrations.keras import hooks, host_calls
 
 _ON_HOST = InputOptions(experimental_fetch_to_device=False)  # Keras copies batches to its device
-# A dataset that trains again goes on with its next epoch, so it is distributed once.
-_distributed: WeakKeyDictionary[Dataset, tuple[Engine, DistributedDataset]] = WeakKeyDictionary()
+_KEPT = "_mpistrat_keras"  # the attribute of a dataset that keeps its `_Distributed`
+
+
+class _Distributed:
+    """What a dataset is over the ranks of an engine: if it trains again, it goes on with its next epoch.
+
+    The dataset keeps it, so that both end together: a dictionary of all would hold the dataset by its value.
+    """
+
+    def __init__(self, dataset: Dataset, engine: Engine):
+        self.of, self.engine = dataset, engine
+        self.made = DistributedDataset(dataset, engine.topology, _ON_HOST, replicas=engine.replicas)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # copies of the dataset in other processes have none
 
 
 def is_dataset(x: Any) -> bool:
@@ -39,11 +51,10 @@ class BatchesOfRank:
                 )
         x = values["x"]
         if isinstance(x, Dataset):
-            kept = _distributed.get(x)
-            if kept is None or kept[0] is not engine:
-                made = DistributedDataset(x, engine.topology, _ON_HOST, replicas=engine.replicas)
-                kept = _distributed[x] = (engine, made)
-            x = kept[1]
+            kept = vars(x).get(_KEPT)
+            if kept is None or kept.of is not x or kept.engine is not engine:  # copy.copy shares attributes
+                kept = vars(x)[_KEPT] = _Distributed(x, engine)
+            x = kept.made
         if x.cardinality == INFINITE_CARDINALITY and not steps:
             raise ValueError("the dataset has no end: give the number of steps of an epoch, such as steps_per_epoch")
         self._dataset = x

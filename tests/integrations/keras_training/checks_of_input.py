@@ -1,13 +1,14 @@
 """Losses, weights and batches that differ between ranks, or depend on all rows of a batch."""
 
 import gc
+import pickle
 import weakref
 from functools import partial
 
 import checking
 import keras
 import numpy as np
-from checking import BACKEND, FIT, RANK, RANKS, Chiefs, Counts, X, Y, alike, everywhere, folder, made, refused
+from checking import BACKEND, FIT, RANK, STEPS, Counts, X, Y, made, refused
 from keras import layers, ops
 
 from mpistrat.data import Dataset
@@ -131,4 +132,15 @@ def strings():
     refused(ValueError, OTHER, lambda: evaluate("ab?abbbaa" if RANK else "aa?abbbaa"))
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings]
+def datasets_end():
+    """A dataset that is no longer used is not kept, nor are its arrays; and it can be copied to another process."""
+    model, rows = made(), Dataset.from_arrays((X, Y)).batch(8)
+    model.evaluate(rows, verbose=0)
+    assert len(list(pickle.loads(pickle.dumps(rows)))) == STEPS
+    gone = weakref.ref(rows)
+    del rows
+    gc.collect()
+    assert gone() is None
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings, datasets_end]
