@@ -30,4 +30,7 @@ hooks.wrap_optimizers(step.applied_over_ranks, step.scaled_over_ranks)
 hooks.note_assignments()
 hooks.keep_backups_whole()
 keras_models.train_by(train)
+# These functions would write on each rank.
+hooks.keras.saving.save_model = hooks.keras.models.save_model = hooks.keras.Model.save
+hooks.keras.saving.save_weights = hooks.keras.Model.save_weights
 skip_in_call_sites(os.path.dirname(hooks.keras.__file__))

@@ -35,7 +35,10 @@ def saving():
 
     noted = Noted([keras.Input((4,)), layers.Dense(1)])
     noted.save(folder / "noted.keras")
+    keras.saving.save_model(noted, folder / "noted again.keras")
+    keras.saving.save_weights(noted, folder / "noted.weights.h5")
     assert everywhere(len(writers) > 0) == [each == 0 for each in range(RANKS)]
+    assert (folder / "noted again.keras").exists()
     (folder / "file").touch()
     refused(NotADirectoryError, "file", lambda: model.save_weights(folder / "file" / "x.weights.h5"))
     refused(ValueError, "", lambda: model.save(folder / "x.unknown"))
