@@ -153,8 +153,7 @@ class DistributedTraining:
         seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
         source = source_of(values, steps, self.ranks.engine, shuffle)
         parts = self._with_parts(source, seed=seed, **more)
-        arrays = [np.asarray(each) for each in parts.arrays]
-        arrays = [each for each in arrays if not each.dtype.hasobject]
+        arrays = [each for each in parts.arrays if not each.dtype.hasobject]
         for number, rank in self.ranks.different([f"array {n}" for n in range(len(arrays))], arrays).items():
             raise ValueError(
                 f"the input of rank {rank} is not that of rank 0: array {number} differs; each rank takes its rows of "

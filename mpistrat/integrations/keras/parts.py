@@ -49,9 +49,11 @@ class PartsOfRank(hooks.DataAdapter):
         self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
 
     @property
-    def arrays(self) -> list[Any]:
-        """The arrays that batches are cut of; none if the source makes its batches."""
-        return [each for each in _flatten(self._sliced.arrays) if each is not None] if self._sliced else []
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays that batches are cut of, on the host; none if the source makes its batches."""
+        given = [each for each in _flatten(self._sliced.arrays) if each is not None] if self._sliced else []
+        # Tensors of PyTorch may be on a GPU, record gradients or have bfloat16, which NumPy refuses.
+        return [arrays.to_host(each) if hasattr(each, "detach") else np.asarray(each) for each in given]
 
     @property
     def num_batches(self) -> int | None:
@@ -140,7 +142,7 @@ class PartsOfRank(hooks.DataAdapter):
             rows = slice(start + first, start + last)
             return arrays.cut(rows if order is None else order[rows])
 
-        mark = sum(map(digest, map(np.asarray, self.arrays))) % DIGESTS if self.marked else 0
+        mark = sum(map(digest, self.arrays)) % DIGESTS if self.marked else 0
         for start in range(0, arrays.rows, size):
             yield min(size, arrays.rows - start), mark, functools.partial(cut_from, start)
 

@@ -143,4 +143,18 @@ def datasets_end():
     assert gone() is None
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings, datasets_end]
+def tensors():
+    """That NumPy refuses to read: they record gradients, or have bfloat16."""
+    if BACKEND != "torch":
+        return
+    import torch
+
+    model = made()
+    whole = model.evaluate(X, Y, batch_size=8, verbose=0)
+    for x in (torch.from_numpy(X).requires_grad_(), torch.from_numpy(X).bfloat16()):
+        np.testing.assert_allclose(model.evaluate(x, Y, batch_size=8, verbose=0), whole, rtol=0.01)
+        model.train_on_batch(x, Y)
+        whole = model.evaluate(X, Y, batch_size=8, verbose=0)
+
+
+INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings, datasets_end, tensors]
