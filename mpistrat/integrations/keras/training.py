@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 import keras
-import numpy as np
 
 import mpistrat
 from mpistrat import context
@@ -93,7 +92,8 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> 
         values = {**values, "validation_data": PartsOfRank(source, 0, 1, with_info=False)}
     leaves = keras.tree.flatten((values.get("x"), values.get("y"), values.get("sample_weight")))
     shuffled = fits and values.get("shuffle", True)
-    arrays = all(each is None or type(each) is np.ndarray for each in leaves)
+    # Keras takes ragged and sparse tensors, too, on one rank: they have no `__array__`.
+    arrays = all(each is None or (hasattr(each, "__array__") and hasattr(each, "shape")) for each in leaves)
     x = values.get("x")
     if is_dataset(x) or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
         steps = values.get("steps_per_epoch" if fits else "steps")

@@ -115,14 +115,14 @@ def other_models():
 
 def order_of_rows():
     """Of a seed, whatever the number of ranks."""
-    for shuffle in (True, "batch"):
+    for x, shuffle in ((X, True), (X, "batch"), (ops.convert_to_tensor(X), True)):
         fit = {**FIT, "shuffle": shuffle, "epochs": 2}
         with checking.strategy.scope():
             model = made()
-        model.fit(X, Y, **fit)
+        model.fit(x, Y, **fit)
         with mpistrat.OneDeviceStrategy("cpu").scope():
             alone = made()
-            alone.fit(X, Y, **fit)
+            alone.fit(x, Y, **fit)
         for mine, other in zip(model.get_weights(), alone.get_weights(), strict=True):
             np.testing.assert_allclose(mine, other, atol=1e-6)
     for workers in (1, 2):
