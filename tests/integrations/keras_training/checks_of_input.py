@@ -5,7 +5,6 @@ import pickle
 import weakref
 from functools import partial
 
-import checking
 import keras
 import numpy as np
 from checking import BACKEND, FIT, RANK, STEPS, Counts, X, Y, made, refused
@@ -66,7 +65,7 @@ class OwnTest(keras.Sequential):
 
 
 def own_test_step():
-    """Its logs are means over the rows of the last batch, of which ranks have other numbers than of a batch of `fit`."""
+    """Its logs are means over the rows of the last batch, which are not as many as those of a batch of `fit`."""
     keras.utils.set_random_seed(1)
     model = OwnTest([keras.Input((4,)), layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -157,4 +156,13 @@ def tensors():
         whole = model.evaluate(X, Y, batch_size=8, verbose=0)
 
 
-INPUT = [losses_of_whole_batches, other_input, own_test_step, errors_of_the_program, own_updates, strings, datasets_end, tensors]
+INPUT = [
+    losses_of_whole_batches,
+    other_input,
+    own_test_step,
+    errors_of_the_program,
+    own_updates,
+    strings,
+    datasets_end,
+    tensors,
+]
