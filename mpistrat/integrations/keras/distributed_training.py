@@ -115,7 +115,7 @@ class DistributedTraining:
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
         if not self._depth:  # else the ranks agree since `fit` began
             hooks.build_to_predict(self.model, parts.first())
-            self._agree_on_weights()
+            self._agree_on_weights(fitting=False)
         outputs = method(**arguments)
         read = self.topology.all_gather_object(parts.read)
         if any([mark for _, mark in each] != [mark for _, mark in read[0]] for each in read):
@@ -219,13 +219,17 @@ class DistributedTraining:
         self._send(self._variables())
         self._move_seeds(1)
 
-    def _agree_on_weights(self) -> None:
+    def _agree_on_weights(self, fitting: bool) -> None:
         """Let all ranks start from the same weights: initial values are those of the chief.
+
+        Those of the optimizer count where it trains. On JAX, moving averages share memory with the weights after `fit`,
+        and Keras' `evaluate` gives it away: they cannot be read then.
 
         Raise ValueError on all ranks if a weight differs that was set, loaded or trained on a rank.
         """
         seeds = hooks.seed_states(self.model)
-        variables = [each for each in self._variables() if not any(each is seed for seed in seeds)]
+        those = self._variables() if fitting else self.model.variables
+        variables = [each for each in those if not any(each is seed for seed in seeds)]
         found = self.ranks.different([each.path for each in variables], _values(variables))
         if found:
             optimizer = getattr(self.model, "optimizer", None)
@@ -261,7 +265,7 @@ class DistributedTraining:
         hooks.require_supported(model)
         hooks.require_losses_of_rows(model)
         hooks.build(model, first())
-        self._agree_on_weights()
+        self._agree_on_weights(fitting)
         steps = [self._step(model.train_step), self._step(model.test_step)]
         alone = {name: getattr(model, name) for name in _FUNCTIONS}
         if BACKEND == "tensorflow":
