@@ -78,6 +78,13 @@ def weights_of_one_rank():
     model.layers[0].set_weights(before)
     model.fit(X, Y, epochs=1, **FIT)
     assert alike(model)
+    for _ in range(5):
+        model.train_on_batch(X, Y)
+    if RANK == RANKS - 1:
+        model.layers[0].set_weights(before)
+    # Not each batch is preceded by a comparison.
+    several = partial(list, map(partial(model.train_on_batch, X), [Y] * 3))
+    refused(ValueError, f"first/kernel of rank {RANKS - 1} is not", several)
 
 
 def first_weights():
