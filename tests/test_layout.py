@@ -182,3 +182,14 @@ def inspected_base_docstring(name: str, public: dict[str, object]) -> str | None
             if getattr(vars(base).get(member), "__doc__", None):
                 return vars(base)[member].__doc__
     return None
+
+
+def test_the_table_of_layers_is_that_of_the_contract():
+    text = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r'containers = \["mpistrat"\]\nlayers = \[(.*?)\]', text, re.S)[1]
+    contract = enumerate(re.findall(r'"(.+)"', layers))
+    place = {name: number for number, names in contract for name in names.split(" | ")}
+    rows = re.findall(r"^\| (`.+?`) \| ", (ROOT / "docs" / "development.md").read_text(), re.M)
+    table = [name for row in rows for name in re.findall(r"`(\w+)`", row) if name in place]
+    assert sorted(table) == sorted(place)
+    assert [place[name] for name in table] == sorted(place.values())

@@ -14,7 +14,7 @@ from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
 from mpistrat.runtime.agreement.operation import TimedOutError
 
-_TAG = 0
+_TAG = 0  # on a communicator of its own
 _LOOK = 1.0  # seconds of waiting between looks for ranks that have ended
 _goodbyes: Goodbyes | None = None
 

@@ -26,7 +26,7 @@ from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 
 _OWNER = 0
-_TAG = 0
+_TAG = 0  # on a communicator of its own
 SCHEME = "mpistrat"
 _Found = Iterator[tuple[Any, int, int]]
 _stores: list[MpiStore] = []  # torch's C++ keeps only its part of an object of Python
