@@ -25,7 +25,8 @@ from mpistrat.strategy import keras_models
 __all__ = ["SyncBatchNormalization"]
 
 hooks.wrap_loss_reduction(step.reduced_over_ranks)
-hooks.keras.metrics.Mean.update_state = step.averaged_over_ranks(hooks.keras.metrics.Mean.update_state)
+for _kind in (hooks.keras.metrics.Mean, hooks.keras.metrics.Sum):
+    _kind.update_state = step.averaged_over_ranks(_kind.update_state)
 hooks.wrap_optimizers(step.applied_over_ranks, step.scaled_over_ranks)
 hooks.note_assignments()
 hooks.keep_backups_whole()

@@ -17,6 +17,7 @@ _WRITING = (
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.BackupAndRestore,
+    keras.callbacks.OrbaxCheckpoint,
     keras.callbacks.RemoteMonitor,
     keras.callbacks.ProgbarLogger,
 )
@@ -31,11 +32,13 @@ class LastCallback(keras.callbacks.Callback):
     """The last callback: it sends the chief's weights, and lets all ranks stop after the same step.
 
     A callback of one rank may ask for a stop. That rank then goes on until the next all-reduce has told all others.
+    ``compare(when)`` is called at the end of the first, second, fourth, eighth ... epoch, and of `fit`.
     """
 
-    def __init__(self, ranks: TrainingRanks, send: Callable[[], None] | None):
+    def __init__(self, ranks: TrainingRanks, send: Callable[[], None] | None, compare: Callable[[str], None]):
         super().__init__()
-        self._ranks, self._send = ranks, send
+        self._ranks, self._send, self._compare = ranks, send, compare
+        self._epochs = 0
 
     def set_model(self, model: Any) -> None:
         """Take the model. On JAX, reading ``self.model`` after each batch would copy its weights to the variables."""
@@ -59,5 +62,8 @@ class LastCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stop if a rank asks for it."""
         ranks = self._ranks
+        self._epochs += 1
         stops = self.model.stop_training or ranks.stop or ranks.wants_stop
         self.model.stop_training = not ranks.topology.all_true(not stops)
+        if self._epochs & (self._epochs - 1) == 0:
+            self._compare(f"after epoch {epoch + 1}")

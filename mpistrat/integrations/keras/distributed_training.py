@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
+from types import MethodType
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
+from mpistrat.collectives.movement import gather as gathers
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.integrations.keras import hooks, host_calls
 from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
@@ -18,11 +21,16 @@ from mpistrat.integrations.keras.datasets import BatchesOfRank, is_dataset
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.parts import PartsOfRank
 from mpistrat.integrations.keras.ranks import OTHER_BATCHES, TrainingRanks
-from mpistrat.integrations.keras.step import RankStep, computing
+from mpistrat.integrations.keras.step import RankStep, applied_over_ranks, computing
 from mpistrat.runtime.agreement.whole_call import whole
 
 _FUNCTIONS = ("train_function", "test_function", "jit_compile")
 _BETWEEN_SEEDS = 1_000_003  # of two ranks
+_SAME = (
+    *("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "steps", "shuffle", "class_weight"),
+    *("validation_split", "validation_steps", "validation_batch_size", "validation_freq"),
+)  # arguments that are those of all ranks
+_NEAR = 1e-4  # of the largest weight of a variable: float32 has 7 digits, and sums of a long epoch lose two
 
 
 class DistributedTraining:
@@ -33,6 +41,7 @@ class DistributedTraining:
     """
 
     alone = 0
+    busy: ClassVar[list[Any]] = []  # the models in `fit` or `evaluate`
 
     def __init__(self, model: Any, engine: Any, compiled: Any):
         self.model, self.compiled = model, compiled
@@ -41,7 +50,7 @@ class DistributedTraining:
         self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
         self._depth = 0
         self._fitting = False
-        self._batches = 0  # calls for one batch in a row
+        self._batches = 0  # calls for one batch since `fit`
         self._inputs: list[PartsOfRank] = []  # of the calls that are running
 
     @whole(attrgetter("topology"), "training by Keras")
@@ -49,11 +58,16 @@ class DistributedTraining:
         """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
         self.ranks.error = None
         inputs, rows = len(self._inputs), self.ranks.rows
-        self._batches = self._batches + 1 if name.endswith("_on_batch") else 0
+        on_batch = name.endswith("_on_batch")
+        self._batches = 0 if name == "fit" else self._batches + on_batch
+        if not on_batch:
+            self._require_same(name, values)
         try:
             if name == "predict":
                 return self._predict(method, values, gather)
-            if self._batches:
+            if not self.model.compiled:
+                return method(**values)  # raises what Keras says of it
+            if on_batch:
                 return self._on_batch(method, values, fitting=name == "train_on_batch")
             return getattr(self, name)(method, values)
         except Exception:
@@ -77,26 +91,25 @@ class DistributedTraining:
             values["validation_data"] = self._parts(held, values.get("validation_steps"))
         mine, chief_has_more = self._callbacks(values)
         chief_has_more = self.topology.broadcast_object(chief_has_more)  # the list may be the chief's alone
-        agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None)
+        agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None, self._require_alike)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
         with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
             history = method(**arguments)
-        weights = self.model.trainable_variables
-        ends = [np.where(each == each, each, np.zeros_like(each)) for each in _values(weights)]  # NaN has many bits
-        for number, rank in self.ranks.different([each.path for each in weights], ends).items():
-            raise ValueError(
-                f"after fit, {weights[number].path} of rank {rank} is not that of rank 0: only optimizers of Keras "
-                "combine gradients over ranks; let a train_step of your own update weights by model.optimizer.apply, "
-                "and callbacks change them on all ranks alike"
-            )
+        self._require_alike("after fit")
         return history
 
     def evaluate(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `evaluate`."""
         parts = self._parts(values, values.get("steps"))
-        arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
-        with self._over_ranks(parts.first):
-            return method(**arguments)
+        mine, _ = self._callbacks(values)
+        arguments = {**given(values, parts), **self._quiet(values), "callbacks": mine}
+        nested = self._depth > 0
+        with self._over_ranks(parts.first), self._noting_alone(mine):
+            logs = method(**arguments)
+        # A callback of a batch evaluates: Keras adds the rest of the epoch to what this leaves, and ranks are added up.
+        for each in self.model.metrics_variables if nested and self.topology.rank > 0 else ():
+            each.assign(keras.ops.zeros_like(each.value))
+        return logs
 
     def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
         """Call the model's `train_on_batch` or `test_on_batch`."""
@@ -115,15 +128,15 @@ class DistributedTraining:
             raise ValueError(f"gather must be 'all' or 'chief', not {gather!r}")
         hooks.require_supported(self.model)
         parts = self._parts(values, values.get("steps"), with_info=False)
-        arguments = {**given(values, parts), **self._quiet(values), "callbacks": self._callbacks(values)[0]}
+        mine, _ = self._callbacks(values)
         if not self._depth:  # else the ranks agree since `fit` began
             hooks.build_to_predict(self.model, parts.first())
             self._agree_on_weights(fitting=False)
-        outputs = method(**arguments)
-        read = self.topology.all_gather_object(parts.read)
-        if any([mark for _, mark in each] != [mark for _, mark in read[0]] for each in read):
+        with self._noting_alone(mine):
+            outputs = method(**{**given(values, parts), **self._quiet(values), "callbacks": mine})
+        if len({*self.topology.all_gather_object((len(parts.rows), parts.seen))}) > 1:
             raise ValueError(OTHER_BATCHES)
-        rows = np.array([[own for own, _ in each] for each in read]).T  # of each batch and rank
+        rows = gathers.all_gather(self.topology, np.array(parts.rows), 0).reshape(self.topology.size, -1).T
         starts = np.cumsum(rows).reshape(rows.shape) - rows
         real = np.concatenate([np.full(max(own, 1), own > 0) for own in rows[:, self.topology.rank]])
         order = np.concatenate([np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)])
@@ -171,6 +184,9 @@ class DistributedTraining:
             raise TypeError("give the callbacks as a list, not as a CallbackList: each rank calls its own of them")
         callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
         mine = [each for each in callbacks if self.topology.rank == 0 or not is_chief_only(each)]
+        for each in mine if self.topology.rank else ():  # the chief speaks for all
+            if type(each).__module__.startswith("keras.") and getattr(each, "verbose", False):
+                each.verbose = 0
         return mine, any(map(is_chief_only, callbacks))
 
     @contextmanager
@@ -203,6 +219,17 @@ class DistributedTraining:
                     if name in own:
                         setattr(each, name, own[name])
 
+    def _require_same(self, name: str, values: dict[str, Any]) -> None:
+        """Raise ValueError on all ranks if a number among the arguments differs between them."""
+        first, *others = self.topology.all_gather_object({each: repr(values.get(each)) for each in _SAME})
+        for rank, its in enumerate(others, 1):
+            for each in _SAME:
+                if its[each] != first[each]:
+                    raise ValueError(
+                        f"{name} was given {each}={its[each]} on rank {rank}, but {each}={first[each]} on rank 0: "
+                        "arguments are those of all ranks together, so give the same to each"
+                    )
+
     def _quiet(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the argument that lets only the chief report."""
         return {"verbose": values.get("verbose", "auto") if self.topology.rank == 0 else 0}
@@ -210,8 +237,8 @@ class DistributedTraining:
     # --- weights -------------------------------------------------------------------------
 
     def _variables(self) -> list[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
-        return [*self.model.variables, *(() if optimizer is None else optimizer.variables)]
+        found = [*self.model.variables, *[v for each in hooks.optimizers_of(self.model) for v in each.variables]]
+        return [*{id(each): each for each in found}.values()]
 
     def _send(self, variables: list[Any]) -> None:
         """Give variables the values of the chief."""
@@ -220,7 +247,34 @@ class DistributedTraining:
 
     def _send_restored(self) -> None:
         self._send(self._variables())
+        hooks.finish_restoring(self.model)
         self._move_seeds(1)
+
+    def _require_alike(self, when: str) -> None:
+        """Raise ValueError on all ranks if they have trained other weights.
+
+        Processors of several kinds round differently: then the chief's weights are sent, and a warning says so.
+        """
+        weights = self.model.trainable_variables
+        ends = [np.where(each == each, each, np.zeros_like(each)) for each in _values(weights)]  # NaN has many bits
+        found = self.ranks.different([each.path for each in weights], ends)
+        for number, rank in found.items():
+            (first,) = broadcast(self.topology, [ends[number]])
+            away = np.max(np.abs(ends[number].astype(np.float64) - first.astype(np.float64)), initial=0.0)
+            if not self.topology.all_true(bool(away <= _NEAR * np.max(np.abs(first), initial=0.0))):
+                raise ValueError(
+                    f"{when}, {weights[number].path} of rank {rank} is not that of rank 0: only optimizers of Keras "
+                    "combine gradients over ranks; let a train_step of your own update weights by "
+                    "model.optimizer.apply, and callbacks change weights and rates on all ranks alike"
+                )
+        if found:
+            self._send(weights)
+            if self.topology.rank == 0:
+                warnings.warn(
+                    f"{when}, weights of {self.model.name} differ between ranks in their last digits, as by processors "
+                    "of several kinds, or by rates of learning: those of rank 0 are sent to all",
+                    stacklevel=2,
+                )
 
     def _agree_on_weights(self, fitting: bool) -> None:
         """Let all ranks start from the same weights: initial values are those of the chief.
@@ -232,7 +286,10 @@ class DistributedTraining:
         """
         seeds = hooks.seed_states(self.model)
         those = self._variables() if fitting else self.model.variables
-        variables = [each for each in those if not any(each is seed for seed in seeds)]
+        # Those of a model in `fit`, of which a callback uses a part, are a rank's own until the end of the epoch.
+        own = [v for model in self.busy for v in (*hooks.seed_states(model), *hooks.moving_statistics(model))]
+        variables = [each for each in those if not any(each is other for other in (*seeds, *own))]
+        seeds = [each for each in seeds if not any(each is other for other in own)]
         found = self.ranks.different([each.path for each in variables], _values(variables))
         if found:
             optimizer = getattr(self.model, "optimizer", None)
@@ -276,14 +333,21 @@ class DistributedTraining:
             model.jit_compile = False  # of the step as a whole, since XLA cannot call a function on the host
         for name, function in self._functions.items():
             setattr(model, name, function)
+        own = [each for each in hooks.optimizers_of(model) if BACKEND != "jax" and hooks.has_own("apply", each)]
+        for each in own:  # what it does with gradients is for those of the whole batch
+            object.__setattr__(each, "apply", MethodType(applied_over_ranks(type(each).apply), each))
         hooks.put_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
         self._move_seeds(1)
         self._depth, self._fitting = 1, fitting
+        self.busy.append(model)
         try:
             yield
         finally:
+            self.busy.remove(model)
             self._depth, self._fitting = 0, False
             hooks.put_back_methods(model)
+            for each in own:
+                object.__delattr__(each, "apply")
             self._functions = {name: getattr(model, name) for name in self._functions}
             for name, function in alone.items():
                 setattr(model, name, function)
@@ -296,7 +360,7 @@ class DistributedTraining:
         """
 
         model = self.model
-        by_xla = BACKEND == "tensorflow" and model.jit_compile and not hooks.has_own_train_step(model)
+        by_xla = BACKEND == "tensorflow" and model.jit_compile and not hooks.has_own("train_step", model)
 
         def with_state(state: Any, data: Any) -> Any:
             batch, info, *_ = data
@@ -341,16 +405,38 @@ class DistributedTraining:
         moving = hooks.moving_statistics(self.model) if self._fitting else []
         size = self.topology.size
         mine = [*_values(metrics), *[each.astype(np.float64) / size for each in _values(moving)]]
-        marks = [mark for parts in self._inputs for _, mark in parts.read]
+        marks = [parts.seen for parts in self._inputs]
+        own_step = hooks.has_own("train_step", self.model) or hooks.has_own("test_step", self.model)
+        local = self.model.get_metrics_result() if own_step else {}
         for variable, total in zip([*metrics, *moving], self.ranks.sums(mine, marks), strict=True):
             variable.assign(total.astype(variable.dtype))
         result = hooks.metrics_result(self.model, logs)
-        if result is logs and logs:  # of an own step, with other names: means over the rows of its last batch
-            names, own = sorted(logs), self.ranks.rows
-            numbers = [float(keras.ops.convert_to_numpy(logs[name])) for name in names]
-            (total,) = self.ranks.sums([np.array([own, *[own * each if own else 0.0 for each in numbers]])])
-            result = dict(zip(names, total[1:] / total[0], strict=True))
+        if result is logs and logs:  # of an own step, with other names than those of the metrics
+            result = self._own_logs(logs, local)
         return result
+
+    def _own_logs(self, logs: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
+        """Return logs of an own step over all ranks: results of metrics, and else means over the last batch's rows.
+
+        ``local`` has the results of this rank's metrics: a log of the same value is such a result.
+        """
+        names, own = sorted(logs), self.ranks.rows
+        numbers = [_number(logs[name]) for name in names]
+        others = [
+            own > 0 and not (name in local and np.allclose(_number(local[name]), number, equal_nan=True))
+            for name, number in zip(names, numbers, strict=True)
+        ]
+        parts = [own * each if own else np.zeros_like(each) for each in numbers]
+        (rows, *others), *total = self.ranks.sums([np.array([own, *others], np.float64), *parts])
+        results = self.model.get_metrics_result()
+        return {
+            name: each / rows if other else results[name]
+            for name, each, other in zip(names, total, others, strict=True)
+        }
+
+
+def _number(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value), np.float64)
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:

@@ -149,6 +149,19 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def finish_restoring(model: Any) -> None:
+    """Let layers compute what they keep beside their variables, as Keras does where it loads them."""
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizer of `compile`, and those that are attributes of the model."""
+    found = [getattr(model, "optimizer", None), *vars(model).values()]
+    return [*{id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values()]
+
+
 def mark_of_compile(model: Any) -> Any:
     """Return an object that each `compile` makes anew."""
     return getattr(model, "_loss_tracker", None)
@@ -246,9 +259,9 @@ def drawn_seed() -> int:
     return int(np.random.randint(1 << 31))  # noqa: NPY002
 
 
-def has_own_train_step(model: Any) -> bool:
-    """Return whether a class of the program has written the model's ``train_step``."""
-    return not type(model).train_step.__module__.startswith("keras.")
+def has_own(name: str, model: Any) -> bool:
+    """Return whether a class of the program, and not of Keras, has written a method of a model or an optimizer."""
+    return not getattr(type(model), name).__module__.startswith("keras.")
 
 
 METHODS = ("train_step", "test_step", "_symbolic_build", "_get_metrics_result_or_logs")

@@ -25,8 +25,8 @@ class PartsOfRank(hooks.DataAdapter):
 
     With ``with_info`` each batch comes as ``(batch, info)``: see `RankStep.info`. This has a digest of arrays only if
     it is ``marked``; that of other sources always. Arrays are shuffled by the seed and the number of the epoch alone.
-    ``first_epoch()`` is that number when the first batches are read. ``read`` has the rows of this rank in the batches
-    of this epoch so far, and the digests of these batches. ``note(rows)`` is called with those of each batch.
+    ``first_epoch()`` is that number when the first batches are read. ``seen`` is a digest of the batches of this epoch
+    so far; without ``with_info``, ``rows`` has the rows of this rank in each. ``note(rows)`` is called with them, too.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class PartsOfRank(hooks.DataAdapter):
     ):
         self.source, self.rank, self.size = source, rank, size
         self.with_info, self.seed, self.marked = with_info, seed, marked
-        self.read: list[tuple[int, int]] = []
+        self.seen = 0
+        self.rows: list[int] = []
         self._first_epoch, self._note = first_epoch, note
         self._epoch: Iterator[int] | None = None
         self._seen: list[Any] = []
@@ -92,7 +93,8 @@ class PartsOfRank(hooks.DataAdapter):
 
     def batches(self) -> Iterator[Any]:
         """Yield the parts of an epoch."""
-        self.read.clear()
+        self.seen = 0
+        self.rows.clear()
         if self._epoch is None:
             first = self._first_epoch()
             self._epoch = itertools.count(first)
@@ -105,19 +107,23 @@ class PartsOfRank(hooks.DataAdapter):
         for rows, mark, cut in self._cut_arrays() if self._sliced else self._cut_batches():
             first, last = piece(rows, self.size, self.rank)
             own = last - first
-            self.read.append((own, mark))
-            self._note(own)
+            self._count(own, mark)
             if not own:  # a row of another rank stands in, which weighs nothing
                 first, last = 0, 1
             part = cut(first, last)
             yield (part, np.array([own, rows, mark], np.float32)) if self.with_info else part
 
+    def _count(self, own: int, mark: int) -> None:
+        self.seen = (31 * self.seen + mark + 1) % DIGESTS
+        if not self.with_info:
+            self.rows.append(own)
+        self._note(own)
+
     def _own_batches(self) -> Iterator[Any]:
         """Yield batches that are this rank's alone. Their ``info`` has a shape of its own, as `RankStep` reads it."""
         for batch in self._of_source():
             own = len(_flatten(batch)[0])
-            self.read.append((own, 0))
-            self._note(own)
+            self._count(own, 0)
             part = _cut(_with_a_row(batch), 0, max(own, 1))
             yield (part, {"own": np.array([own], np.float32)}) if self.with_info else part
 

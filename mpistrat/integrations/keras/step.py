@@ -196,7 +196,7 @@ def reduced_over_ranks(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def averaged_over_ranks(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of `keras.metrics.Mean` in which a number weighs as this rank's part of the batch."""
+    """Return the method of `keras.metrics.Mean` or `Sum` in which a number weighs as this rank's part of the batch."""
 
     @functools.wraps(update)
     def updated(metric: Any, values: Any, sample_weight: Any = None) -> Any:

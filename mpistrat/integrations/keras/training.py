@@ -75,7 +75,9 @@ def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
 
     on_ranks = isinstance(strategy, _STRATEGIES) and not DistributedTraining.alone
     if on_ranks and (context.is_default() or context.current().replica_context is None):
-        strategy.extended.engine.topology.on_first(write, operation(f"Keras' Model.{method.__name__}"))
+        strategy.extended.engine.topology.on_first(
+            write, operation(f"Keras' Model.{method.__name__}, for every rank to call")
+        )
     else:
         write()
 

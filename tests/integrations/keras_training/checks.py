@@ -1,7 +1,9 @@
 """Callbacks, errors and files of Keras' training on several ranks. Prints the name of each check that has passed."""
 
 import contextlib
+import json
 import sys
+import zipfile
 from functools import partial
 
 import checking
@@ -250,7 +252,11 @@ def files_of_batch_norm():
     model.fit(X, Y, epochs=1, **FIT)
     model.save(folder / "norm.keras")
     loaded = keras.saving.load_model(folder / "norm.keras")
-    assert type(loaded.get_layer("norm")) is keras.layers.BatchNormalization
+    assert type(loaded.get_layer("norm")) is distributed.SyncBatchNormalization
+    with zipfile.ZipFile(folder / "norm.keras") as file:  # for Keras alone
+        kept = {each["config"]["name"]: each for each in json.loads(file.read("config.json"))["config"]["layers"]}
+    assert (kept["norm"]["module"], kept["norm"]["class_name"]) == ("keras.layers", "BatchNormalization")
+    assert kept["norm"]["config"].keys() == layers.BatchNormalization().get_config().keys()
     for mine, kept in zip(model.get_weights(), loaded.get_weights(), strict=True):
         assert np.array_equal(mine, kept)
     assert alike(model)

@@ -6,8 +6,8 @@ import sys
 import checking
 import keras
 import numpy as np
-from checking import FIT, RANK, RANKS, Chiefs, Counts, X, Y, everywhere, folder, made, refused
-from keras import layers
+from checking import FIT, RANK, RANKS, Chiefs, Counts, X, Y, alike, everywhere, folder, made, refused
+from keras import layers, ops
 
 import mpistrat
 from mpistrat.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -77,6 +77,30 @@ def backup():
     for model in found:
         for one, other in zip(whole.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def restored_with_its_state():
+    """Of a layer that computes with numbers beside its variables, and of an optimizer that is the model's attribute."""
+
+    def fitted(adapts, epochs):
+        keras.utils.set_random_seed(1)
+        norm = layers.Normalization()
+        model = keras.Sequential([keras.Input((4,)), norm, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.other = keras.optimizers.Adam()
+        model.other.build(model.trainable_variables)
+        if adapts:
+            norm.adapt(5 * X + 10)
+            model.other.iterations.assign(7)
+        kept = keras.callbacks.BackupAndRestore(folder / "with_state", delete_checkpoint=False)
+        model.fit(5 * X + 10, Y, epochs=epochs, callbacks=[kept], **FIT)
+        return model
+
+    fitted(True, 2)
+    model = fitted(False, 3)
+    assert alike(model)
+    assert np.allclose(model.layers[0](np.array(5 * X + 10)), (X - X.mean(0)) / X.std(0), atol=1e-3)
+    assert everywhere(int(ops.convert_to_numpy(model.other.iterations.value))) == [7] * RANKS
 
 
 def backup_that_ends_anywhere():
@@ -153,4 +177,4 @@ def preemption():
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-FILES = [saving, backup, backup_that_ends_anywhere, preemption]
+FILES = [saving, backup, restored_with_its_state, backup_that_ends_anywhere, preemption]

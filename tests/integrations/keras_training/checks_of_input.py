@@ -2,12 +2,13 @@
 
 import gc
 import pickle
+import warnings
 import weakref
 from functools import partial
 
 import keras
 import numpy as np
-from checking import BACKEND, FIT, RANK, STEPS, Counts, X, Y, made, refused
+from checking import BACKEND, FIT, RANK, STEPS, Counts, X, Y, everywhere, made, refused
 from keras import layers, ops
 
 from mpistrat.data import Dataset
@@ -94,6 +95,98 @@ def errors_of_the_program():
         refused(RuntimeError, "of the program", partial(getattr(model, name), X, Y))
 
 
+def other_arguments():
+    model = made()
+    refused(ValueError, "fit was given batch_size=", lambda: model.fit(X, Y, **{**FIT, "batch_size": 8 + RANK}))
+    refused(ValueError, "evaluate was given steps=", lambda: model.evaluate(X, Y, steps=1 + RANK, verbose=0))
+    refused(ValueError, "compile", lambda: keras.Sequential([layers.Dense(1)]).fit(X, Y, **FIT))
+
+
+def evaluation_after_a_batch():
+    """Keras adds the rest of the epoch, here its last batch, to what the evaluation leaves."""
+    if BACKEND == "jax":  # its evaluation takes the state that `fit` goes on with
+        return
+    found = []
+
+    def look(counts):
+        if counts.batches == STEPS - 1:
+            found.extend(counts.model.evaluate(*rows, verbose=0) for rows in ((X[32:], Y[32:]), (X, Y)))
+
+    (loss,) = made().fit(X, Y, callbacks=[Counts(after_batch=look)], **FIT).history["loss"]
+    np.testing.assert_allclose(loss, (8 * found[0] + 40 * found[1]) / 48, rtol=1e-5)
+
+
+def sums_of_numbers():
+    """A number that a step gives to a metric weighs as its part of the batch."""
+
+    class Adds(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            self.added.update_state(loss)
+            return loss
+
+    model = Adds([keras.Input((4,)), layers.Dense(1)])
+    model.added = keras.metrics.Sum(name="added")
+    model.compile("sgd", "mse")
+    found = model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)
+    np.testing.assert_allclose(found["added"], STEPS * found["loss"], rtol=1e-5)
+
+
+def own_optimizer():
+    """What it does with gradients before Keras takes them is done with those of the whole batch."""
+
+    class Halves(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            return super().apply([each / ops.norm(each) for each in grads], trainable_variables)
+
+    model = made(optimizer=Halves(0.5))
+    before = model.get_weights()[0]
+    model.train_on_batch(X[:9], Y[:9])
+    moved = model.get_weights()[0] - before
+    if BACKEND != "jax":  # there, Keras calls no `apply`
+        np.testing.assert_allclose(np.linalg.norm(moved), 0.5, rtol=1e-5)
+    assert "apply" not in vars(model.optimizer)
+
+
+def drift_of_rounding():
+    """Processors of several kinds round differently: the chief's weights are those of all. More is an error."""
+    ends = []
+    for by in (1e-6, 1e-2):
+
+        def drifts(counts, by=by):
+            kernel = counts.model.layers[0].kernel
+            kernel.assign(kernel * (1 + by * RANK))
+
+        fit = partial(made().fit, X, Y, callbacks=[Counts(after_epoch=drifts)], **{**FIT, "epochs": 3})
+        if by < 1e-4:
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                fit()
+            ends.append(["last digits" in str(each.message) for each in found].count(True))
+        else:
+            refused(ValueError, "after epoch 1, ", fit)
+    assert RANK > 0 or ends[0] >= 2, ends
+
+
+def parts_of_a_model_in_fit():
+    """A callback predicts with layers of the model: random numbers and moving statistics stay a rank's own."""
+    keras.utils.set_random_seed(1)
+    x, dropout = keras.Input((4,)), layers.Dropout(0.5)
+    y = layers.BatchNormalization()(dropout(layers.Dense(3)(x)))
+    model, part = keras.Model(x, layers.Dense(1)(y)), keras.Model(x, y)
+    model.compile("sgd", "mse")
+    seeds = []
+
+    def look(counts):
+        part.predict(X[:4], verbose=0)
+        seeds.append(np.array(ops.convert_to_numpy(dropout.seed_generator.state.value)).tolist())
+
+    if BACKEND != "jax":
+        model.fit(X, Y, callbacks=[Counts(after_batch=look)], **FIT)
+        for of_ranks in zip(*everywhere(seeds), strict=True):
+            assert len({*map(tuple, of_ranks)}) == len(of_ranks), seeds
+
+
 def own_updates():
     """Of weights, which no optimizer of Keras has made: no rank knows of those of others."""
 
@@ -161,6 +254,12 @@ INPUT = [
     losses_of_whole_batches,
     other_input,
     own_test_step,
+    other_arguments,
+    evaluation_after_a_batch,
+    sums_of_numbers,
+    own_optimizer,
+    drift_of_rounding,
+    parts_of_a_model_in_fit,
     errors_of_the_program,
     own_updates,
     strings,

@@ -85,7 +85,7 @@ class Own(keras.Model):
 
 
 class OwnStep(keras.Model):
-    """A step of its own, for each backend."""
+    """A step of its own, for each backend. With a metric, where that is simple, and a log that is none."""
 
     def train_step(self, *args):
         if BACKEND == "jax":
@@ -106,7 +106,8 @@ class OwnStep(keras.Model):
             import torch
 
             self.zero_grad()
-            loss = ops.mean(ops.square(self(x, training=True) - y))
+            squares = ops.square(self(x, training=True) - y)
+            loss = ops.mean(squares)
             loss.backward()
             with torch.no_grad():
                 self.optimizer.apply([each.value.grad for each in weights], weights)
@@ -114,14 +115,18 @@ class OwnStep(keras.Model):
             import tensorflow as tf
 
             with tf.GradientTape() as tape:
-                loss = ops.mean(ops.square(self(x, training=True) - y))
+                squares = ops.square(self(x, training=True) - y)
+                loss = ops.mean(squares)
             self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"own": loss}
+        self.of_rows.update_state(squares)
+        return {"own": loss, "of_rows": self.of_rows.result()}
 
 
 def own_step():
     x = keras.Input((6,))
-    return OwnStep(x, layers.Dense(1)(layers.Dense(8, activation="tanh")(x)))
+    model = OwnStep(x, layers.Dense(1)(layers.Dense(8, activation="tanh")(x)))
+    model.of_rows = keras.metrics.Mean(name="of_rows")
+    return model
 
 
 class Adversaries(keras.Model):

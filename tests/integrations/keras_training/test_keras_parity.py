@@ -84,6 +84,7 @@ else:
         "overflow_on_one_rank",
         "saving",
         "backup",
+        "restored_with_its_state",
     ]
 
     @pytest.mark.timeout(620)
