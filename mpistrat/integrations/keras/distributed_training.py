@@ -236,8 +236,8 @@ class DistributedTraining:
 
     # --- weights -------------------------------------------------------------------------
 
-    def _variables(self) -> list[Any]:
-        found = [*self.model.variables, *[v for each in hooks.optimizers_of(self.model) for v in each.variables]]
+    def _with_optimizers(self, variables: list[Any]) -> list[Any]:
+        found = [*variables, *[v for each in hooks.optimizers_of(self.model) for v in each.variables]]
         return [*{id(each): each for each in found}.values()]
 
     def _send(self, variables: list[Any]) -> None:
@@ -246,7 +246,7 @@ class DistributedTraining:
             variable.assign(value)
 
     def _send_restored(self) -> None:
-        self._send(self._variables())
+        self._send(self._with_optimizers(self.model.variables))
         hooks.finish_restoring(self.model)
         self._move_seeds(1)
 
@@ -268,7 +268,7 @@ class DistributedTraining:
                     "model.optimizer.apply, and callbacks change weights and rates on all ranks alike"
                 )
         if found:
-            self._send(weights)
+            self._send(self._with_optimizers(weights))
             if self.topology.rank == 0:
                 warnings.warn(
                     f"{when}, weights of {self.model.name} differ between ranks in their last digits, as by processors "
@@ -285,7 +285,7 @@ class DistributedTraining:
         Raise ValueError on all ranks if a weight differs that was set, loaded or trained on a rank.
         """
         seeds = hooks.seed_states(self.model)
-        those = self._variables() if fitting else self.model.variables
+        those = self._with_optimizers(self.model.variables) if fitting else self.model.variables
         # Those of a model in `fit`, of which a callback uses a part, are a rank's own until the end of the epoch.
         own = [v for model in self.busy for v in (*hooks.seed_states(model), *hooks.moving_statistics(model))]
         variables = [each for each in those if not any(each is other for other in (*seeds, *own))]
