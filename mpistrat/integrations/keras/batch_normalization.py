@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from keras import ops
 from mpistrat.integrations.keras import hooks
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.step import RankStep, current
-
-_MARK = "of_all_ranks"
 
 
 class SyncBatchNormalization(hooks.BatchNormalization):
@@ -29,10 +26,6 @@ class SyncBatchNormalization(hooks.BatchNormalization):
     """
 
     of_all_ranks = True  # its moving statistics need no averages
-
-    def get_build_config(self) -> dict[str, Any]:
-        """Return what Keras keeps of a built layer, and a mark, which Keras alone skips, for files."""
-        return {**super().get_build_config(), _MARK: True}
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         step = current()
@@ -106,21 +99,8 @@ def _sum(step: RankStep) -> Callable[[Any], Any]:
     return tf.custom_gradient(lambda vector: (step.total(vector), backward))
 
 
-def _build_from_config(build: Any) -> Any:
-    """Return the method of Keras' layer that is called where a file is loaded. It makes a marked layer this one."""
-
-    @functools.wraps(build)
-    def call(layer: Any, config: dict[str, Any]) -> None:
-        if config.get(_MARK) and type(layer) is keras.layers.BatchNormalization:
-            layer.__class__ = SyncBatchNormalization
-        build(layer, config)
-
-    return call
-
-
-keras.layers.BatchNormalization.build_from_config = _build_from_config(
-    keras.layers.BatchNormalization.build_from_config
-)
-# The name under which files keep the layer. Keras alone then loads its own, which is the same on one process.
+# The name under which files keep the layer, and a registered one. Where that is not registered, Keras loads its own,
+# which is the same on one process.
 SyncBatchNormalization.__name__ = "BatchNormalization"
 SyncBatchNormalization.__module__ = "keras.layers"
+keras.saving.register_keras_serializable("mpistrat", "SyncBatchNormalization")(SyncBatchNormalization)
