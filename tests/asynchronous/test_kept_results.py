@@ -48,7 +48,10 @@ def test_ended_three_times(run_ranks, tmp_path):
         ended = run_ranks(3, PROGRAM, tmp_path, count, last, int(number))
         assert ended.status not in (0, None), str(ended)
         told = re.search(r"mpistrat: \S+/results\.h5 has (\d+) of 400 results: the same program", ended.output)
-        assert bool(told) == (number == signal.SIGTERM), str(ended)
+        with h5py.File(tmp_path / "results.h5") as file:
+            kept = len(json.loads(file["results"][()].tobytes()))
+        # On a busy machine, workers may have computed the last of them before rank 0 looks at its 200th.
+        assert bool(told) == (number == signal.SIGTERM and kept < count), str(ended)
         assert told is None or int(told[1]) >= last
     run_ranks(3, PROGRAM, tmp_path, count, 0, 0).check().shows("as in one process")
     ran = [int(line) for path in tmp_path.glob("ran-*") for line in path.read_text().split()]
