@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras import ops
 
 from mpistrat.integrations.keras import hooks
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.step import RankStep, current
+
+_MARK = "of_all_ranks"
 
 
 class SyncBatchNormalization(hooks.BatchNormalization):
@@ -26,6 +27,10 @@ class SyncBatchNormalization(hooks.BatchNormalization):
     """
 
     of_all_ranks = True  # its moving statistics need no averages
+
+    def get_build_config(self) -> dict[str, Any]:
+        """Return what Keras keeps of a built layer, and a mark, which Keras alone skips, for files."""
+        return {**super().get_build_config(), _MARK: True}
 
     def _moments(self, inputs: Any, mask: Any) -> Any:
         step = current()
@@ -99,8 +104,7 @@ def _sum(step: RankStep) -> Callable[[Any], Any]:
     return tf.custom_gradient(lambda vector: (step.total(vector), backward))
 
 
-# The name under which files keep the layer, and a registered one. Where that is not registered, Keras loads its own,
-# which is the same on one process.
+# The name under which files keep the layer. Keras alone then loads its own, which is the same on one process.
 SyncBatchNormalization.__name__ = "BatchNormalization"
 SyncBatchNormalization.__module__ = "keras.layers"
-keras.saving.register_keras_serializable("mpistrat", "SyncBatchNormalization")(SyncBatchNormalization)
+hooks.give_back(SyncBatchNormalization, _MARK)
