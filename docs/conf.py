@@ -1,4 +1,4 @@
-"""Sphinx: ``sphinx-build -W docs docs/_build``."""
+"""Sphinx: ``python -m sphinx -W docs docs/_build``."""
 
 import contextlib
 import functools

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 from mpistrat import absent
-from mpistrat.record import observers
+from mpistrat.record import lifetime
 from mpistrat.version import __version__
 
 if TYPE_CHECKING:
@@ -32,4 +32,4 @@ if "OMPI_MCA_mpi_ft_enable" in os.environ:
     from mpistrat.process import mpi as _mpi
 
     _mpi.end_job_on_early_error()
-observers.when_started(_watch)  # here, since any part of the package may be the first that communicates
+lifetime.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -19,6 +19,8 @@ from .data import DistributedIterator as DistributedIterator
 from .data import InputContext as InputContext
 from .data import InputOptions as InputOptions
 from .data import InputReplicationMode as InputReplicationMode
+from .mesh import Mesh as Mesh
+from .mesh import ShardedArray as ShardedArray
 from .runtime.environment import rc as rc
 from .strategies import MirroredStrategy as MirroredStrategy
 from .strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy

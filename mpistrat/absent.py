@@ -54,7 +54,8 @@ OF_DISTRIBUTE = _table(
     ),
     ("broadcast_object", "strategy.broadcast_object()"),
     ("allgather_object", "strategy.gather_object()"),
-    ("keras", f"mpistrat.optimizers, mpistrat.metrics and {_LOOP}"),
+    ("keras", f"`import mpistrat.integrations.keras`, after which Keras' fit() works in strategy.scope(); or {_LOOP}"),
+    ("Executor", "mpistrat.coordinator.*"),
     ("losses", f"a loss of your own, divided by the global number of rows, and {_GRADIENTS}"),
     ("GradientTape", _GRADIENTS),
     ("save load saved_model", _SAVE),
@@ -80,7 +81,8 @@ OF_DISTRIBUTE = _table(
 # Names of tf.data or torch.utils.data -> what to use.
 OF_DATA = _table(
     ("TFRecordDataset", "mpistrat.data.Dataset.from_hdf5() or from_parquet()"),
-    ("TextLineDataset IterDataPipe", "mpistrat.data.Dataset.from_iterable()"),
+    ("TextLineDataset", "mpistrat.data.Dataset.from_text()"),
+    ("IterDataPipe", "mpistrat.data.Dataset.from_iterable()"),
     ("CsvDataset", "mpistrat.data.Dataset.from_csv()"),
     ("FixedLengthRecordDataset", "mpistrat.data.Dataset.from_sequence() of a numpy.memmap"),
     ("Iterator NumpyIterator", "iter() of a dataset"),
@@ -95,10 +97,10 @@ OF_DATA = _table(
     ("ConcatDataset ChainDataset", "mpistrat.data.Dataset.concatenate()"),
     ("Subset", "mpistrat.data.Dataset.skip() and take()"),
     ("random_split", "mpistrat.data.Dataset.shuffle() with a seed, then take() and skip()"),
-    ("get_worker_info", "nothing: functions of map() run in threads of their rank"),
+    ("get_worker_info", "nothing: mpistrat.data.Dataset.map() with seed= gives each row a generator"),
     ("default_convert", "mpistrat.data.Dataset.map()"),
     ("RandomSampler SubsetRandomSampler", "mpistrat.data.Dataset.shuffle()"),
-    ("WeightedRandomSampler", "mpistrat.data.Dataset.sample_from_datasets() with weights"),
+    ("WeightedRandomSampler", "mpistrat.data.Dataset.sample() with weights"),
     ("DistributedSampler", "strategy.experimental_distribute_dataset()"),
 )
 # Names of tf.distribute.experimental -> what to use.
@@ -131,7 +133,6 @@ OF_STRATEGY = _table(
 OF_DATASET = _table(
     ("apply", "the call itself: fn(dataset)"),
     ("as_numpy_iterator", "iter(dataset): its elements are NumPy arrays"),
-    ("bucket_by_sequence_length", "mpistrat.data.Dataset.padded_batch(), after sorting the rows by length"),
     ("choose_from_datasets", "mpistrat.data.Dataset.sample_from_datasets(), or zip() and map()"),
     ("counter", "mpistrat.data.Dataset.range() or enumerate()"),
     ("fingerprint", "mpistrat.data.Dataset.options() and element_spec, which say what differs"),
@@ -141,19 +142,14 @@ OF_DATASET = _table(
     ("load", "mpistrat.data.Dataset.from_hdf5()"),
     ("save", "mpistrat.data.write_hdf5()"),
     ("snapshot", "mpistrat.data.write_hdf5() and Dataset.from_hdf5(), or cache() for memory"),
-    ("interleave", f"{_FILES}, and shuffle(), which mixes the rows of all files"),
     ("random", "strategy.rng(), or mpistrat.data.Dataset.range() and map()"),
     ("rebatch", "mpistrat.data.Dataset.batch() once: a batch is divided over the replicas"),
-    ("unbatch", "mpistrat.data.Dataset.from_arrays() of rows, before batch()"),
-    ("reduce", "functools.reduce(), or reduce() of the distributed dataset"),
-    ("rejection_resample", "mpistrat.data.Dataset.sample_from_datasets() with weights"),
+    ("rejection_resample", "mpistrat.data.Dataset.sample() with weights"),
     ("ragged_batch sparse_batch", "mpistrat.data.Dataset.padded_batch()"),
     ("unique", "mpistrat.data.Dataset.filter() of rows that you know to be new"),
-    ("take_while", "mpistrat.data.Dataset.take(), or a break in the loop"),
-    ("flat_map scan", "mpistrat.data.Dataset.from_generator() of a function that yields what you need"),
-    ("group_by_window window", "mpistrat.data.Dataset.from_sequence() of an object whose elements are the windows"),
+    ("group_by_window", "mpistrat.data.Dataset.bucket_by_sequence_length() or window()"),
     ("collate_fn", "mpistrat.data.Dataset.map() after batch()"),
-    ("num_workers", "mpistrat.data.Dataset.map() with num_parallel_calls=, and prefetch()"),
+    ("num_workers", "mpistrat.data.Dataset.map() with workers=, and prefetch()"),
     ("dataset", "the dataset itself: batch() makes batches"),
     ("sampler", "strategy.experimental_distribute_dataset()"),
 )
@@ -177,7 +173,7 @@ OF_METRICS = _table(
         "mpistrat.metrics.Mean of the values that you compute for each row",
     ),
     (
-        "OneHotIoU OneHotMeanIoU FalseNegatives FalsePositives TrueNegatives TruePositives",
+        "OneHotIoU OneHotMeanIoU",
         "mpistrat.metrics.ConfusionMatrix, whose entries are counts, or a subclass of mpistrat.metrics.Metric",
     ),
     (
@@ -189,6 +185,20 @@ OF_METRICS = _table(
         "mpistrat.metrics.Sum of the moments that it needs, or a subclass of mpistrat.metrics.Metric",
     ),
     ("get serialize deserialize", "the class itself"),
+)
+# Methods of a metric of Keras -> what to use.
+OF_METRIC = _table(
+    ("merge_state", "one metric that all replicas update: result() has the counts of all"),
+    ("dtype", "numpy.float64, in which metrics count"),
+    ("from_config", "the class itself, with the arguments of get_config()"),
+    ("stateless_update_state stateless_result stateless_reset_state", "update_state(), result() and reset_state()"),
+)
+# Arguments of a metric of Keras -> what to use.
+OF_METRIC_ARGUMENTS = _table(
+    ("dtype", "nothing: metrics count in float64"),
+    ("from_logits", "probabilities, as 1 / (1 + numpy.exp(-y_pred))"),
+    ("multi_label num_labels label_weights", "a metric for each label, on a column of y_true and y_pred"),
+    ("num_regressors", "result(), and correct it for the number of regressors"),
 )
 # Optimizers of Keras or torch -> what to use.
 OF_OPTIMIZERS = _table(
@@ -213,6 +223,7 @@ OF_OPTIMIZER = _table(
     ("state_dict load_state_dict get_weights set_weights weights save_own_variables load_own_variables state", _STATE),
     ("param_groups add_param_group", "an optimizer for each group of variables"),
     ("lr", "optimizer.learning_rate"),
+    ("get_slot", "optimizer.variables, which has the slots of each variable"),
     ("from_config", "the class itself, with the arguments of get_config()"),
     ("scale_loss scale", "the loss itself, and float32 weights"),
     ("exclude_from_weight_decay", "an optimizer without weight_decay for these variables"),
@@ -235,6 +246,7 @@ OF_OPTIMIZER_ARGUMENTS = _table(
     ("params", "apply_gradients(zip(gradients, variables))"),
     ("clip_norm", "clipnorm="),
     ("loss_scale_factor", "a scaled loss of your own"),
+    ("jit_compile", "nothing: leave it out"),
 )
 
 

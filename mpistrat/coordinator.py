@@ -2,9 +2,13 @@
 
 from mpistrat.asynchronous.cluster_coordinator import ClusterCoordinator
 from mpistrat.asynchronous.executor import Executor
-from mpistrat.asynchronous.on_worker import experimental_get_current_worker_index
-from mpistrat.asynchronous.remote_value import CancelledError, PerWorkerValue, RemoteValue
-from mpistrat.messages.failures import LostRankError
+from mpistrat.asynchronous.on_worker import (
+    CancelledError,
+    PerWorkerValue,
+    RemoteValue,
+    experimental_get_current_worker_index,
+)
+from mpistrat.messages.pickling import LostRankError
 
 __all__ = [
     "CancelledError",

@@ -20,7 +20,7 @@ from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.mesh import Mesh
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.runtime.topology import SingleRankTopology, Topology
 from mpistrat.values import Mirrored, reducible
 
 
@@ -56,7 +56,7 @@ class Engine:
         is_default = self.options.algorithm is None and self.options.implementation != "auto"
         if replicas is not None and replicas.is_virtual and is_default:
             self.options = CommunicationOptions(implementation="tree").merge(self.options)
-        self.topology: Topology = (topology or Alone()).limited(self.options.timeout_seconds)
+        self.topology: Topology = (topology or SingleRankTopology()).limited(self.options.timeout_seconds)
         self.all_ranks = all_ranks or self.topology
         self.replicas = replicas or ReplicaGroup(self.topology)
         self.device = (device or Device("cpu")).use()

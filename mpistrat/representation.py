@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -39,3 +39,18 @@ def other_than_default(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", None) or repr(value)
+
+
+def ranges(numbers: Iterable[int], between: str = ",") -> str:
+    """Return cores, or other numbers, as text.
+
+    >>> ranges({0, 1, 2, 5})
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

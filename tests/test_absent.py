@@ -21,6 +21,13 @@ ADVICE = [
     *((metrics, name, advice) for name, advice in absent.OF_METRICS.items()),
     *((optimizers, name, advice) for name, advice in absent.OF_OPTIMIZERS.items()),
 ]
+
+
+def metric(kind=metrics.Mean, **arguments):
+    with mpistrat.OneDeviceStrategy("cpu:0").scope():
+        return kind(**arguments)
+
+
 # What has names, how an error calls it, and its table.
 OBJECTS = {
     "strategy": (mpistrat.MultiWorkerMirroredStrategy, "MultiWorkerMirroredStrategy", absent.OF_STRATEGY),
@@ -32,6 +39,7 @@ OBJECTS = {
         absent.OF_DISTRIBUTED_DATASET,
     ),
     "optimizer": (optimizers.Adam, "Adam", absent.OF_OPTIMIZER),
+    "metric": (metric, "Mean", absent.OF_METRIC),
 }
 # The names of tf.data.Dataset (TensorFlow 2.21). Those of installed libraries are asked in tests/integrations.
 TF_DATA = """
@@ -96,6 +104,15 @@ def test_arguments_of_other_optimizers():
     with pytest.raises(TypeError, match="unexpected keyword argument 'bicycle'"):
         optimizers.Adam(bicycle=1)
     assert {"learning_rate", "clipnorm", "shard_state"} <= {*inspect.signature(optimizers.Adam).parameters}
+
+
+def test_arguments_of_other_metrics():
+    for name, advice in absent.OF_METRIC_ARGUMENTS.items():
+        with pytest.raises(TypeError, match=re.escape(f"AUC() has no argument {name!r}: use {advice}")):
+            metric(metrics.AUC, **{name: True})
+    with pytest.raises(TypeError, match="MeanSquaredError\\(\\) has no argument 'dtype'"):
+        metric(metrics.MeanSquaredError, dtype="float32")
+    assert {"num_thresholds", "curve", "name"} <= {*inspect.signature(metrics.AUC).parameters}
 
 
 def test_an_error_inside_a_property_stays_what_it_is():

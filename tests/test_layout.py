@@ -135,8 +135,10 @@ FORWARDING = {
     for method in ("run", "save_checkpoint_if_preempted")
 } | {
     "mpistrat.coordinator.Executor.submit",
+    "mpistrat.Mesh",
     "mpistrat.experimental.Mesh",
     "mpistrat.training.Checkpoint",
+    "mpistrat.experimental.ElasticLoop",
     "mpistrat.training.History.log",
 }
 

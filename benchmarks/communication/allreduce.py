@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from array_ways import BOUND, BUFFERS, COPY, PLAIN, SIZES, WIRE, ArrayWay, least_bytes, wrong_sums
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 from mpistrat.bench.tune import algorithms, all_reduces, interleaved_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))

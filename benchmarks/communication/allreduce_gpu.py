@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from array_ways import BOUND, SIZES, ArrayWay, wrong_sums
 
-from mpistrat.arrays.gpu.bounds import bounds
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.arrays.device import bounds
+from mpistrat.bench import under_ranks
 from mpistrat.bench.tune import all_reduces, interleaved_for
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))

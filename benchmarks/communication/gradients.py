@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from networks import NETWORKS
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -36,7 +36,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure with these arguments, and return the exit status."""
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     report = Report("gradients", comm.size)

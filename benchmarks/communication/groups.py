@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -25,7 +25,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from networks import resnet50
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, repeated
+    from mpistrat.bench.tune import interleaved, repeated
     from mpistrat.experimental import PowerSGD, TopK
 
     comm = MPI.COMM_WORLD.Dup()

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -21,7 +21,7 @@ def measure(arguments: argparse.Namespace) -> int:
     import numpy as np
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved, repeated
+    from mpistrat.bench.tune import interleaved, repeated
     from mpistrat.experimental import Mesh, ShardedArray
 
     comm = MPI.COMM_WORLD.Dup()

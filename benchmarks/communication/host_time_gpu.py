@@ -65,11 +65,11 @@ def rows(number: int) -> dict[str, float]:
     key = tuple((each.dtype, each.shape) for each in gradients)
     (message,) = packing.pack(ReduceOp.SUM, key, 2, {np.dtype(np.float32): limits})
     places, out = on_gpu.Places.of(message), [None] * number
-    send = on_gpu.lay_down(places, gradients).send
+    send = on_gpu.pack_values(places, gradients).send
     total = cupy.empty(message.length, message.result)
     # The pool gives the same memory in each step of a training loop.
     original, cupy.empty = cupy.empty, lambda shape, dtype: send if dtype == message.source else total
-    packed = microseconds(lambda: on_gpu.lay_down(places, gradients))
+    packed = microseconds(lambda: on_gpu.pack_values(places, gradients))
     cupy.empty = original
     kernel, scalars = Adam(0.001).on_gpu(1, 0.001)
     lists_of_adam = [gradients, *state]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -30,7 +30,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure with these arguments, and return the exit status."""
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     network = Network(comm.rank, arguments.layers, arguments.width, arguments.rows, arguments.blocks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from networks import NETWORKS
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -24,7 +24,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, repeated
+    from mpistrat.bench.tune import interleaved, repeated
 
     size, servers = MPI.COMM_WORLD.size, arguments.servers
     jobs = {"chief": 1, "worker": size - 1 - servers, "ps": servers}

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -102,7 +102,7 @@ class _Measurement:
     def _compare(
         self, case: str, ways: dict[str, Callable[[], object]], before: Callable[[], object] | None = None
     ) -> None:
-        from mpistrat.bench.measuring.timing import interleaved, repeated
+        from mpistrat.bench.tune import interleaved, repeated
 
         calls = {_in_words(case, name): repeated(way) for name, way in ways.items()}
         seconds = interleaved(self._comm, calls, self._repetitions, warmup=1, before=before)

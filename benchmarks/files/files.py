@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -30,7 +30,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
     from mpistrat.data import Dataset, DistributedDataset
     from mpistrat.runtime.topology import Topology
 
@@ -113,18 +113,18 @@ def _opened(comm: Any, start: Callable[[int], None]) -> int:
     """Return the number of files that all ranks together open in HDF5."""
     import h5py
 
-    real, count = h5py.File, 0
+    real, count = h5py.h5f.open, 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         return real(*arguments, **options)
 
-    h5py.File = counted
+    h5py.h5f.open = counted
     try:
         start(1)
     finally:
-        h5py.File = real
+        h5py.h5f.open = real
     return int(comm.allreduce(count))
 
 

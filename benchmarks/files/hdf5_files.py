@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.process.atomic_file import appearing
+from mpistrat.process.files import appearing
 
 ROW = (64, 64, 3)  # float32: 48 KiB
 ROW_BYTES = 4 * 64 * 64 * 3

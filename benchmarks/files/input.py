@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -157,7 +157,7 @@ class Measurement:
         import numpy as np
         from mpi4py import MPI
 
-        from mpistrat.bench.measuring.timing import interleaved
+        from mpistrat.bench.tune import interleaved
         from mpistrat.data.pipeline.plan import ORDER_AHEAD_ROWS
         from mpistrat.data.rows.blocks import BlockOrder, Blocks
 
@@ -227,7 +227,7 @@ class Measurement:
     ) -> None:
         from mpi4py import MPI
 
-        from mpistrat.bench.measuring.timing import interleaved, repeated
+        from mpistrat.bench.tune import interleaved, repeated
 
         calls = {name: repeated(way) for name, way in ways.items()}
         seconds = interleaved(MPI.COMM_SELF, calls, self.arguments.repetitions, warmup=1, before=before)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 _EVERY = 0.02
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -56,9 +56,9 @@ def measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.bench.measuring.timing import interleaved, repeated
+    from mpistrat.bench.tune import interleaved, repeated
     from mpistrat.training import save, save_async
-    from mpistrat.training.checkpoint.buffers import SaveBuffer
+    from mpistrat.training.checkpoint.pending_save import SaveBuffer
 
     comm = MPI.COMM_WORLD.Dup()
     folder = None

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.timing import repeated
+from mpistrat.bench import under_ranks
+from mpistrat.bench.tune import repeated
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -26,7 +26,7 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure in this process, one of the ranks, and return the exit status."""
     from mpi4py import MPI
 
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     if arguments.one_core:
         cores = sorted(os.sched_getaffinity(0))

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpistrat.bench.measuring import under_ranks
-from mpistrat.bench.measuring.timing import interleaved, repeated
+from mpistrat.bench import under_ranks
+from mpistrat.bench.tune import interleaved, repeated
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 

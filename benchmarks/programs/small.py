@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -34,7 +34,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from small_digits import random_digits, write_files
     from small_with_library import ways
 
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     report = Report("small", comm.size)
@@ -97,7 +97,7 @@ def _by_hand(comm: Any, work: Work) -> Ways:
     import small_digits as digits
     from overhead_by_hand import all_reduce_list
 
-    from mpistrat.bench.measuring.timing import repeated
+    from mpistrat.bench.tune import repeated
 
     def step(optimizer, gradients):
         parameters = optimizer(comm, [np.ones_like(gradient) for gradient in gradients])

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from step_perceptron import Perceptron, initial_parameters, random_batch
     from step_with_library import StepWithLibrary
 
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     comm = MPI.COMM_WORLD.Dup()
     initial, momentum = initial_parameters(), arguments.momentum

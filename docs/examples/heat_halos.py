@@ -12,8 +12,8 @@ import contextlib
 
 import numpy as np
 
+from mpistrat import Mesh, ShardedArray
 from mpistrat.data import Writer
-from mpistrat.experimental import Mesh, ShardedArray
 
 ROWS, COLUMNS, STEPS, EVERY = 95, 126, 400, 50
 RATE = 0.2  # conductivity * time step / area of a cell; the scheme is stable up to 0.25

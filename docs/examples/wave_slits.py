@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 from mpi4py import MPI
 
-from mpistrat.experimental import Mesh, ShardedArray
+from mpistrat import Mesh, ShardedArray
 
 SHAPE, STEPS, SHOWN = (180, 240), 300, (0, 150, 300)
 WALL, SLITS = slice(90, 94), (slice(66, 76), slice(104, 114))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mpistrat.cli.trace import files, summary
-from mpistrat.cli.trace.spans import PHASES, Track, tracks
+from mpistrat.cli import trace, trace_files
+from mpistrat.cli.trace_files import PHASES, Track, tracks
 
 _COLOURS = dict(
     zip(PHASES, ("#e69f00", "#f0e442", "#d55e00", "#0072b2", "#56b4e9", "#cc79a7", "#c9d6c0"), strict=True)
@@ -25,7 +25,7 @@ _MOST_RANKS = 64
 def draw(path: Path, tracks: Sequence[Track]) -> None:
     """Write a PNG."""
     main = [each for each in tracks if each.thread == 0 and each.spans][:_MOST_RANKS]
-    ranks = [row for row in summary.summary(tracks)["ranks"] if any(track.rank == row["rank"] for track in main)]
+    ranks = [row for row in trace.summarized(tracks)["ranks"] if any(track.rank == row["rank"] for track in main)]
     height = 1.6 + 0.26 * len(ranks)
     figure = Figure(figsize=(9, 1.2 + 2 * height), layout="constrained")
     shares, times = figure.subplots(2)
@@ -70,6 +70,6 @@ def _bars(track: Track, begin: int, end: int) -> dict[str, list[tuple[float, flo
 
 
 if __name__ == "__main__":
-    job = files.jobs(files.traces(Path(sys.argv[1]))[0])[-1]
-    clocks, _ = files.aligned(job)
+    job = trace_files.jobs(trace_files.traces(Path(sys.argv[1]))[0])[-1]
+    clocks, _ = trace_files.aligned(job)
     draw(Path(sys.argv[2]), [track for each in job for track in tracks(each, clocks[each])])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mpistrat import nest
-from mpistrat.asynchronous.dispatcher import Dispatcher, dispatcher_of
-from mpistrat.asynchronous.remote_value import (
+from mpistrat.asynchronous.dispatcher import Dispatcher, Task, dispatcher_of
+from mpistrat.asynchronous.on_worker import (
     CancelledError,
     KeptOnWorkers,
     PerWorkerIterator,
@@ -17,7 +17,6 @@ from mpistrat.asynchronous.remote_value import (
     ScheduledValue,
 )
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
-from mpistrat.asynchronous.task import Task
 from mpistrat.data import Dataset
 from mpistrat.messages.functions import SentFunction, pack_arguments
 from mpistrat.messages.pickling import Packed, is_plain, pack, refer, refuse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import logging
 import os
 import threading
 import time
@@ -13,24 +14,28 @@ from functools import partial
 from typing import Any
 
 from mpistrat.asynchronous import on_worker
-from mpistrat.asynchronous.dispatcher import Dispatcher, OneRank, dispatcher_of
+from mpistrat.asynchronous.dispatcher import Dispatcher, OneRank, Task, dispatcher_of
 from mpistrat.asynchronous.kept_results import KeptResults
-from mpistrat.asynchronous.service import serve
+from mpistrat.asynchronous.server import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
-from mpistrat.asynchronous.task import Task
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
 from mpistrat.messages.functions import SentFunction, pack_arguments
+from mpistrat.messages.pickling import LostRankError
 from mpistrat.process import mpi, program_end
-from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
+from mpistrat.process.waiting import Backoff
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
+
+_IDLE = 1.0  # seconds in which rank 0 has waited for its only worker, until that is logged
+_log = logging.getLogger(__name__)
 
 
 class Executor(concurrent.futures.Executor):
     """Runs calls of functions on other ranks: a `concurrent.futures.Executor` without processes of its own.
 
     On a communicator it is made on all ranks, and rank 0 uses it. The other ranks run the functions inside the
-    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. Ranks
+    ``with`` block until rank 0 leaves it; there the block gets None, as in ``mpi4py.futures.MPICommExecutor``. Rank 0
+    runs no calls: of two ranks one works, which is logged if calls wait. Start one rank more than shall work. Ranks
     that do not enter the block run functions at the end of the program. With a
     `ParameterServerStrategy` it is made on the coordinator, and the functions run on the workers of the strategy, in
     its scope. One rank alone runs the functions itself, in a thread.
@@ -102,6 +107,7 @@ class Executor(concurrent.futures.Executor):
         self._lock = threading.RLock()
         self._change = threading.Condition(self._lock)
         self._closed = False
+        self._has_two_ranks = self._strategy is None and where.size == 2
         self._thread: threading.Thread | None = None
         if not self._serves:
             self._bar, self._shows_map = CallsBar(bool(progress)), progress is None
@@ -265,6 +271,7 @@ class Executor(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
         keep: str | os.PathLike[str] | None = None,
+        on_error: str = "raise",
     ) -> Iterator[Any]:
         """Return an iterator over the results of ``fn`` for the elements of the iterables, in their order.
 
@@ -286,12 +293,16 @@ class Executor(concurrent.futures.Executor):
             An HDF5 file for the results. A call whose result is in the file does not run again, so a job that was
             ended goes on with the rest. Results are numbers, texts, arrays of NumPy, and lists, tuples and dicts of
             these; the file is never unpickled. All arguments are read at once.
+        on_error : str
+            ``"raise"`` ends the iterator with the error of a call. ``"keep"`` returns the error in place of the result
+            and goes on, for a ``chunksize`` of 1. Such a call has no result in the file: a program that is started
+            again runs it again.
 
         Raises
         ------
         ValueError
-            If ``chunksize`` or ``buffersize`` is less than 1. If the file has results of another function or of other
-            arguments.
+            If ``chunksize`` or ``buffersize`` is less than 1. If ``on_error`` is unknown. If the file has results of
+            another function or of other arguments.
         TypeError
             If ``buffersize`` is neither an int nor None. By the iterator, if a result cannot be kept.
         OSError
@@ -303,6 +314,8 @@ class Executor(concurrent.futures.Executor):
             raise TypeError(f"buffersize must be an integer or None, not {buffersize!r}")
         if buffersize is not None and buffersize < 1:
             raise ValueError(f"buffersize must be None or > 0, not {buffersize}")
+        if on_error != "raise" and (on_error != "keep" or chunksize > 1):
+            raise ValueError(f'on_error must be "raise", or "keep" with chunksize=1, not {on_error!r} with {chunksize}')
         self._require_coordinator()
         self._bar.shown |= self._shows_map
         calls: Iterable[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -320,7 +333,7 @@ class Executor(concurrent.futures.Executor):
                 return [fn(*arguments) for arguments in chunk]
 
             calls = _chunks(calls, chunksize)
-        results = self._map(function, calls, timeout, buffersize, chunksize, kept)
+        results = self._map(function, calls, timeout, buffersize, chunksize, kept, on_error == "keep")
         if chunksize > 1:
             results = itertools.chain.from_iterable(results)
         return results if kept is None else kept.in_order(results)
@@ -333,6 +346,7 @@ class Executor(concurrent.futures.Executor):
         buffersize: int | None,
         chunksize: int,
         kept: KeptResults | None,
+        with_errors: bool,
     ) -> Iterator[Any]:
         function = self._packed(fn)  # once: an object that is not a plain function is packed at each use
         end = None if timeout is None else time.monotonic() + timeout
@@ -344,7 +358,7 @@ class Executor(concurrent.futures.Executor):
             return self._submit(function, fn, call, {}, calls=count, keep=keep)
 
         futures = map(submitted, calls)
-        return _results(deque(itertools.islice(futures, buffersize)), futures, end)
+        return _results(deque(itertools.islice(futures, buffersize)), futures, end, with_errors)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls. Free the ranks that serve a communicator when all calls have ended.
@@ -393,6 +407,7 @@ class Executor(concurrent.futures.Executor):
 
     def _make_progress(self) -> None:
         backoff = Backoff()
+        idle_from = time.monotonic() + _IDLE if self._has_two_ranks else None
         while not self._contact.post.closed:
             with self._lock:
                 if not self._open:
@@ -408,8 +423,15 @@ class Executor(concurrent.futures.Executor):
                 self._outcomes.popleft()()
             if self._dispatcher.progress() or news:
                 backoff.reset()
-            else:
-                backoff.pause(self._wait_for_news)
+                continue
+            if idle_from is not None and len(self._open) > 1 and time.monotonic() > idle_from:
+                idle_from = None
+                _log.warning(
+                    "an Executor on 2 ranks has one worker: rank 0 hands out calls and runs none, and %d calls are not "
+                    "done. Start one rank more than shall work",
+                    len(self._open),
+                )
+            backoff.pause(self._wait_for_news)
 
     def _wait_for_news(self, seconds: float) -> None:
         with self._lock:
@@ -424,13 +446,20 @@ def _chunks(calls: Iterable[tuple[Any, ...]], size: int) -> Iterator[tuple[Any, 
 
 
 def _results(
-    waiting: deque[concurrent.futures.Future[Any]], more: Iterator[concurrent.futures.Future[Any]], end: float | None
+    waiting: deque[concurrent.futures.Future[Any]],
+    more: Iterator[concurrent.futures.Future[Any]],
+    end: float | None,
+    with_errors: bool,
 ) -> Iterator[Any]:
-    """Yield the results in their order. Cancel the other futures if one fails or the caller stops."""
+    """Yield results, or errors of calls, in their order. Cancel the other futures if one raises or the caller stops."""
     try:
         while waiting:
             waiting.extend(itertools.islice(more, 1))  # for the one that is taken
-            yield waiting.popleft().result(None if end is None else end - time.monotonic())
+            future, left = waiting.popleft(), None if end is None else end - time.monotonic()
+            error = future.exception(left) if with_errors else None
+            if isinstance(error, LostRankError):  # no worker is left: the call did not run
+                raise error
+            yield future.result(left) if error is None else error
     finally:
         for future in waiting:
             future.cancel()

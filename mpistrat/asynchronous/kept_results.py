@@ -5,7 +5,6 @@ The file is written anew when results have come, and appears whole or not at all
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -22,12 +21,13 @@ import h5py
 import numpy as np
 import xxhash
 
+from mpistrat.arrays import json_arrays
 from mpistrat.messages.functions import captured
 from mpistrat.process import failure
-from mpistrat.process.atomic_file import appearing
-from mpistrat.process.local_path import local_path
+from mpistrat.process.files import appearing, local_path
 
 _PAUSE = 19  # times the seconds of a write, until the next one: writes take 5 % of the time at most
+_DEEPEST = 100  # levels of lists, tuples and dicts: a reader of JSON has a limit, too
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -44,7 +44,7 @@ class KeptResults:
         self._digests = [fingerprint(function, home), *(fingerprint(call, home) for call in calls)]
         self.found: dict[int, Any] = self._read(calls) if self._path.exists() else {}
         self._texts = {number: json.dumps(_encoded(value)) for number, value in self.found.items()}
-        self._saved = len(self._texts)
+        self._saved = self._before = len(self._texts)
         self._news: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()  # which a signal handler may put to
         self._error: Exception | None = None
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,28 +102,30 @@ class KeptResults:
                 self._texts |= (news := self._news.get(timeout=wait))
                 closing = not news
             start = time.monotonic()
-            if len(self._texts) == self._saved or (start < due and not closing):
+            if len(self._texts) == (self._before if closing else self._saved) or (start < due and not closing):
                 continue
             try:
-                self._write()
+                self._write(_columns(self._texts) if closing else {})
             except OSError as error:
                 self._error = self._error or error
                 return
             self._saved = len(self._texts)
             due = time.monotonic() + _PAUSE * (time.monotonic() - start)
 
-    def _write(self) -> None:
+    def _write(self, columns: dict[str, Any]) -> None:
         members = ",".join(f'"{number}":{text}' for number, text in sorted(self._texts.items()))
         with appearing(self._path, replace=True) as temporary, h5py.File(temporary, "w") as file:
             for name, text in (("results", f"{{{members}}}"), ("calls", json.dumps(self._digests))):
                 file.create_dataset(name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True)
+            for name, column in columns.items():
+                file[name] = column
 
     def _read(self, calls: Sequence[tuple[Any, ...]]) -> dict[int, Any]:
         try:
             with h5py.File(self._path) as file:
                 digests, results = (json.loads(file[name][()].tobytes()) for name in ("calls", "results"))
             found = {int(number): _decoded(value) for number, value in results.items()}
-        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{self._path} has no results that Executor.map kept ({error}): give keep= another name"
             ) from error
@@ -165,39 +167,65 @@ def _end_by_signal(number: int, _: FrameType | None) -> None:
 # --- results as JSON ---------------------------------------------------------------------------------------
 
 
-def _encoded(value: Any) -> Any:
-    """Return a result as what JSON can hold. Raise TypeError for other objects than the text of the error names."""
+def _encoded(value: Any, depth: int = 0) -> Any:
+    """Return a result as what JSON gives back as it was. Raise TypeError for what it would not."""
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if kind in (int, str):
+        return json_arrays.exact(value, 64)
+    if kind is float and value != value:  # a NaN has a sign, and bits of its own
+        return {"float": np.float64(value).tobytes().hex()}
+    if value is None or kind in (bool, float):
         return value
+    if depth > _DEEPEST:
+        raise TypeError(f"keep= keeps at most {_DEEPEST} levels of lists, tuples and dicts")
     if kind is complex:
-        return {"complex": [value.real, value.imag]}
+        return {"complex": [_encoded(value.real), _encoded(value.imag)]}
     if kind in (list, tuple):
-        return {kind.__name__: [_encoded(each) for each in value]}
+        return {kind.__name__: [_encoded(each, depth + 1) for each in value]}
     if kind is dict:
-        return {"dict": [[_encoded(key), _encoded(each)] for key, each in value.items()]}
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
-        data = base64.b64encode(np.asarray(value).tobytes()).decode()
-        return {"array": data, "dtype": value.dtype.str, "shape": None if kind is not np.ndarray else value.shape}
-    raise TypeError(f"keep= keeps numbers, texts, NumPy arrays, lists, tuples, dicts of these, not {kind.__qualname__}")
+        return {"dict": [[_encoded(key, depth + 1), _encoded(each, depth + 1)] for key, each in value.items()]}
+    number = isinstance(value, np.generic) and kind.__module__ == "numpy"  # not of a class of the program
+    if (number or kind is np.ndarray) and value.dtype.kind in "biufc":
+        return json_arrays.packed(value)
+    what = f"an array of {value.dtype}" if kind is np.ndarray else kind.__qualname__
+    raise TypeError(f"keep= keeps numbers, texts, NumPy arrays, lists, tuples, dicts of these, not {what}")
 
 
 def _decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     match value:
+        case {"int": _} | {"text": _} if len(value) == 1:
+            return json_arrays.restored(value)
+        case {"float": bits}:
+            return np.frombuffer(bytes.fromhex(bits), "<f8").item()
         case {"complex": [real, imaginary]}:
-            return complex(real, imaginary)
+            return complex(_decoded(real), _decoded(imaginary))
         case {"list": each}:
             return [*map(_decoded, each)]
         case {"tuple": each}:
             return tuple(map(_decoded, each))
         case {"dict": pairs}:
             return {_decoded(key): _decoded(each) for key, each in pairs}
-        case {"array": data, "dtype": dtype, "shape": shape} if np.dtype(dtype).kind in "biufc":
-            array = np.frombuffer(bytearray(base64.b64decode(data, validate=True)), dtype)
-            return array[0] if shape is None else array.reshape(shape)
+        case {"array": _}:
+            return json_arrays.unpacked(value)
     raise ValueError("a result has another form")
+
+
+def _columns(texts: dict[int, str]) -> dict[str, Any]:
+    """Return results that are numbers or arrays of one dtype and shape as one array, of dicts one for each such key."""
+    numbers = sorted(texts)
+    rows = [_decoded(json.loads(texts[number])) for number in numbers]
+    if not all(type(row) is dict and row.keys() == rows[0].keys() for row in rows):
+        rows = [{"value": row} for row in rows]
+    found = {}
+    for name in filter(lambda key: isinstance(key, str) and key.isidentifier(), rows[0]):
+        values = [row[name] for row in rows]
+        if all(isinstance(value, (int, float, complex, np.generic, np.ndarray)) for value in values):
+            column = [*map(np.asarray, values)]
+            if len({(each.dtype, each.shape) for each in column}) == 1 and column[0].dtype != object:
+                found[f"values/{name}"] = np.stack(column)
+    return {"numbers": numbers, **found} if found else {}
 
 
 # --- functions and arguments as digests --------------------------------------------------------------------
@@ -217,9 +245,9 @@ def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) 
     kind = type(value)
     digest.update(f"({kind.__module__}.{kind.__qualname__} ".encode())
     if kind in _PLAIN:
-        digest.update(repr(value).encode())
+        digest.update((hex(value) if kind is int and value.bit_length() > 64 else repr(value)).encode())
     elif kind is np.ndarray and value.dtype.kind != "O":
-        digest.update(f"{value.dtype.str} {value.shape}".encode())
+        digest.update(f"{value.dtype if value.dtype.kind == 'V' else value.dtype.str} {value.shape}".encode())
         digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     elif kind is FunctionType and id(value) in functions:  # it calls itself
         digest.update(str(functions[id(value)]).encode())

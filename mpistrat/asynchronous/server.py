@@ -1,16 +1,303 @@
-"""The server of a rank: its task in the cluster, and the loop in which it serves the coordinator."""
+"""The server of a rank: its task in the cluster, and what it does for the coordinator until it says goodbye."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-from mpistrat.asynchronous.service import serve
+from mpistrat import context, nest
+from mpistrat.asynchronous import on_worker
 from mpistrat.cluster_resolver import ClusterSpec, SimpleClusterResolver
 from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
+from mpistrat.memory.published import Memory, PublishedMemory
 from mpistrat.messages import contact
+from mpistrat.messages.contact import Contact
+from mpistrat.messages.functions import FunctionKeeper
+from mpistrat.messages.pickling import failure_of, is_plain, pack, unpack
+from mpistrat.messages.post import Letter, Post
 from mpistrat.process import mpi
+from mpistrat.process.waiting import Backoff
+from mpistrat.record import flight_record
+from mpistrat.record.layout import Phase
+from mpistrat.runtime.topology import alone
+from mpistrat.strategies.parameter_server import strategy_of
+from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, PreparedWrites
+from mpistrat.variables.on_server import ServerVariable
+from mpistrat.variables.store import VariableStore
+
+_LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
+_AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
+_UNLIMITED = nullcontext()
+_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
+_LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
+_REST = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
+
+
+def time_limit(seconds: float | None, post: Post) -> AbstractContextManager[None]:
+    """Raise TimeoutError in the block after some seconds, between two steps of Python, and not within a letter.
+
+    Python ignores an error in a destructor or a callback of a weak reference: then it is raised again.
+    """
+    return _UNLIMITED if seconds is None else _limited(seconds, post)
+
+
+@contextmanager
+def _limited(seconds: float, post: Post) -> Iterator[None]:
+    error = TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if post.between_letters:
+            raise error
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+
+    def ignored(unraisable: Any) -> None:
+        if unraisable.exc_value is error:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        else:
+            report(unraisable)
+
+    report, sys.unraisablehook = sys.unraisablehook, ignored
+    before: Any = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST))
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if the limit is met between the two
+        signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report
+
+
+def serve(contact: Contact) -> None:
+    """Serve the coordinator until its program ends, or as a parameter server all ranks that run the program."""
+    job, number = contact.roles.task_of(contact.post.rank)
+    phase = flight_record.phase(Phase.SERVING)
+    with phase, _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
+        if job == "ps":
+            _serve_variables(contact)
+            return
+        with on_worker.worker(number) as parts:
+            _Worker(contact, parts).serve()
+
+
+@contextmanager
+def _noticed_at_exit() -> Iterator[None]:
+    """End a process that leaves the block by ``os._exit`` by a signal: PRRTE 3 tells other ranks of that alone."""
+    if not mpi.survives_losses():
+        yield
+        return
+    serving = True
+
+    def die() -> None:
+        if serving:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    flight_record.when_left(die)
+    try:
+        yield
+    finally:
+        serving = False
+
+
+def _serve_variables(contact: Contact) -> None:
+    post, store, backoff = contact.post, VariableStore(_memory_for(contact)), Backoff()
+    prepared = PreparedWrites(store)
+    clients = {*contact.clients}
+    while clients:
+        letter = post.receive()
+        if letter is None:
+            if contact.roles.chief in clients:  # one that has said goodbye is not lost
+                contact.require_coordinator()
+            clients -= post.losses.ranks
+            backoff.pause()
+            continue
+        backoff.reset()
+        if letter.kind == "goodbye":
+            _say_goodbye(contact, letter)
+            clients.discard(letter.source)
+            store.leave(letter.source)
+        elif prepared.takes(letter.kind):
+            prepared.handle(post, letter, contact.role)
+        else:
+            store.handle(post, letter, contact.role)
+
+
+def _memory_for(contact: Contact) -> Memory:
+    """Return memory for variables. Ranks of this node that ask for them can read it."""
+    servers = {*contact.roles.parameter_servers}
+    if contact.neighbors - servers:
+        with suppress(OSError):
+            return PublishedMemory()
+    return Memory()
+
+
+def _say_goodbye(contact: Contact, letter: Letter) -> None:
+    contact.post.send(letter.source, "goodbye")
+    contact.post.flush()
+
+
+class _Worker:
+    """A worker: does what letters ask for, one after the other, in the order in which they arrive."""
+
+    def __init__(self, contact: Contact, parts: on_worker.OwnParts):
+        self._contact, self._post = contact, contact.post
+        self._functions = FunctionKeeper()
+        self._letters: deque[Letter] = deque()
+        self._parts = parts
+        self._failed: dict[int, Any] = {}  # communicators of tasks of several ranks that raised here
+        self._running: object = None  # the task that runs; another object for each
+
+    def serve(self) -> None:
+        with self._looking():
+            backoff = Backoff()
+            while True:
+                with self._post.lock:
+                    if not self._letters:
+                        self._take_letter()  # one: a poll for the next takes 3 us, for which this one would wait
+                    letter = self._letters.popleft() if self._letters else None
+                if letter is None:
+                    backoff.pause()
+                    continue
+                backoff.reset()
+                if letter.kind == "goodbye":
+                    _say_goodbye(self._contact, letter)
+                    return
+                self._handle(letter)
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Look for letters in a thread while a task runs, so that the task after it can be taken back."""
+        MPI = mpi.start()
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            yield
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=self._look, args=(ended,), name="mpistrat-worker", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(_GRACE)
+
+    def _look(self, ended: threading.Event) -> None:
+        seen = None
+        with suppress(RuntimeError):  # of an interrupted message: the main thread gets it, too, and says so
+            while not ended.wait(_LOOK if seen is not None else _REST):
+                if self._running is not None and self._running is seen:
+                    with self._post.lock:  # the main thread waits: letters stay in order, a task begins or goes back
+                        while self._take_letter():
+                            pass
+                seen = self._running
+
+    def _take_letter(self) -> bool:
+        """Take a letter if one has arrived. Give back the tasks that are not begun if it asks for that."""
+        letter = self._post.receive()
+        if letter is None:
+            if self._post.losses.ranks:
+                self._contact.require_coordinator()
+            return False
+        if letter.kind in ("drop", "goodbye"):
+            tasks = [each for each in self._letters if each.kind == "task"]
+            self._letters = deque(each for each in self._letters if each.kind != "task")
+            if letter.kind == "drop":
+                self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
+                return True
+        self._letters.append(letter)
+        return True
+
+    def _handle(self, letter: Letter) -> None:
+        if letter.kind == "task":
+            self._run(letter)
+        elif letter.kind == "function":
+            self._functions.keep(letter)
+        elif letter.kind == "part":
+            key, digest, strategy = letter.head
+            with _in_scope(strategy):
+                self._parts.make(key, lambda: self._functions.function(letter.source, digest)(*unpack(letter.body)))
+        elif letter.kind == "free":
+            self._parts.free(letter.head[0])
+        elif letter.kind == "ended":
+            comm = self._failed.pop(letter.head[0], None)
+            if comm is not None and not mpi.survives_losses():  # with a lost rank it cannot be freed
+                comm.Free()
+
+    def _run(self, letter: Letter) -> None:
+        number, digest, strategy, together, seconds, once = letter.head
+        self._running = letter
+        start = time.perf_counter()
+        comm = None
+        servers: tuple[int, ...] = ()  # that wait for the decision of the coordinator
+        called = False  # whether the function runs
+        try:
+            function = self._functions.function(letter.source, digest)
+            args, kwargs = unpack(letter.body)
+            comm = None if together is None else self._post.communicator(together, number)
+            if comm is not None:
+                args = (comm, *args)
+            with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
+                with on_worker.call_on(comm), time_limit(seconds, self._post):
+                    called = True
+                    result = function(*args, **kwargs)
+                    called = False
+                if comm is not None:
+                    result = result if comm.rank == 0 else None
+                    comm.Free()  # not yet after an error: another rank may still use it
+                body, kind = pack(_without_variables(result))[0], "result"
+            servers = () if writes is None else writes.prepare(number)
+        except NotPreparedError as error:
+            servers = error.servers
+            body, kind = pack(failure_of(error.__cause__ or error, self._contact.role))[0], "failed"
+        except BaseException as error:  # sys.exit() in a task must not end the worker
+            if isinstance(error, KeyboardInterrupt) and not called:  # a message may be incomplete
+                raise
+            body, kind = pack(failure_of(error, self._contact.role))[0], "failed"
+            if comm:
+                self._failed[number] = comm
+        self._post.send(letter.source, kind, (number, time.perf_counter() - start, servers), body)
+        if body.buffers:
+            self._post.flush()  # the next task may change the arrays
+        self._running = None
+
+
+@contextmanager
+def _in_scope(strategy: int | None) -> Iterator[None]:
+    stack = context.stack()
+    depth = len(stack)
+    if strategy is not None:
+        stack.append(strategy_of(strategy).extended.cross_replica_mode)
+    try:
+        yield
+    finally:
+        del stack[depth:]
+
+
+@contextmanager
+def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | None]:
+    """Keep the writes of a function that counts once. Give None for another one."""
+    if strategy is None or not once:
+        yield None
+        return
+    servers = strategy_of(strategy).extended.servers
+    writes = KeptWrites(servers)
+    with servers.kept_by(writes):
+        yield writes
+
+
+def _without_variables(result: Any) -> Any:
+    if is_plain(result):
+        return result
+    return nest.map_structure(lambda leaf: leaf.read_value() if isinstance(leaf, ServerVariable) else leaf, result)
 
 
 @dataclass(frozen=True)

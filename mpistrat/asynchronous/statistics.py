@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any, NamedTuple
 
@@ -107,14 +106,10 @@ class CallsBar:
     def queued(self, calls: int = 1, kept: int = 0) -> None:
         if not self.shown or rc.progress is False:
             return
-        if self._bar is None and (rc.progress or sys.stderr.isatty() or "ipykernel" in sys.modules):
-            from tqdm.auto import tqdm
+        if self._bar is None:
+            from mpistrat.runtime.progress import progress_of  # imports tqdm
 
-            self._bar = tqdm(total=0, desc="calls", unit="call", leave=False)
-        elif self._bar is None:
-            from mpistrat.runtime.progress_log import ProgressLog  # imports tqdm
-
-            self._bar = ProgressLog(None, "", _EVERY, "calls", 0, "call")
+            self._bar = progress_of(None, True, rc.progress, _EVERY, "calls", 0, "call")
         self._bar.total += calls
         self._bar.initial += kept
         self._bar.last_print_n += kept

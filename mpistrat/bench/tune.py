@@ -4,14 +4,71 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from mpistrat.bench.measuring import under_ranks
-from mpistrat.process import cache_file
+import numpy as np
+
+from mpistrat.bench import under_ranks
+from mpistrat.process import files
 from mpistrat.runtime.environment import RuntimeOptions
+
+Way = TypeVar("Way")
+
+
+def interleaved(
+    comm: Any,
+    ways: Mapping[Way, Callable[[int], object]],
+    repetitions: int,
+    inner: int = 1,
+    warmup: int = 2,
+    before: Callable[[], object] | None = None,
+) -> dict[Way, list[float]]:
+    """Return the seconds of each way, by the slowest rank, once per repetition. Collective.
+
+    Each repetition measures every way and starts with another one, so that a disturbance of the machine affects all of
+    them. ``way(k)`` repeats the operation k times. The seconds are those of one operation, of ``inner`` in each
+    measurement. The first ``warmup`` repetitions are not counted. Before each measurement ``before`` is called, then
+    all ranks meet at a barrier.
+
+    >>> from mpi4py import MPI
+    >>> seconds = interleaved(MPI.COMM_SELF, {"sleep": lambda k: time.sleep(0.001 * k)}, repetitions=3)
+    >>> len(seconds["sleep"]), min(seconds["sleep"]) >= 0.001
+    (3, True)
+    """
+    names = list(ways)
+    seconds = np.zeros((len(names), warmup + repetitions))
+    for repetition in range(warmup + repetitions):
+        for turn in range(len(names)):
+            i = (repetition + turn) % len(names)
+            way = ways[names[i]]
+            if before is not None:
+                before()
+            comm.Barrier()
+            start = time.perf_counter()
+            way(inner)
+            seconds[i, repetition] = (time.perf_counter() - start) / inner
+    slowest = np.empty_like(seconds)
+    from mpi4py import MPI
+
+    comm.Allreduce(seconds, slowest, MPI.MAX)
+    return {name: slowest[i, warmup:].tolist() for i, name in enumerate(names)}
+
+
+def repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
+    """Return ``times(k)``, which calls a function k times and returns its last result."""
+
+    def times(k: int) -> Any:
+        result = None
+        for _ in range(k):
+            result = call()
+        return result
+
+    return times
+
 
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 _MEASUREMENT_SECONDS = 0.005
@@ -60,10 +117,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
-            cache_file.write(cost_file.path_of(topology), cost_file.to_json(topology, points))
+            files.replace_text(cost_file.path_of(topology), cost_file.to_json(topology, points))
             print(f"kept in {cost_file.path_of(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1")
         if arguments.json:
-            cache_file.write(Path(arguments.json), cost_file.to_json(topology, points))
+            files.replace_text(Path(arguments.json), cost_file.to_json(topology, points))
     return 0
 
 
@@ -95,7 +152,7 @@ def interleaved_for(
 
     Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
     """
-    from mpistrat.bench.measuring.timing import interleaved
+    from mpistrat.bench.tune import interleaved
 
     once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
     inner = max(1, min(1000, int(_MEASUREMENT_SECONDS / max(once))))

@@ -1,7 +1,7 @@
 """The command line: ``mpistrat COMMAND``, or ``python -m mpistrat COMMAND``.
 
-A command is one file, or one folder with a file ``main``. The file has an object ``command`` and is imported when
-the command is used. A new command is a new file and a line in `COMMANDS`.
+A command is an object of its name, or ``command``, in a file that is imported when the command is used. A new
+command is a new file and a line in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mpistrat.version import __version__
 COMMANDS = {
     "run": ("run.main", "Start a Python program on this machine, one process per rank."),
     "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
-    "slurm": ("slurm.main", "Write batch scripts for SLURM."),
+    "slurm": ("slurm", "Write batch scripts for SLURM."),
     "check": ("check.main", "Find what will break a job. Start it like the job itself."),
-    "top": ("top.main", "Show what each rank of a running job does, or did when it ended."),
-    "trace": ("trace.main", "Merge the traces of all ranks of a job into one file, or summarize them."),
-    "hosts": ("hosts", "Show the ranks, the variables that describe them, and what MPI says."),
-    "shard": ("shard", "Divide the rows of HDF5 files among a number of new files."),
-    "checkpoint": ("checkpoint.main", "List, show, verify, compare and convert checkpoints."),
+    "top": ("top", "Show what each rank of a running job does, or did when it ended."),
+    "trace": ("trace", "Merge the traces of all ranks of a job into one file, or summarize them."),
+    "hosts": ("info", "Show the ranks, the variables that describe them, and what MPI says."),
+    "shard": ("data", "Divide the rows of HDF5 files among a number of new files."),
+    "checkpoint": ("checkpoint", "List, show, verify, compare and convert checkpoints."),
     "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
     "bench": ("bench", "Measure the speed of this machine and of the library."),
 }
@@ -75,7 +75,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"mpistrat.cli.{COMMANDS[cmd_name][0]}").command
+        module = importlib.import_module(f"mpistrat.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name, None) or module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

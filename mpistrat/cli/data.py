@@ -1,9 +1,10 @@
-"""``mpistrat data``: what HDF5 files contain, and how replicas would share them."""
+"""``mpistrat data`` and ``mpistrat shard``: what HDF5 files contain, and their rows dealt to replicas and to files."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,64 @@ _SHOWN = 20
 
 
 @click.command()
+@click.argument("inputs", nargs=-1, required=True, metavar="IN.h5...")
+@click.option("-n", "count", type=click.IntRange(min=1), required=True, help="Number of new files.")
+@click.option(
+    "--out", "folder", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the new files; created if it does not exist.",
+)  # fmt: skip
+@click.option("--name", metavar="NAME", help="Base name of the new files.  [default: from the inputs]")
+@click.option("--dataset", "datasets", multiple=True, metavar="NAME", help="Only this dataset; repeatable.")
+@click.option("--chunk", type=click.IntRange(min=1), metavar="ROWS", help="Store in chunks of that many rows.")
+@click.option("--compress", type=click.Choice(["gzip", "zstd"]), help="Compress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def shard(
+    inputs: tuple[str, ...],
+    count: int,
+    folder: Path,
+    name: str | None,
+    datasets: tuple[str, ...],
+    chunk: int | None,
+    compress: str | None,
+    as_json: bool,
+) -> None:
+    """Divide the rows of HDF5 files evenly among a number of new files.
+
+    \b
+    mpistrat shard big.h5 -n 64 --out shards
+    mpistrat shard big.h5 -n 64 --out shards --compress zstd --chunk 32
+    mpistrat shard 'shards/*.h5' -n 1 --out whole
+
+    The order of rows, the types and the attributes are kept. Every new file has a copy of the datasets with a single
+    value. Storage is contiguous without --chunk and --compress. The new files appear when all are complete; existing
+    files are never replaced.
+    """
+    from mpistrat.data.hdf5.manifest import FileList
+    from mpistrat.data.write.reshard import shard
+
+    try:
+        made = shard(
+            FileList(inputs).paths(),
+            folder,
+            count,
+            datasets=datasets,
+            name=name,
+            chunk=chunk,
+            compress=compress,
+            progress=sys.stderr.isatty(),
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        files = [{"path": str(path), "bytes": path.stat().st_size} for path in made]
+        click.echo(json.dumps({"files": files}, indent=2))
+        return
+    total = sum(path.stat().st_size for path in made)
+    last = f" ... {made[-1].name}" if count > 1 else ""
+    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {made[0]}{last}")
+
+
+@click.command()
 @click.argument("inputs", nargs=-1, required=True, metavar="DIR|FILES...")
 @click.option("--dataset", "datasets", multiple=True, metavar="NAME", help="Only this dataset; repeatable.")
 @click.option(
@@ -29,7 +88,7 @@ _SHOWN = 20
     "--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Rows of a global batch."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
+def data(
     inputs: tuple[str, ...], datasets: tuple[str, ...], replicas: tuple[int, ...], batch_size: int, as_json: bool
 ) -> None:
     """Show what HDF5 files contain, how they are stored and read, and how replicas would share them.
@@ -62,8 +121,8 @@ def command(
 
 
 def _files(inputs: tuple[str, ...]) -> list[str]:
-    from mpistrat.data.hdf5.file_list import FileList
-    from mpistrat.data.hdf5.signatures import told
+    from mpistrat.data.errors import what_it_is
+    from mpistrat.data.hdf5.manifest import FileList
 
     given: list[str] = []
     for each in inputs:
@@ -73,7 +132,7 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
         inside = sorted(str(path) for path in Path(each).iterdir() if path.suffix in _SUFFIXES)
         if not inside:
             ends = ", ".join(_SUFFIXES)
-            raise click.ClickException(f"{each}: {told(each) or f'it has no file whose name ends in {ends}'}")
+            raise click.ClickException(f"{each}: {what_it_is(each) or f'it has no file whose name ends in {ends}'}")
         given += inside
     try:
         return list(FileList(given).paths())
@@ -153,7 +212,7 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
 
 def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
     """Return the steps per epoch under each policy, and the imbalance of the shares of files."""
-    from mpistrat.data.distribute.autoshard import MOST_IMBALANCE, deal, imbalance
+    from mpistrat.data.distribute.autoshard import deal, imbalance
     from mpistrat.data.rows.split import piece
 
     def by_file(balance: bool) -> int | None:
@@ -166,10 +225,9 @@ def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]
     steps = -(-sum(rows) // batch_size)
     excess = {kind: imbalance(rows, replicas, kind == "balanced") for kind in ("in turn", "balanced")}
     in_turn = by_file(False)
-    automatic = "FILE" if replicas > 1 and in_turn and excess["in turn"] <= MOST_IMBALANCE else "DATA"
     return {
         "replicas": replicas,
-        "AUTO": automatic,
+        "AUTO": steps,
         "DATA": steps,
         "FILE": in_turn,
         "FILE, balanced": by_file(True),
@@ -200,7 +258,7 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
             echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
     if report["policies"]:
         echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
-        head = ("replicas", "DATA", "FILE", "FILE, balanced", "OFF", "AUTO", "longest share of files")
+        head = ("replicas", "AUTO", "DATA", "FILE", "FILE, balanced", "OFF", "longest share of files")
         lines = [head, *(_cells(each, head) for each in report["policies"])]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:

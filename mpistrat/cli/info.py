@@ -1,4 +1,4 @@
-"""``mpistrat info``: what is installed, which MPI is used, and how ranks communicate."""
+"""``mpistrat info`` and ``mpistrat hosts``: what is installed, which MPI is used, and which ranks run where."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import json
 import os
 import platform
 import re
-from importlib import metadata
+import sys
 from typing import Any
 
 import click
 
 from mpistrat.cli import table
-from mpistrat.cli.check.checks.library import LEVELS
+from mpistrat.cli.check.checks import installed_version, thread_level
 from mpistrat.cli.run import job
+from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
+from mpistrat.cluster_resolver.compare import differences, facts_of_resolver
 from mpistrat.launch.launch import launcher_variables
-from mpistrat.process.ranges import ranges
+from mpistrat.process import mpi
+from mpistrat.representation import ranges
 from mpistrat.runtime import affinity, environment
+from mpistrat.runtime.topology import Topology
 from mpistrat.version import __version__
 
+_OF_RANKS = ("rank", "node", "host", "local_rank", "gpu", "device")
 _FILTERS = {"gzip": 1, "shuffle": 2, "fletcher32": 3, "szip": 4, "lzf": 32000}
-_ABSENT = "not installed"
 # Names of distributions; the first is shown.
 _PACKAGES = (
     *(["numpy"], ["mpi4py"], ["h5py"]),
@@ -32,8 +36,102 @@ _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
 
 
 @click.command()
+@click.option("--no-mpi", is_flag=True, help="Read the environment only: do not start MPI.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(as_json: bool) -> None:
+def hosts(no_mpi: bool, as_json: bool) -> None:
+    """Show the ranks, the variables that describe them, and what MPI says.
+
+    \b
+    mpistrat hosts
+    srun -N 2 -n 8 --mpi=pmix python -m mpistrat hosts
+
+    The exit status is 1 if the environment and MPI contradict each other.
+    """
+    try:
+        resolver = resolve()
+        placement = resolver.placement
+    except (RuntimeError, ValueError) as error:
+        raise click.ClickException(f"the environment cannot be read: {error}") from error
+    known: Placement | None = None
+    problems: list[str] = []
+    everyone = [_row(placement)]
+    rank = placement.rank
+    if not no_mpi:
+        try:
+            known, everyone, problems = _ask_mpi(resolver, placement)
+            rank = known.rank
+        except (ImportError, RuntimeError) as error:
+            problems.append(str(error))
+    if rank == 0:
+        report = {
+            "resolver": type(resolver).__name__,
+            "reason": resolver.reason,
+            "facts": {
+                name: {"value": value, "from": source, "MPI": _said(known, name)}
+                for name, value, source in placement.facts()
+            },
+            "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
+            "problems": problems,
+        }
+        if as_json:
+            click.echo(json.dumps(report, indent=2, default=str))
+        else:
+            _show_hosts(report)
+    if known is not None:  # the first rank that ends with an error ends all others
+        sys.stdout.flush()
+        mpi.start().COMM_WORLD.Barrier()
+    if problems:
+        raise SystemExit(1)
+
+
+def _row(placement: Placement) -> list[str]:
+    """Return the row of one rank in the table of ranks."""
+    cores = affinity.cores()
+    values = [getattr(placement, name) for name in _OF_RANKS]
+    return [*("" if value is None else str(value) for value in values), ranges(cores or ())]
+
+
+def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:
+    """Return MPI's placement of this rank, the rows of all ranks, and contradictions of one rank. Collective."""
+    world = mpi.start().COMM_WORLD
+    known = MpiClusterResolver(world).placement
+    try:
+        own = [*(differences(facts_of_resolver(resolver), known) or ())]
+    except (RuntimeError, ValueError) as error:
+        own = [str(error)]
+    told = Topology.of(world).all_gather_object((_row(known), own))
+    wrong = ([f"rank {rank}: {what[0]}", *what[1:]] for rank, (_, what) in enumerate(told) if what)
+    return known, [row for row, _ in told], next(wrong, [])
+
+
+def _show_hosts(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    console = table.console()
+    console.print(f"{report['resolver']}: {report['reason']}", soft_wrap=True, markup=False)
+    facts = Table("fact", "value", "variable it came from", "what MPI says")
+    for name, fact in report["facts"].items():
+        facts.add_row(name, _text(fact["value"]), fact["from"], _text(fact["MPI"]))
+    console.print(facts)
+    if report["ranks"]:
+        ranks = Table(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
+        for row in report["ranks"]:
+            ranks.add_row(*row.values())
+        console.print(ranks)
+    for problem in report["problems"]:
+        console.print(problem, soft_wrap=True, markup=False)
+
+
+def _said(known: Placement | None, name: str) -> Any:
+    """Return a fact that MPI itself gives, else None: GPUs and the job come from the environment."""
+    if known is None or name == "launcher" or known.sources.get(name) != "MPI":
+        return None
+    return getattr(known, name)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(as_json: bool) -> None:
     """Show what is installed, which MPI is used, and how ranks communicate.
 
     \b
@@ -82,29 +180,18 @@ def _options() -> dict[str, str]:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "mpistrat": __version__}
     for name, *others in _PACKAGES:
-        installed = (each for each in (name, *others) if _version(each) != _ABSENT)
-        versions[name] = _version(next(installed, name))
+        versions[name] = next(filter(None, map(installed_version, (name, *others))), "not installed")
     return versions
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return _ABSENT
 
 
 def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
     """Fill in the facts of MPI. Return the rank of this process and the table of algorithms."""
-    from mpistrat.process import mpi
-
     try:
         MPI = mpi.start()
     except (ImportError, RuntimeError) as error:  # libmpi is missing, or each task is a job of its own
         library["library"] = f"not usable: {error}"
         return 0, "not available without MPI"
     from mpistrat.collectives.algorithms.choose import Choice
-    from mpistrat.runtime.topology import Topology
 
     try:
         topology = Topology.of(MPI.COMM_WORLD)
@@ -112,12 +199,11 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
         ranks["ranks"] = f"not usable: {error}"
         return MPI.COMM_WORLD.rank, "none"
     choice = Choice.of(topology)
-    choice.heed(topology)
-    names = {getattr(MPI, f"THREAD_{level}"): level for level in LEVELS}
+    choice.load_measured_costs(topology)
     library["library"] = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
     library["file"] = mpi.loaded_library()
     library["standard"] = ".".join(map(str, MPI.Get_version()))
-    library["threads"] = names[MPI.Query_thread()]
+    library["threads"] = thread_level(MPI)
     per_node = [len(node) for node in topology.nodes]
     ranks["ranks"] = topology.size
     ranks["nodes"] = len(topology.nodes)
@@ -129,7 +215,7 @@ def _mpi(library: dict[str, Any], ranks: dict[str, Any]) -> tuple[int, str]:
 
 def _routes(topology: Any) -> tuple[str, str]:
     """Return the route of arrays on GPUs with the reasons against others, and the operations on device pointers."""
-    from mpistrat.cluster_resolver.ranks.own_device import own_device
+    from mpistrat.cluster_resolver.own_device import own_device
     from mpistrat.collectives.gpu.all_reduce import obstacles
     from mpistrat.collectives.gpu.pointers import Refusals
 
@@ -150,8 +236,7 @@ def _routes(topology: Any) -> tuple[str, str]:
 
 def _devices() -> str:
     """Return the GPUs of this node as text, or the reason why it has no usable GPU."""
-    from mpistrat.arrays.device import cupy_for, gpu_count
-    from mpistrat.arrays.gpu.bounds import bounds
+    from mpistrat.arrays.device import bounds, cupy_for, gpu_count
 
     try:
         count = gpu_count("a GPU")
@@ -193,4 +278,6 @@ def _machine() -> dict[str, Any]:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if value is None:
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from mpistrat.cluster_resolver import slurm as slurm_step
 from mpistrat.cluster_resolver.flux import FluxClusterResolver
-from mpistrat.cluster_resolver.mpi.launched import LSF_JOB, Launched, LaunchedClusterResolver, by_jsrun, launched
-from mpistrat.cluster_resolver.mpi.resolver import MpiClusterResolver
+from mpistrat.cluster_resolver.mpi import (
+    LSF_JOB,
+    Launched,
+    LaunchedClusterResolver,
+    MpiClusterResolver,
+    by_jsrun,
+    launched,
+)
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.roles import TF_CONFIG
-from mpistrat.cluster_resolver.slurm import step as slurm_step
-from mpistrat.cluster_resolver.slurm.resolver import SlurmClusterResolver
-from mpistrat.cluster_resolver.tf_config import TFConfigClusterResolver, config
+from mpistrat.cluster_resolver.roles import TF_CONFIG, TFConfigClusterResolver, config
+from mpistrat.cluster_resolver.slurm import SlurmClusterResolver
 from mpistrat.launch.launchers import FLUX, HYDRA, JSRUN, PMIX
-from mpistrat.launch.left_over_step import left_over
+from mpistrat.launch.slurm import left_over
 
 _SRUN = slurm_step.SIZE
 

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.layout import Allocation
-from mpistrat.cluster_resolver.mpi.launched import LaunchedClusterResolver, place, told
-from mpistrat.cluster_resolver.placement import Placement
-from mpistrat.cluster_resolver.variables import integer, required
-from mpistrat.launch.hostlist import expand_hostlist
+from mpistrat.cluster_resolver.mpi import LaunchedClusterResolver, place, told
+from mpistrat.cluster_resolver.placement import Allocation, Placement, integer, required
 from mpistrat.launch.launchers import FLUX
+from mpistrat.launch.slurm import expand_hostlist
 
 _NODES = "FLUX_JOB_NNODES"
 

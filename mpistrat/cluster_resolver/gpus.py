@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpistrat.cluster_resolver.placement import Placement, with_facts
-from mpistrat.cluster_resolver.variables import integer
+from mpistrat.cluster_resolver.placement import Placement, integer, with_facts
 from mpistrat.launch.launchers import JSRUN
 
 _BIND = "SLURMD_TRES_BIND"

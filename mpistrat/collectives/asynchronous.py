@@ -13,18 +13,16 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import finish
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.on_host import joined, packed_for_host
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, prepared
 from mpistrat.process import mpi
-from mpistrat.process.backoff import Backoff
+from mpistrat.process.waiting import Backoff
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation, TimedOutError, call_site
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 _REQUEST_BYTES = 1 << 30  # in one request; older MPI libraries cannot count beyond 2^31
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
@@ -177,7 +175,7 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
     empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
     operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
 
-    def lay_down(values: Sequence[Any]) -> tuple[list[np.ndarray], Callable[[list[Any]], Any]]:
+    def pack_values(values: Sequence[Any]) -> tuple[list[np.ndarray], Callable[[list[Any]], Any]]:
         arrays, rebuild = values
         return [joined(message, arrays) for message in messages], rebuild
 
@@ -206,12 +204,12 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
                 _begin(topology, message, flat, requests)
         return pending
 
-    def give_back(pending: PendingAllReduce) -> PendingAllReduce:
+    def unpack_values(pending: PendingAllReduce) -> PendingAllReduce:
         if not pending._requests:
             pending._complete()
         return pending
 
-    return Reduction(topology, operation, Steps(lay_down, combine, give_back, meets=False))
+    return Reduction(topology, operation, Steps(pack_values, combine, unpack_values, meets=False))
 
 
 def _begin(topology: Topology, message: Message, flat: np.ndarray, requests: list[Any]) -> None:

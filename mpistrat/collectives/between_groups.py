@@ -17,10 +17,29 @@ from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.values import ReduceOp
 
 _NAME = "groups"
+_Places = tuple[tuple[int, int], ...]
+
+
+class _Rails(Slot, dict[_Places, Any]):
+    """The rail of this rank for each division into groups: a strategy of equal groups takes the one that was made.
+
+    A key has the first rank of the group, and the place in it, of each rank. Strategies end without a collective call,
+    so none of them can free a communicator: rails are freed with the communicator of all ranks.
+    """
+
+    def are_in_step(self, places: _Places) -> bool:
+        """Return whether there is such a division, and no error has left a collective of this rank's rail."""
+        rail = self.get(places)
+        return places in self and not (rail and Topology.of(rail).lock.given_up)
+
+    def close(self) -> None:
+        for rail in filter(None, self.values()):
+            rail.Free()
+        self.clear()
 
 
 class BetweenGroups:
@@ -53,17 +72,21 @@ class BetweenGroups:
         self.group = group
         self.sync_every, self.compression, self.outer = sync_every, compression, outer
         first = group.broadcast_object(everyone.rank)
-        firsts = everyone.all_gather_object(first)
+        places = tuple(everyone.all_gather_object((first, group.rank)))
+        firsts = [each for each, _ in places]
         if not everyone.all_true(firsts.count(first) == group.size):
             raise ValueError("the ranks of a group must be among those of the strategy: give comm=mesh.parent")
         self.count, self.index = len(set(firsts)), sorted(set(firsts)).index(first)
         self.replicas_before = sum(each < first for each in firsts)
         self.weight = group.size / everyone.size
         self.owners_in_group = min(firsts.count(each) for each in firsts)
-        color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
-        rail = everyone.world.Split(color, key=everyone.rank)
+        rails = everyone.slot(_Rails)
+        if not everyone.all_true(rails.are_in_step(places)):
+            color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
+            rails[places] = everyone.world.Split(color, key=everyone.rank)
+        rail = rails[places]
         self._options, self._label = options, f"group {self.index} (rank {everyone.rank})"
-        if color == group.rank:  # others have no rail, and own nothing
+        if rail:  # others have no rail, and own nothing
             self._rail = Topology.of(rail).limited(options.timeout_seconds)
             self._ops = CollectiveAllReduce().bound_to(self._rail)
 
@@ -95,7 +118,7 @@ class BetweenGroups:
         wrong, shown = "give all the same number of steps", [f"step {each}" for each in steps]
         if len({*steps}) == 1:
             rows = itertools.zip_longest(*names, fillvalue="nothing more")
-            wrong, shown = "train the same variables in all", next(([*row] for row in rows if len({*row}) > 1), [])
+            wrong, shown = "train the same in all", next(([*row] for row in rows if len({*row}) > 1), [])
         if shown:
             lines = "".join(f"\n  {label}: {each}" for label, each in zip(labels, shown, strict=True))
             raise MismatchError(f"groups met in different exchanges: {wrong}{lines}")

@@ -52,7 +52,7 @@ def exact_sum_over_axis(
                 algorithm.reduce(topology, ufunc, piece, piece)
 
         described = operation("all_reduce", "exact", "over an axis to", (dtype, rest))
-        with topology.lock.turn(described, False, timeout_seconds):
+        with topology.lock.collective(described, False, timeout_seconds):
             exchange(np.add, count)  # first: the number of all examples decides how wide the digits of a sum are
             for part in _parts(len(flat)):
                 exact_sum(_blocks(values[:, part]), flat[part], int(count[0]), exchange)

@@ -15,10 +15,9 @@ import numpy as np
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.contract import Algorithm
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import finish
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.packing import Key, Message, MessageSizes, join, message_of, new_array, pack, unpack
-from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps, short_steps, steps_alone
+from mpistrat.collectives.reduction import FastPath, Reduction, Steps, short_steps, steps_alone
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
@@ -180,7 +179,7 @@ def reduce_piece(
 
 def short_steps_of(
     topology: Topology, message: Message, route: HostRoute, out: np.ndarray | None = None
-) -> ShortSteps | None:
+) -> FastPath | None:
     """Return the short steps of a message; None if its algorithm does not have them for this length and dtype."""
     if message.length > route.piece or not message.source is message.wire is message.result:
         return None

@@ -1,4 +1,4 @@
-"""The packing of arrays into messages: arrays of one dtype travel as one flat array.
+"""The packing of arrays: into messages, one flat array for each dtype, and into pieces that fit a slot of the node.
 
 How a list is packed depends on dtypes and shapes only. The same packing serves arrays on the host and on a GPU.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,3 +155,38 @@ def unpack(message: Message, total: np.ndarray, out: list[Any]) -> None:
     else:
         for i, view in zip(message.members, views, strict=True):
             out[i] = view
+
+
+# Places in the slot, and the parts of arrays that lie there.
+Piece = Sequence[tuple[slice, np.ndarray]]
+
+
+def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
+    """Yield the elements of flat arrays in pieces of ``room`` elements; the last one may be shorter.
+
+    >>> [[len(part) for _, part in piece] for piece in cut([np.zeros(3), np.zeros(0), np.zeros(4)], 5)]
+    [[3, 2], [2]]
+    """
+    piece, used = [], 0
+    for array in arrays:
+        start = 0
+        while start < len(array):
+            part = array[start : start + room - used]
+            piece.append((slice(used, used + len(part)), part))
+            start += len(part)
+            used += len(part)
+            if used == room:
+                yield piece
+                piece, used = [], 0
+    if piece:
+        yield piece
+
+
+def write_piece(piece: Piece, slot: np.ndarray) -> None:
+    for where, part in piece:
+        slot[where] = part
+
+
+def read_piece(piece: Piece, slot: np.ndarray) -> None:
+    for where, part in piece:
+        part[...] = slot[where]

@@ -14,11 +14,9 @@ from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.algorithms.tree import shares_of_one_each
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
 from mpistrat.collectives.arithmetic.fixed_tree import combine_rows, combine_tree
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op
-from mpistrat.collectives.packing import new_array
-from mpistrat.collectives.pieces import cut, lay
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op, divide
+from mpistrat.collectives.packing import cut, new_array, write_piece
 from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
@@ -70,7 +68,7 @@ def reduce_parts(
     tiers = topology.size > 1 and even and (one_node or not by_rows)
     # The agreement between nodes takes two barriers, so this slot would be in use again after it.
     meets = rows_of is not None or (tiers and one_node and any(map(len, itertools.chain(*parts))))
-    with np.errstate(all="ignore"), topology.lock.turn(what, meets, timeout_seconds):
+    with np.errstate(all="ignore"), topology.lock.collective(what, meets, timeout_seconds):
         if topology.size == 1:
             total = _joined(parts[0], dtype).astype(wire)
         elif rows_of is not None:
@@ -131,7 +129,7 @@ def _on_two_tiers(
         mine = pieces[memory.rank]
         for i, piece in enumerate(pieces):
             if i != memory.rank or len(mine) > 1:  # one array is combined where it is
-                lay(piece, own[i * room : (i + 1) * room])
+                write_piece(piece, own[i * room : (i + 1) * room])
         topology.lock.meet()
         count = sum(len(part) for _, part in mine)
         if count:

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm
-from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import divide
 from mpistrat.collectives.packing import SMALL, Message, new_array, unpack
 from mpistrat.process.cache import Cache
 from mpistrat.record import ring as trace
-from mpistrat.runtime.agreement.collective_lock import BROKEN
+from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE
 from mpistrat.runtime.agreement.operation import Operation
-from mpistrat.runtime.agreement.whole_call import whole
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 _MOST = 1024  # reductions that are kept
 _target = weakref.ref.__call__  # a method of C, for `map`
@@ -33,16 +32,16 @@ class Steps(NamedTuple):
     """What a rank does in an all-reduce."""
 
     # gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
-    lay_down: Callable[[Sequence[Any]], Any]
+    pack_values: Callable[[Sequence[Any]], Any]
     # gets that and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks, divides for a
-    # mean, and returns what `give_back` gets.
+    # mean, and returns what `unpack_values` gets.
     combine: Callable[[Any, float | None], Any]
     # gets that, and returns the results in the order of the values. Does not communicate.
-    give_back: Callable[[Any], Any]
+    unpack_values: Callable[[Any], Any]
     meets: bool  # whether `combine` calls `CollectiveLock.meet` before it communicates in any other way
 
 
-class ShortSteps(NamedTuple):
+class FastPath(NamedTuple):
     """What a rank does in a small all-reduce, whose time is that of its Python calls. See `Steps`."""
 
     # gets the values and the word of the meeting. Writes the values to memory that other ranks read, waits for all
@@ -54,13 +53,13 @@ class ShortSteps(NamedTuple):
     meet_again: Callable[[int], bool] | None = None
 
 
-def steps_alone() -> ShortSteps:
+def steps_alone() -> FastPath:
     """Return the steps on one rank: the results are copies. They enter 2 functions of Python, the general ones 15."""
 
     def copies(values: Sequence[np.ndarray], word: int) -> list[Any]:
         return [each.copy() if each.size <= SMALL else _copied(each) for each in values]
 
-    return ShortSteps(copies)
+    return FastPath(copies)
 
 
 def _copied(value: np.ndarray) -> np.ndarray:
@@ -71,7 +70,7 @@ def _copied(value: np.ndarray) -> np.ndarray:
 
 def short_steps(
     topology: Topology, message: Message, algorithm: Algorithm, out: np.ndarray | None = None
-) -> ShortSteps | None:
+) -> FastPath | None:
     """Return the steps of arrays that are one message, and whose ranks meet once; None without `meeting`.
 
     With ``out``, a flat array, it is the result. Barriers and sums are those of the general steps, which take several
@@ -111,7 +110,7 @@ def short_steps(
         unpack(message, total, results)
         return results
 
-    return ShortSteps(exchange)
+    return FastPath(exchange)
 
 
 class Reduction:
@@ -121,21 +120,23 @@ class Reduction:
     for, if it is for these alone.
     """
 
-    __slots__ = ("_only_for", "_operation", "_short", "_steps", "_topology")
+    __slots__ = ("_exchange", "_meet_again", "_only_for", "_operation", "_steps", "_topology")
 
     def __init__(
         self,
         topology: Topology,
         operation: Operation,
         steps: Steps,
-        short: ShortSteps | None = None,
+        short: FastPath | None = None,
         only_for: tuple[weakref.ref[Any], ...] = (),
     ):
         self._topology = topology
         self._operation = operation
         self._steps = steps
         self._only_for = only_for
-        self._short = None if topology.lock.compares_places else short
+        short = None if topology.lock.compares_places else short
+        self._exchange = None if short is None else short.exchange
+        self._meet_again = None if short is None else short.meet_again
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reduction:
         return self  # it belongs to the ranks, which are not copied
@@ -145,32 +146,33 @@ class Reduction:
         return len(values) == len(self._only_for) and all(map(is_, map(_target, self._only_for), values))
 
     def run(self, values: Sequence[Any], timeout_seconds: float | None = None) -> Any:
-        """Return the reductions of the values over all ranks. Raise as `CollectiveLock.turn`."""
-        short = self._short
-        if short is None or timeout_seconds is not None or trace.ring is not None:
+        """Return the reductions of the values over all ranks. Raise as `CollectiveLock.collective`."""
+        exchange = self._exchange
+        if exchange is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)
         lock = self._topology.lock
-        exchange, meet_again = short
         word = lock.begin(self._operation)
         try:
             out = exchange(values, word)
-            if out is None or (meet_again is not None and not meet_again(lock.later_word(word, 1))):
+            if out is None or (self._meet_again is not None and not self._meet_again(lock.later_word(word, 1))):
                 lock.disagree(self._operation)
-            lock.end()
+            if lock.flight is not None:  # as `end`, without a call
+                lock.flight.leave()
+            lock.state = FREE
             return out
         except BaseException as error:
             lock.state = BROKEN  # before a call: a signal handler may raise where a function begins
             lock.failed(error)
             raise
 
-    @whole(attrgetter("_topology"), "all_reduce")
+    @collective_call(attrgetter("_topology"), "all_reduce")
     def _run(self, values: Sequence[Any], timeout_seconds: float | None) -> Any:
         topology = self._topology
-        lay_down, combine, give_back, meets = self._steps
-        laid = lay_down(values)
-        with topology.lock.turn(self._operation, meets, timeout_seconds):
+        pack_values, combine, unpack_values, meets = self._steps
+        laid = pack_values(values)
+        with topology.lock.collective(self._operation, meets, timeout_seconds):
             done = topology.lock.ignoring_float_errors(combine, laid, timeout_seconds)
-        return give_back(done)
+        return unpack_values(done)
 
 
 class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):

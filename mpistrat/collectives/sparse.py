@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, divide
 from mpistrat.collectives.movement import any_library
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology

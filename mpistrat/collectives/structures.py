@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from mpistrat.arrays import arrays
-from mpistrat.runtime.agreement.operation import Remark, operation
+from mpistrat.runtime.agreement.operation import UncomparedText, operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, IndexedSlices, Mirrored
 
@@ -50,7 +50,7 @@ class refusals:
 
 def refuse(name: str, topology: Topology, error: Exception, timeout_seconds: float | None = None) -> None:
     """Tell the other ranks of an error in this rank's arguments of a collective, as `refusals`."""
-    parts = "refused:", type(error).__name__, Remark(str(error))
+    parts = "refused:", type(error).__name__, UncomparedText(str(error))
     agree(topology, name, *parts, timeout_seconds=timeout_seconds)
 
 

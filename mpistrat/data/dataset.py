@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat import absent, nest
 from mpistrat.data import undistributed
-from mpistrat.data.combine.methods import Combining
+from mpistrat.data.combine.access import Access
+from mpistrat.data.combine.sequential import Sequential
 from mpistrat.data.from_files import FromFiles
 from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKNOWN_CARDINALITY
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
@@ -34,7 +35,7 @@ class _Explaining(type):
             return absent.of_object(cls, name, absent.OF_DATASET)
 
 
-class Dataset(FromFiles, Combining, metaclass=_Explaining):
+class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
     """Rows, or batches of rows, that can be read in any order.
 
     Make a dataset with `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform

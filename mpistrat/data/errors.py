@@ -8,7 +8,10 @@ reads them.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+
+from mpistrat.process import failure
 
 
 class DataFileError(RuntimeError):
@@ -199,7 +202,7 @@ def naming(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataFileError(
-            f"{where}: HDF5 cannot read it ({reason_of(error)}); fix: it is damaged, copy or write it again"
+            f"{where}: HDF5 cannot read it ({reason_of(error)}); fix: see the error, and write it again if damaged"
         ) from error
 
 
@@ -211,8 +214,8 @@ def naming_damage(path: str) -> Iterator[None]:
     except (*_OWN, OSError, ImportError):
         raise
     except Exception as error:
-        what = f"it cannot be described ({type(error).__name__}: {error}); fix: copy or write it again"
-        raise DataFileError.of_file(path, what) from error
+        what = f"it cannot be described ({type(error).__name__}: {error})"
+        raise DataFileError.of_file(path, f"{what}; fix: see the error, and write it again if damaged") from error
 
 
 def reason_of(error: BaseException) -> str:
@@ -220,3 +223,45 @@ def reason_of(error: BaseException) -> str:
     text = str(error.args[0]) if error.args else type(error).__name__
     _, _, rest = text.partition("(")
     return rest.rstrip(")") or text or type(error).__name__
+
+
+def explain_empty_parts() -> None:
+    """Let NumPy's errors about arrays without elements be explained, since this rank got a part without rows."""
+    for part in ("zero-size array to reduction operation", "of an empty sequence"):
+        failure.explanations[part] = (
+            "This rank got an empty part of a batch: a global batch with fewer rows than replicas has none for some. "
+            "Give the reduction a value for no rows, as in batch.max(initial=-numpy.inf), skip the part, or let all "
+            "batches be full: batch(..., drop_remainder=True)."
+        )
+
+
+# The first bytes, what such a file is, and what reads it.
+_SIGNATURES = (
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Dataset.from_hdf5 (from_netcdf for netCDF)"),
+    (b"PAR1", "a Parquet file", "Dataset.from_parquet"),
+    (b"\x93NUMPY", "an npy file", "Dataset.from_npy"),
+    (b"PK\x03\x04", "a zip archive", "np.load and Dataset.from_arrays for an npz file, or unpack it"),
+    (b"CDF", "a netCDF file of version 3", "`nccopy -k netCDF-4` to convert it, then Dataset.from_netcdf"),
+    (b"ARROW1", "an Arrow file", "pyarrow to write it as Parquet, then Dataset.from_parquet"),
+    (b"\x1f\x8b", "compressed by gzip", "gunzip first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -d first"),
+)
+_OF_ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_LONGEST = max(len(each) for each, _, _ in _SIGNATURES)
+
+
+def what_it_is(path: str) -> str:
+    """Return what a file or folder is, and what reads it. Empty if its first bytes do not tell."""
+    if any(os.path.exists(os.path.join(path, name)) for name in _OF_ZARR):
+        return "it is a Zarr store; fix: use Dataset.from_zarr"
+    first = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        first = file.read(_LONGEST)
+    found = (f"it is {what}; fix: use {reader}" for start, what, reader in _SIGNATURES if first.startswith(start))
+    return next(found, "")
+
+
+def not_of_format(path: str, reader: str, what: str) -> DataFileError:
+    """Return the error for a file that its reader cannot read: what it is, or ``what`` if it is for this reader."""
+    other = what_it_is(path)
+    return DataFileError.of_file(path, other if other and reader not in other else what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,28 +71,29 @@ class FromFiles:
 
     @classmethod
     def from_netcdf(
-        cls, files: Any, variables: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
+        cls,
+        files: Any,
+        variables: Any,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+        decode: bool = True,
     ) -> Self:
         """Return a dataset of the rows of netCDF-4 files, which are HDF5 files.
-
-        Values are those that are stored. Variables with a scale or an offset are refused. Values that stand for missing
-        ones (``_FillValue``) are read as they are.
 
         Parameters
         ----------
         variables : str, tuple or dict of str
             Names of variables whose axis 0 is the axis of the samples.
         files, manifest, check_finite
-            As for `from_hdf5`.
-
-        Raises
-        ------
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            As `from_hdf5`.
+            As for `from_hdf5`, which raises the same errors.
+        decode : bool
+            Whether values are decoded as by ``xarray.open_dataset``: by ``scale_factor``, ``add_offset`` and
+            ``_Unsigned``, with NaN for ``_FillValue`` and ``missing_value``, and with times of NumPy. What NumPy's
+            dtypes cannot hold, such as dates of other calendars, raises `DataFileError`. False gives what is stored.
         """
         from mpistrat.data.formats.hdf5 import NetCdf
 
-        return cls._of_files(NetCdf(), files, variables, manifest, check_finite)
+        return cls._of_files(NetCdf(decode), files, variables, manifest, check_finite)
 
     @classmethod
     def from_npy(cls, files: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False) -> Self:
@@ -101,12 +102,7 @@ class FromFiles:
         Parameters
         ----------
         files, manifest, check_finite
-            As for `from_hdf5`.
-
-        Raises
-        ------
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            As `from_hdf5`.
+            As for `from_hdf5`, which raises the same errors.
 
         Examples
         --------
@@ -125,34 +121,47 @@ class FromFiles:
 
     @classmethod
     def from_parquet(
-        cls, files: Any, columns: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
+        cls,
+        files: Any,
+        columns: Any = None,
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+        null: Mapping[str, Any] | None = None,
+        filters: Any = None,
     ) -> Self:
         """Return a dataset of the rows of Parquet files. It needs pyarrow.
 
         A row group is read as a whole, and the last ones are kept. A shuffle permutes row groups, then the rows of a
-        few of them: row groups of a few MiB are best. Missing values (null) raise `DataFileError`.
+        few of them: row groups of a few MiB are best.
 
         Parameters
         ----------
-        columns : str, tuple or dict of str
-            Names of columns. Strings and lists of variable length become arrays of objects.
+        columns : str, tuple or dict of str, optional
+            Names of columns: of fields of structures as ``"point.x"``, and of parts of the folders' names, as
+            ``year=2020/a.parquet``. Strings and lists of variable length become arrays of objects, and categories
+            their values. By default a dict of all columns of the first file, which is opened at once.
+        null : dict, optional
+            What stands for missing values of a column. NaN and NaT stand for missing floats and times. Other missing
+            values raise `DataFileError` without this. NaN makes a column of integers float64, as in pandas.
+        filters : list of tuples, list of lists or pyarrow expression, optional
+            Conditions on rows, as of ``pyarrow.parquet.read_table``: ``[("x", ">", 3), ("y", "in", {1, 2})]``. Row
+            groups without such rows are left out by their statistics, and rows of the others are counted once, when
+            a file is described. So the length stays known.
         files, manifest, check_finite
-            As for `from_hdf5`.
-
-        Raises
-        ------
-        ImportError
-            If pyarrow is not installed.
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            As `from_hdf5`.
+            As for `from_hdf5`, which raises the same errors.
         """
         from mpistrat.data.formats.parquet import Parquet
 
-        return cls._of_files(Parquet(), files, columns, manifest, check_finite)
+        return cls._of_files(Parquet(null, filters), files, columns, manifest, check_finite)
 
     @classmethod
     def from_zarr(
-        cls, files: Any, arrays: Any = ".", manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
+        cls,
+        files: Any,
+        arrays: Any = ".",
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+        decode: bool = True,
     ) -> Self:
         """Return a dataset of the rows of Zarr stores on disk. It needs zarr.
 
@@ -163,51 +172,52 @@ class FromFiles:
         arrays : str, tuple or dict of str
             Names of arrays of a group. By default the store is an array itself.
         manifest, check_finite
-            As for `from_hdf5`.
-
-        Raises
-        ------
-        ImportError
-            If zarr is not installed.
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            As `from_hdf5`.
+            As for `from_hdf5`, which raises the same errors.
+        decode : bool
+            Whether values are decoded by their attributes, as by `from_netcdf`.
         """
         from mpistrat.data.formats.zarr import Zarr
 
-        return cls._of_files(Zarr(), files, arrays, manifest, check_finite)
+        return cls._of_files(Zarr(decode), files, arrays, manifest, check_finite)
 
     @classmethod
     def from_csv(
         cls,
         files: Any,
-        columns: Any,
+        columns: Any = None,
         dtypes: Mapping[str, Any] | None = None,
         delimiter: str = ",",
         header: bool = True,
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
+        na_values: Sequence[str] = (),
+        comment: str | None = None,
+        encoding: str = "utf-8",
     ) -> Self:
-        """Return a dataset of the rows of CSV files.
+        """Return a dataset of the rows of CSV files. It needs pyarrow.
 
-        A file is read once when it is described, to find its lines.
+        A file is read once when it is described, to find its lines. Files that gzip compressed are unpacked in memory,
+        up to ``mpistrat.rc.data_block_bytes``.
 
         Parameters
         ----------
-        columns : str, tuple or dict of str
-            Names of columns.
+        columns : str, tuple or dict of str, optional
+            Names of columns. By default a dict of all columns of the first file, which is opened at once.
         dtypes : dict from str to dtype, optional
             Types of columns. Columns that are not named have float64. ``str`` gives arrays of objects.
         delimiter : str
             What separates values.
         header : bool
             Whether the first line names the columns. Otherwise they are named ``"0"``, ``"1"`` and so on.
+        na_values : sequence of str
+            Texts of missing values, as ``("", "NA")``: NaN in a column of floats, NaT in one of times. In other columns
+            they raise `DataFileError`; a column of ``str`` keeps the text.
+        comment : str, optional
+            A character. Lines that begin with it are left out.
+        encoding : str
+            UTF-8, or an encoding of one byte for each character, such as ``"latin-1"``.
         files, manifest, check_finite
-            As for `from_hdf5`.
-
-        Raises
-        ------
-        DataFileError, DatasetNotFoundError, DatasetMismatchError, EmptyDatasetError
-            As `from_hdf5`.
+            As for `from_hdf5`, which raises the same errors.
 
         Examples
         --------
@@ -223,12 +233,49 @@ class FromFiles:
         """
         from mpistrat.data.formats.csv import Csv
 
-        return cls._of_files(Csv(dtypes or {}, delimiter, header), files, columns, manifest, check_finite)
+        return cls._of_files(
+            Csv(dtypes or {}, delimiter, header, na_values, comment, encoding), files, columns, manifest, check_finite
+        )
+
+    @classmethod
+    def from_text(cls, files: Any, encoding: str = "utf-8", manifest: str | os.PathLike[str] | None = None) -> Self:
+        """Return a dataset of the lines of text files, as ``str``.
+
+        Lines end as Python reads them: by ``\\n``, ``\\r\\n`` or ``\\r``, which are left out. Empty lines are rows. A
+        file is read once when it is described, to find its lines. Files that gzip compressed are unpacked in memory,
+        up to ``mpistrat.rc.data_block_bytes``.
+
+        Parameters
+        ----------
+        encoding : str
+            UTF-8, or an encoding of one byte for each character, such as ``"latin-1"``.
+        files, manifest
+            As for `from_hdf5`, which raises the same errors.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with open(os.path.join(folder.name, "a.txt"), "w") as file:
+        ...     _ = file.write("first\\nsecond\\nthird\\n")
+        >>> lines = Dataset.from_text(os.path.join(folder.name, "*.txt"))
+        >>> len(lines), lines[1], list(lines.shuffle(seed=1).batch(2))
+        (3, 'second', [array(['second', 'third'], dtype=object), array(['first'], dtype=object)])
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.formats.lines import Text
+
+        return cls._of_files(Text(encoding), files, "line", manifest, False)
 
     @classmethod
     def _of_files(
         cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
     ) -> Self:
+        from mpistrat.data.hdf5.manifest import FileList
         from mpistrat.data.sources.files import FileSource
 
+        if names is None:
+            listed: Any = form
+            names = {name: name for name in listed.columns(FileList(files, form.name).paths()[0])}
         return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg]

@@ -43,9 +43,10 @@ class AutoShardPolicy(enum.IntEnum):
     Attributes
     ----------
     AUTO
-        FILE if each replica can have a file and the longest share of files has at most 5 % more rows than the
-        mean. Otherwise DATA, with a warning. DATA without a warning for one replica and for datasets that are not
-        made of files. The same holds where ``take``, ``skip`` or ``shard`` would have another meaning under FILE.
+        Shuffled files are read in *lanes*: batches are equal for any number of replicas, as under DATA, and a replica
+        reads files of its own. DATA for a dataset that is not shuffled, or not made of several files. Also where
+        transforms need another order: ``take``, ``skip`` and the like before ``shuffle``, ``shard`` or another
+        shuffle after it, and ``shuffle(mode="exact")``.
     DATA
         Every global batch is cut into one contiguous piece per replica. The sizes of the pieces differ by at
         most one row. Each replica reads only the rows of its own piece.
@@ -53,7 +54,8 @@ class AutoShardPolicy(enum.IntEnum):
         Files are dealt round-robin. With ``balance``, the longest file comes first and each file goes to the
         replica that has the fewest rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
         rows of its own files, in batches of its share of the global batch. All replicas make as many steps as
-        the one with the most steps. The others get empty batches at the end. Where a rank plays several devices
+        the one with the most steps. The others get empty batches at the end. Batches and steps depend on the number
+        of replicas, as in tf.distribute. Where a rank plays several devices
         that are not virtual replicas, files are dealt to ranks, which share batches out to their devices.
     HINT
         ``shard(SHARD_HINT, SHARD_HINT)`` becomes the shard of the input pipeline. Otherwise the same as OFF.

@@ -17,8 +17,9 @@ _FILES = {
     "monitor.stragglers": "RankStatistics step",
     "monitor.tracing": "trace",
     "strategies": "CentralStorageStrategy ParameterServerStrategy",
-    "training.preemption.handler": "PreemptionCheckpointHandler TerminationConfig",
-    "training.preemption.exit": "PreemptionWatcher",
+    "training.elastic_loop": "ElasticLoop",
+    "training.preemption": "PreemptionCheckpointHandler TerminationConfig",
+    "training.preemption_exit": "PreemptionWatcher",
     "values": "ValueContext",
 }
 _PLACES = {name: (file, name) for file, names in _FILES.items() for name in names.split()} | {

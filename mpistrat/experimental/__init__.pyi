@@ -17,9 +17,10 @@ from mpistrat.strategies import CentralStorageStrategy as CentralStorageStrategy
 from mpistrat.strategies import ParameterServerStrategy as ParameterServerStrategy
 from mpistrat.strategies.multi_worker_mirrored import FormerMultiWorkerMirroredStrategy
 from mpistrat.strategies.tpu import FormerTPUStrategy
-from mpistrat.training.preemption.exit import PreemptionWatcher as PreemptionWatcher
-from mpistrat.training.preemption.handler import PreemptionCheckpointHandler as PreemptionCheckpointHandler
-from mpistrat.training.preemption.handler import TerminationConfig as TerminationConfig
+from mpistrat.training.elastic_loop import ElasticLoop as ElasticLoop
+from mpistrat.training.preemption import PreemptionCheckpointHandler as PreemptionCheckpointHandler
+from mpistrat.training.preemption import TerminationConfig as TerminationConfig
+from mpistrat.training.preemption_exit import PreemptionWatcher as PreemptionWatcher
 from mpistrat.values import ValueContext as ValueContext
 
 CollectiveCommunication = CommunicationImplementation

@@ -1,4 +1,4 @@
-"""The launcher of this process: how many tasks it started, and its environment variables."""
+"""The launcher of this process: how many tasks it started, its environment variables, and the exit statuses for it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ from mpistrat.launch.launchers import (
     SRUN,
     WITHOUT_MPI,
 )
+
+# Slurm has requeued the job: nothing else must start the program again.
+DONE = 0
+# The launching script may start the program again: it resumes from its saved state.
+RESTART = 42
+# Ranks waited for too long in a collective, and the watchdog ended them: what was not saved before is lost. No shell,
+# `timeout` (124 to 127, 137), sysexits.h (64 to 78) or MPI library ends with this status.
+HANG = 43
+# The program must not be started again: it got SIGTERM (15). A shell reports the same status for that signal.
+STAY_AWAY = 128 + 15
+# The program made no progress since its last start, so a new start would not help.
+NO_PROGRESS = 1
 
 
 class AloneError(RuntimeError):
@@ -92,7 +104,7 @@ def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _is_left_over(environ: Mapping[str, str]) -> bool:
-    from mpistrat.launch.left_over_step import left_over  # a late import: takes 0.6 ms
+    from mpistrat.launch.slurm import left_over  # a late import: takes 0.6 ms
 
     try:
         return left_over(environ) is not None
@@ -179,6 +191,17 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
         return dict(environ)
     kept = (name for name in environ if not name.startswith(_NO_SETTINGS if name.startswith(_SETTINGS) else _PREFIXES))
     return {name: environ[name] for name in kept}
+
+
+def without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for a process that must not take itself for a rank or a task: also without Slurm."""
+    return {name: environ[name] for name in environ if not name.startswith((*_PREFIXES, "SLURM_"))}
+
+
+def ranks_here(environ: Mapping[str, str]) -> int:
+    """Return how many ranks the launcher has started on this node, or 1 if it does not say."""
+    counts = (_count(environ, name) for each in LAUNCHERS for name in each.local_size)
+    return next(filter(None, counts), 1)
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,11 +1,18 @@
-"""The environment variables of launchers, in one table that all other files read.
+"""The environment variables of launchers, in one table that all other files read, and the key of a launch.
 
 Variables with which a scheduler describes its job (such as ``SLURM_JOB_NODELIST``) are in the file of that scheduler.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from mpistrat.launch import proc
+
+_HYDRA_PORT = "--control-port"
 
 
 class LauncherVariables(NamedTuple):
@@ -106,3 +113,32 @@ WITHOUT_MPI = (TORCHRUN, HOROVODRUN)
 MPIRUN = (OPEN_MPI, *MVAPICH, PALS, HYDRA, PMIX)
 # The innermost first: mpirun runs inside a scheduler's step, not the other way round.
 LAUNCHERS = (*MPIRUN, JSRUN, FLUX, SRUN)
+
+
+_KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  # the innermost first
+
+
+def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = None) -> str | None:
+    """Return a text that only the ranks of this launch share, or None if it is not known.
+
+    On ``one_node`` the process that started them tells launches apart. It is ``parent``, by default this one's.
+    """
+    parent = os.getppid() if parent is None else parent
+    for names in _KEYS:
+        if all(environ.get(name) for name in names):
+            return " ".join(f"{name}={environ[name]}" for name in (*names, "SLURM_RESTART_COUNT") if name in environ)
+    if all(environ.get(name) for name in HYDRA.size):
+        process = parent
+        while process > 1:  # a script may be between the launcher and this process
+            words = proc.command(process)
+            if _HYDRA_PORT in words[:-1]:  # where mpiexec listens, the same on all nodes
+                return f"mpiexec {words[words.index(_HYDRA_PORT) + 1]}"
+            process = proc.parent(process)
+    if one_node:
+        return f"{os.uname().nodename} {parent} {proc.started(parent)}"
+    return None
+
+
+def hashed(key: str) -> str:
+    """Return a short text that stands for a key, as a part of the names of files."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]

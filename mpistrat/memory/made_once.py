@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.memory.shared import pages, share_in_pieces
-from mpistrat.process.backoff import Backoff
+from mpistrat.memory.node import pages, share_in_pieces
+from mpistrat.process.waiting import Backoff
 
 _ENTRIES = 4096
 _MOST_SHARES = 4

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from mpistrat.memory.shared import pages
+from mpistrat.memory.node import pages
 from mpistrat.process import private_file
 
 _TOKEN = 64  # where the token begins, in the cache line after that of the number

@@ -16,6 +16,7 @@ from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.mesh.layout import Layout
 from mpistrat.process import mpi
+from mpistrat.record.layout import Word
 from mpistrat.runtime.agreement import threads
 from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE
 from mpistrat.runtime.agreement.operation import MismatchError, operation
@@ -24,6 +25,7 @@ _BOUNDARIES = "periodic", "constant", "reflect"
 _NAME = "ShardedArray.halo"
 # Of a halo of a mesh: two tags of its exchange, and two of its adjoint. MPI has at least 32,767 tags.
 _FIRST_TAG, _HALOS, _BACK = 8192, 6000, 2
+_AT_EVENTS = int(Word.EVENTS)
 _TESTS = range(4)  # of messages, 0.3 us each, before a rank notes that it waits
 _MORE_TESTS = range(1000)  # before it looks at what else has come
 _GRACE = 1.0  # seconds by which the next message may come before the end of this one, through another network card
@@ -47,8 +49,8 @@ class Halo:
     --------
     >>> import mpistrat
     >>> import numpy as np
-    >>> mesh = mpistrat.experimental.Mesh(x=1)
-    >>> u = mpistrat.experimental.ShardedArray.from_array(np.array([1.0, 2.0, 4.0]), mesh=mesh, axes=["x"])
+    >>> mesh = mpistrat.Mesh(x=1)
+    >>> u = mpistrat.ShardedArray.from_array(np.array([1.0, 2.0, 4.0]), mesh=mesh, axes=["x"])
     >>> halo = u.halo(1, boundary="constant")
     >>> block = halo.exchange()
     >>> halo.inner[...] = (block[:-2] + block[2:]) / 2
@@ -119,13 +121,19 @@ class Halo:
         lock, sent, thread = self._lock, self._sent, get_ident()
         flight: Any = lock.flight
         start, test = self._calls
-        is_noted = lock.state or threads.without or flight is None or flight.latest != _NAME or self._is_compared
+        is_noted = (
+            lock.state
+            or threads.without
+            or flight is None
+            or flight.writer.words[_AT_EVENTS] != flight.kept
+            or self._is_compared
+        )
         if is_noted:
-            (lock.turn if self._is_compared else lock.begin)(sent)  # under the debug check all ranks compare
+            (lock.collective if self._is_compared else lock.begin)(sent)  # under the debug check all ranks compare
         else:
             lock.state = thread
             lock.sequence = lock.sequence + 1
-            lock.operation, lock.only_meets = sent, True
+            lock.operation, lock.is_shared_memory_only = sent, True
         try:
             for requests, neighbors, copy in steps:
                 if requests:
@@ -146,6 +154,8 @@ class Halo:
             raise
         if is_noted:
             lock.end()
+            if flight is not None:
+                flight.keep()
         else:
             flight.passed = lock.sequence
             lock.state = FREE

@@ -11,8 +11,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.process import mpi
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 REPLICA = "replica"  # the axis along which a strategy has replicas
 
@@ -34,7 +33,7 @@ class MeshAxis:
     Examples
     --------
     >>> import mpistrat
-    >>> axis = mpistrat.experimental.Mesh(x=1).axis("x")
+    >>> axis = mpistrat.Mesh(x=1).axis("x")
     >>> axis.size, axis.index
     (1, 0)
     """
@@ -50,7 +49,7 @@ class MeshAxis:
         Examples
         --------
         >>> import mpistrat
-        >>> mpistrat.experimental.Mesh(x=1).axis("x").neighbors(periodic=False)
+        >>> mpistrat.Mesh(x=1).axis("x").neighbors(periodic=False)
         (None, None)
         """
         before, after = self.index - 1, self.index + 1
@@ -93,7 +92,7 @@ class Mesh:
     Examples
     --------
     >>> import mpistrat
-    >>> mesh = mpistrat.experimental.Mesh(replica=-1, model=1)
+    >>> mesh = mpistrat.Mesh(replica=-1, model=1)
     >>> mesh.axes, mesh.coordinates
     ({'replica': 1, 'model': 1}, {'replica': 0, 'model': 0})
     >>> mesh.comm("model").size

@@ -11,6 +11,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpistrat.arrays.arrays import as_bytes, as_numpy
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
+from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.collectives.movement.gather import all_gather
@@ -63,8 +64,8 @@ class ShardedArray(NDArrayOperatorsMixin):
     --------
     >>> import mpistrat
     >>> import numpy as np
-    >>> mesh = mpistrat.experimental.Mesh(x=-1)
-    >>> u = mpistrat.experimental.ShardedArray.from_array(np.arange(6.0), mesh=mesh, axes=("x",))
+    >>> mesh = mpistrat.Mesh(x=-1)
+    >>> u = mpistrat.ShardedArray.from_array(np.arange(6.0), mesh=mesh, axes=("x",))
     >>> float((np.sqrt(u) ** 2 + u).sum()), float(u.max())
     (30.0, 5.0)
     >>> u.gather()
@@ -100,15 +101,15 @@ class ShardedArray(NDArrayOperatorsMixin):
         --------
         >>> import mpistrat
         >>> import numpy as np
-        >>> mesh = mpistrat.experimental.Mesh(x=1)
-        >>> made = mpistrat.experimental.ShardedArray.from_array(np.eye(2), mesh=mesh, axes=("x", None))
+        >>> mesh = mpistrat.Mesh(x=1)
+        >>> made = mpistrat.ShardedArray.from_array(np.eye(2), mesh=mesh, axes=("x", None))
         >>> made.local.tolist()
         [[1.0, 0.0], [0.0, 1.0]]
         """
         with structures.refusals("ShardedArray", mesh.topology):
             whole = as_numpy(array)
         return cls.from_callback(
-            whole.shape, lambda box: np.array(whole[box], order="C"), mesh=mesh, axes=axes, parts=parts
+            whole.shape, lambda box: np.array(whole[box], whole.dtype, order="C"), mesh=mesh, axes=axes, parts=parts
         )
 
     @classmethod
@@ -128,10 +129,10 @@ class ShardedArray(NDArrayOperatorsMixin):
         --------
         >>> import mpistrat
         >>> import numpy as np
-        >>> mesh = mpistrat.experimental.Mesh(x=1)
+        >>> mesh = mpistrat.Mesh(x=1)
         >>> file = {"u": np.ones((2, 2))}
         >>> read = lambda box: file["u"][box]
-        >>> mpistrat.experimental.ShardedArray.from_callback((2, 2), read, mesh=mesh, axes=(None, "x"))
+        >>> mpistrat.ShardedArray.from_callback((2, 2), read, mesh=mesh, axes=(None, "x"))
         <ShardedArray: (2, 2) float64, cut by (None, 'x'), here (2, 2)>
         """
         with structures.refusals("ShardedArray", mesh.topology):
@@ -156,8 +157,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         --------
         >>> import mpistrat
         >>> import numpy as np
-        >>> mesh = mpistrat.experimental.Mesh(x=1)
-        >>> mpistrat.experimental.ShardedArray.from_local(np.ones(3), mesh=mesh, axes=["x"]).shape
+        >>> mesh = mpistrat.Mesh(x=1)
+        >>> mpistrat.ShardedArray.from_local(np.ones(3), mesh=mesh, axes=["x"]).shape
         (3,)
         """
         topology, axes = mesh.topology, tuple(axes)
@@ -258,7 +259,8 @@ class ShardedArray(NDArrayOperatorsMixin):
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
             return _elementwise(named, (*args, *kwargs.values()), {})
         if function is np.linalg.norm and len(args) == 1 and not kwargs:
-            return np.sqrt(np.square(np.abs(args[0] * 1.0)).sum())  # a float, since squares of int8 overflow
+            wide = args[0] if args[0].dtype.kind in "fc" else args[0].astype(np.float64)  # squares of int8 overflow
+            return np.sqrt(np.square(np.abs(wide)).sum())
         if function not in _METHODS or not 0 < len(args) < 3 or not kwargs.keys() <= {"axis", "keepdims", "ddof"}:
             _refuse(" with ".join([f"numpy.{function.__name__}", *kwargs]))
         return getattr(ShardedArray, _METHODS[function])(*args, **kwargs)
@@ -324,12 +326,12 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     def _wide(self) -> ShardedArray:
         """Return the array in the dtype in which NumPy adds up a mean: halves in float32."""
-        return self.astype(np.result_type(self.dtype, np.float32 if self.dtype.kind in "fc" else np.float64))
+        return self.astype(np.result_type(self.dtype, np.float32 if has_mean(self.dtype) else np.float64))
 
     def _mean_of(self, wide: ShardedArray, axis: Any, keepdims: bool, less: int) -> Any:
         count = int(np.prod([self.shape[i] for i in self._dimensions(axis)])) - less
         mean = wide.sum(axis, keepdims) / wide.dtype.type(max(count, 0))
-        return mean.astype(self.dtype) if self.dtype.kind == "f" else mean
+        return mean.astype(self.dtype) if self.dtype.kind != "c" and has_mean(self.dtype) else mean
 
     def _dimensions(self, axis: Any) -> tuple[int, ...]:
         if self.dtype.kind in "mM":  # else only the ranks with empty parts would raise
@@ -349,7 +351,10 @@ class ShardedArray(NDArrayOperatorsMixin):
                 options["initial"] = _worst(self.dtype, op)
         part = np.asarray(function(self.local, dimensions, keepdims=keepdims, **options))
         for name in filter(None, (self.axes[i] for i in dimensions)):
-            part = _all_reduce(self.mesh, name, op, part)
+            if part.dtype.kind == "c" and op in (FurtherOp.MIN, FurtherOp.MAX):
+                part = function(all_gather(Topology.of(self.mesh.comm(name)), part[None], 0), 0)  # MPI has no order
+            else:
+                part = _all_reduce(self.mesh, name, op, part)
         layout = self.layout.dropped(dimensions, keepdims)
         return ShardedArray(part, self.mesh, layout) if part.ndim else part[()]
 
@@ -379,10 +384,12 @@ class ShardedArray(NDArrayOperatorsMixin):
         ranks = range(mesh.size)
         given = [self._moves(mesh.rank, rank, common(mine, new.box(mesh, rank))) for rank in ranks]
         taken = [self._moves(rank, mesh.rank, common(self.layout.box(mesh, rank), wanted)) for rank in ranks]
-        sends = [None if box is None else np.array(self.local[inside(box, mine)], order="C") for box in given]
+        # With its dtype: an index of an array without dimensions gives a number, in the byte order of this machine.
+        sent = [None if box is None else self.local[inside(box, mine)] for box in given]
+        sends = [None if each is None else np.array(each, self.dtype, order="C") for each in sent]
         receives = [None if box is None else np.empty(shape_of(box), self.dtype) for box in taken]
         what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             exchange(
                 topology, *[[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
             )
@@ -422,8 +429,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         --------
         >>> import mpistrat
         >>> import numpy as np
-        >>> mesh = mpistrat.experimental.Mesh(x=1)
-        >>> u = mpistrat.experimental.ShardedArray.from_array(np.arange(3.0), mesh=mesh, axes=["x"])
+        >>> mesh = mpistrat.Mesh(x=1)
+        >>> u = mpistrat.ShardedArray.from_array(np.arange(3.0), mesh=mesh, axes=["x"])
         >>> u.halo(1).exchange()
         array([2., 0., 1., 2., 0.])
         """
@@ -497,4 +504,5 @@ def _worst(dtype: np.dtype, op: Op) -> Any:
     """Return the number that never is the minimum, or the maximum."""
     if dtype.kind in "iu":
         return np.iinfo(dtype).max if op is FurtherOp.MIN else np.iinfo(dtype).min
-    return dtype.type(np.inf if op is FurtherOp.MIN else dtype.kind != "b" and -np.inf)
+    worst = np.inf if op is FurtherOp.MIN else dtype.kind != "b" and -np.inf
+    return dtype.type(complex(worst, worst) if dtype.kind == "c" else worst)

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver import ClusterResolver
-from mpistrat.cluster_resolver.ranks.cross_check import agreed_roles
+from mpistrat.cluster_resolver.compare import agreed_roles
 from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
 from mpistrat.messages.functions import FunctionSender
 from mpistrat.messages.post import Post
 from mpistrat.process import failure, mpi, program_end
-from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
+from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.recording import creation
 from mpistrat.runtime.topology import Topology

@@ -26,6 +26,15 @@ class SentFunction(NamedTuple):
     references: list[Any]
 
 
+def packed_function(function: Any, copy: bool = False) -> tuple[Packed, list[Any]]:
+    """Return a function as `pack` does. Raise TypeError that names the function, and what in it cannot be sent."""
+    try:
+        return pack(function, copy=copy)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise TypeError(f"function {name} cannot be sent{_culprit(function)}: {_reason(error)}") from error
+
+
 class FunctionSender:
     """The functions that this rank has sent, and where each one is known."""
 
@@ -42,11 +51,7 @@ class FunctionSender:
         plain = isinstance(function, FunctionType)
         if plain and (known := self._packed.get(function)) is not None:
             return known
-        try:
-            packed, references = pack(function, copy=True)
-        except TypeError as error:
-            name = getattr(function, "__qualname__", None) or repr(function)
-            raise TypeError(f"function {name} cannot be sent{_culprit(function)}: {_reason(error)}") from error
+        packed, references = packed_function(function, copy=True)
         digest = xxhash.xxh3_128()
         for part in packed:
             for each in [part] if part is packed.stream else part:

@@ -10,9 +10,9 @@ import numpy as np
 
 from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.memory.published import Place, Reader, View
-from mpistrat.messages.bundles import ask_in_bundles
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY, Packed, pack
+from mpistrat.messages.post import ask_in_bundles
 from mpistrat.process.cache import Cache
 
 Request = tuple[int, str, tuple[Any, ...], Any]  # server, kind, head, value

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from mpistrat.launch import proc
 from mpistrat.monitor.waits import Wait, of_one_job, waits
-from mpistrat.process.atomic_file import appearing
-from mpistrat.process.patience import within
+from mpistrat.process.files import appearing
+from mpistrat.process.waiting import within
 from mpistrat.record import read
 from mpistrat.record.layout import Phase
 from mpistrat.record.read import Record, record_as_json, record_from_json
@@ -26,7 +26,7 @@ _TOLD = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
 _NAME = re.compile(rf"{_PREFIX}\d+-\d+\.json")
-_PATIENCE = 10.0  # seconds for the file of a job
+_WRITE_TIMEOUT_S = 10.0  # for the file of a job
 
 
 class End(NamedTuple):
@@ -85,7 +85,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
             }
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
-        path = within(_PATIENCE, lambda: write_new(name, text))
+        path = within(_WRITE_TIMEOUT_S, lambda: write_new(name, text))
         for old in _files(path.parent)[_MOST_FILES:]:
             with contextlib.suppress(OSError):
                 old.unlink()

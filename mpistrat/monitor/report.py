@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 
-from mpistrat.monitor import links
+from mpistrat.monitor import process
 from mpistrat.monitor.causes import CIRCLE, Evidence, Verdict, of_package, verdict
-from mpistrat.monitor.links import Links
+from mpistrat.monitor.process import Links
 from mpistrat.monitor.stacks import Frame, Stacks, source_lines
 from mpistrat.monitor.view import JobView
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
@@ -118,6 +119,14 @@ def text(seen: JobView, found: Sequence[Wait], rank: int) -> str:
     return "\n".join([f"mpistrat, rank {rank}: {lines[0]}", *lines[1:]]) + "\n"
 
 
+def text_outside(seen: JobView, waited: float) -> str:
+    """Return the report of a rank, which ``seen`` is about, that waits outside of a collective."""
+    (own,) = (each for each in seen.records if each.pid == os.getpid())
+    found = verdict(Evidence(own, seen.facts[own.key], seen.stacks.get(own.key, Stacks())))
+    head = f"mpistrat, rank {own.rank}: has waited outside of a collective for {waited:.0f} s"
+    return "\n".join([head, *_told({found: [own]}), *classes(seen, ())]) + "\n"
+
+
 def causes(seen: JobView, found: Sequence[Wait]) -> list[str]:
     """Return for each wait which ranks wait for which, and why those do not come."""
     lines = []
@@ -144,7 +153,7 @@ def _first_to_end(record: Record, seen: JobView) -> list[str]:
 
 def _is_of_cut_off(wait: Wait, seen: JobView, found: Sequence[Wait]) -> bool:
     """Return whether the ranks of one node are alone in a call, and others wait for them in the next one."""
-    nodes = links.at_fault(seen.links)
+    nodes = process.at_fault(seen.links)
     cut_off = {rank for each in nodes for rank in each.ranks} if len(nodes) == 1 else set()
     behind = {record.key for each in found for record in each.missing}
     return all(each.rank in cut_off and each.key in behind for each in wait.waiting)
@@ -160,7 +169,7 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     waited = seen.now - wait.entry.entered
     clock = wait.waiting[0].clock
     since = time.strftime("%H:%M:%S", time.localtime(wait.entry.entered + clock))
-    nodes = links.at_fault(seen.links) if not wait.missing and not wait.unseen else []
+    nodes = process.at_fault(seen.links) if not wait.missing and not wait.unseen else []
     cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
     waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
     left = [each.rank for each in wait.missing if seen.ended and _has_left(each, seen)]

@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from mpistrat.launch import proc
 from mpistrat.monitor import process
-from mpistrat.process.patience import within
+from mpistrat.process.waiting import within
 from mpistrat.record import read
 from mpistrat.record.read import Record
 
-_PATIENCE = 2.0  # seconds for the file system of a program
+_SOURCE_TIMEOUT_S = 2.0  # for the file system of a program
 _silent: set[str] = set()  # directories that did not answer
 _LONGEST = 1.0  # seconds that processes may take to answer
 _QUIET = 0.05  # seconds without a new line after which an answer counts as complete
@@ -180,7 +180,7 @@ def source_lines(file: str) -> list[str]:
     if directory in _silent:
         return []
     try:
-        return within(_PATIENCE, lambda: linecache.getlines(file))
+        return within(_SOURCE_TIMEOUT_S, lambda: linecache.getlines(file))
     except TimeoutError:
         _silent.add(directory)
         return []

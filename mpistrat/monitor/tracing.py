@@ -66,5 +66,5 @@ def _begin(directory: str) -> bool:
 def _compare_clocks() -> None:
     ranks = topology.of_all_ranks()
     if ranks is not None and len(set(ranks.clocks)) > 1:
-        with ranks.lock.turn(_CLOCKS):
+        with ranks.lock.collective(_CLOCKS):
             ranks.compare_clocks()

@@ -1,25 +1,45 @@
-"""What is seen of the ranks of a job: their records, their stacks, and what the system says."""
+"""What is seen of the ranks of a job, on this node and others: records, stacks, and what the system says.
+
+Watchdogs of several nodes tell each other what they see by notices on a board, since they never call MPI. The lowest
+rank of each node that waits too long *asks*: it posts what its node sees. The other nodes see that and *say* what they
+see. A node that *looks* at its processes gives signs of life meanwhile: that takes seconds, on a busy machine many. The
+lowest rank that asks collects it all. It waits for a node for as long as that gives signs.
+
+Another job may have the same key, where the processes of containers have equal numbers, say. Only what shares a
+communicator with this job counts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
+import re
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from mpistrat.monitor import links, process, stacks
+from mpistrat.monitor import process, stacks
 from mpistrat.monitor.last import UNKNOWN, End
-from mpistrat.monitor.links import Links
-from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.process import Links, ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.waits import in_jobs, tokens_of
 from mpistrat.record import read
 from mpistrat.record.read import Record
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.without_mpi.board import SharedDirectory
 
 _SECOND_LOOK = 2.0  # seconds for threads that seem not to run: a busy machine delays them
-_POLL = 0.1  # seconds
 _MISSED = 2  # heartbeats
 _SAMPLES, _BETWEEN = 20, 0.01  # of processes that seem to compute, and the seconds between two
+_ASKS, _SAYS, _LOOKS, _COLLECTS, _LEFT = "asks", "says", "looks", "collects", "left"
+_NAME = re.compile(r".+\.[a-z]+\.\d+")  # the call, what is said, and the rank
+_POLL = 0.1  # seconds between two looks for answers
+_SIGN = 1.0  # seconds between two signs of life, or two changes of the directory
 
 
 @dataclass(frozen=True)
@@ -74,7 +94,7 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
         records = [read.read(each.path) or each for each in records]
         silent &= {each.key for each in records if each.heartbeat == before[each.key]}
     facts |= _that_sleep([each for each in records if facts[each.key].state == "R" and each.moves is False])
-    own = links.look([each.rank for each in records])
+    own = process.look_at_links([each.rank for each in records])
     # Between two calls of C functions that take seconds each, the watchdog gets the lock for a moment.
     holding = silent | {each.key for each in records if each.kept_lock and facts[each.key].state == "R"}
     return JobView(time.monotonic(), tuple(records), facts, found, frozenset(holding), (own,))
@@ -141,3 +161,168 @@ def from_json(told: dict[str, Any]) -> JobView:
 
 def _stack(frames: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
     return tuple(Frame(*each) for each in frames)
+
+
+class Notices:
+    """The notices of this rank, and those for it.
+
+    ``key`` and ``delay`` are as of `SharedDirectory`. ``searched`` has the directories in which notices lie.
+    """
+
+    def __init__(self, key: str, rank: int):
+        self._board = SharedDirectory(key, (Path(rc.record_dir),) if rc.record_dir else ())
+        self._rank = rank
+        self._posted: set[str] = set()
+        self._changes = threading.Lock()  # the main thread ends while the watchdog posts
+        self._ended = False
+        self.searched, self.delay = self._board.folders, self._board.delay
+
+    def looking(self) -> AbstractContextManager[Callable[[], None]]:
+        """Return a context in which this node looks at its processes, until it has asked or said.
+
+        Its value is a function that gives a sign of life, to be called now and then.
+        """
+        return self._repeating(f"{_LOOKS}.{_LOOKS}.{self._rank}")
+
+    def ask(self, call: str, seen: JobView) -> None:
+        """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
+        self._post(f"{call}.{_ASKS}.{self._rank}", as_json(seen))
+
+    def any(self) -> bool:
+        """Return whether any node has posted a notice."""
+        return bool(self._names())
+
+    def unanswered(self, node: Sequence[int]) -> list[str]:
+        """Return the calls that other nodes ask about and that no rank of this node, ``node``, has told of."""
+        asked, told = set(), set()
+        for name in self._names():
+            call, kind, rank = _parts(name)
+            if rank in node:
+                told.add(call)
+            elif kind == _ASKS:
+                asked.add(call)
+        return sorted(asked - told)
+
+    def say(self, call: str, seen: JobView) -> None:
+        """Post what this node sees, for another one that asks."""
+        self._post(f"{call}.{_SAYS}.{self._rank}", as_json(seen))
+
+    def say_that_it_leaves(self, seen: JobView) -> None:
+        """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
+        self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", as_json(seen))
+
+    def collects(self, own: JobView) -> bool:
+        """Return whether no lower rank asks. ``own`` is what this node sees."""
+        names = [name for name in self._names() if _parts(name)[1] == _ASKS]
+        lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
+        return len(_of_one_job(own, lower)) == 1
+
+    def collect(self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]) -> JobView:
+        """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
+
+        ``own`` is what this node sees. Ranks that are not seen yet have ``patience`` seconds for a sign of life. Ends
+        at once where ``waits()``, which is called now and then, tells that this rank waits no longer, or where a lower
+        rank asks, which collects then.
+        """
+        views: dict[str, JobView] = {}
+        job = [own]
+        signs: dict[str, Any] = {}
+        latest = time.monotonic()
+        with self._repeating(f"{_COLLECTS}.{_COLLECTS}.{self._rank}") as change:
+            while (
+                len(ranks := set().union(*(each.ranks for each in job))) < size
+                and time.monotonic() - latest < patience
+                and self.collects(own)
+                and waits()
+            ):
+                time.sleep(_POLL)
+                change()  # NFS looks at a directory again after a change that is made here
+                names = {name: _parts(name) for name in self._names()}
+                last = signs
+                signs = {
+                    name: self._board.read(name)
+                    for name, (_, kind, rank) in names.items()
+                    if kind == _LOOKS and rank not in ranks
+                }
+                if signs != last:
+                    latest = time.monotonic()
+                for name in sorted(names.keys() - views.keys()):
+                    of, _, rank = names[name]
+                    if of in (call, _LEFT) and rank != self._rank and (found := self._view(name)) is not None:
+                        views[name] = found
+                job = _of_one_job(own, views.values())
+        return joined(job)
+
+    def claim(self, call: str) -> bool:
+        """Return whether this rank is the first that reports on a call."""
+        return self._board.claim(call)
+
+    def take_down(self) -> None:
+        """Remove what this rank has posted: it is not true any more."""
+        self._take_down(set(self._posted))
+
+    def leave(self) -> None:
+        """Remove what this rank has posted, and post nothing any more: the program ends."""
+        with self._changes:
+            self._ended = True
+        self._board.take_down(self._posted, lambda name: name.startswith(f"{_LEFT}."))
+
+    def remove(self) -> None:
+        """Remove the notices of all ranks: the job ends."""
+        with self._changes:
+            self._ended = True
+        self._board.take_down(self._posted, lambda name: True)
+
+    @contextlib.contextmanager
+    def _repeating(self, name: str) -> Iterator[Callable[[], None]]:
+        """Context in which a notice is posted. Yields a function that posts it again when a second has passed."""
+        last = -math.inf
+
+        def repeat() -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _SIGN:
+                self._post(name, now)
+                last = now
+
+        repeat()
+        try:
+            yield repeat
+        finally:
+            self._take_down({name})
+
+    def _post(self, name: str, value: Any) -> None:
+        with self._changes:
+            if not self._ended:
+                self._board.post(name, value)
+                self._posted.add(name)
+
+    def _take_down(self, names: set[str]) -> None:
+        with self._changes:
+            self._board.take_down(names)
+            self._posted -= names
+
+    def _names(self) -> set[str]:
+        """Return the names of the notices, and not those of other files."""
+        return {name for name in self._board.names() if _NAME.fullmatch(name)}
+
+    def _view(self, name: str) -> JobView | None:
+        # Removed, of another version, or damaged.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            return from_json(self._board.read(name))
+        return None
+
+
+def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
+    """Return a view and behind it those others that share a communicator with it, directly or through others."""
+
+    def tokens(seen: JobView) -> set[int]:
+        return set().union(*map(tokens_of, seen.records))
+
+    (job,) = (job for job in in_jobs([own, *others], tokens) if own in job)
+    return [own, *(each for each in job if each is not own)]
+
+
+def _parts(name: str) -> tuple[str, str, int]:
+    call, kind, rank = name.rsplit(".", 2)
+    return call, kind, int(rank)

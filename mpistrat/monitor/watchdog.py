@@ -21,26 +21,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpistrat.launch import exit_status, proc
+from mpistrat.launch import launch, proc
 from mpistrat.launch.launchers import LAUNCHERS, MPIRUN
 from mpistrat.process import program_end
-from mpistrat.process.atomic_file import write_all
-from mpistrat.process.patience import within
+from mpistrat.process.files import write_all
+from mpistrat.process.own_files import is_of_library
 from mpistrat.process.program_end import EndStep
+from mpistrat.process.waiting import within
 from mpistrat.record import flight_record, read
 from mpistrat.record.flight_record import FlightRecord
 from mpistrat.runtime import topology
 from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:
-    from mpistrat.monitor.between_nodes import Notices
-    from mpistrat.monitor.view import JobView
+    from mpistrat.monitor.view import JobView, Notices
     from mpistrat.record.read import Record
     from mpistrat.runtime.topology import Topology
 
 _LONGEST_NAP, _SHORTEST_NAP = 5.0, 0.05
 _LAST_WORD = 1.0  # seconds for the notice that this rank leaves
-_PATIENCE = 5.0  # seconds for the file of a report, and for standard error
+_WRITE_TIMEOUT_S = 5.0  # for the file of a report, and for standard error
 _ABORTED = 5.0  # seconds that MPI_Abort may take
 _SILENCE = 15.0  # seconds after which a node that gives no sign of life counts as silent, at least
 _GRACE = 5.0  # seconds that the rank which reports has to end the job, before the others do it
@@ -70,6 +70,7 @@ class Watchdog(threading.Thread):
         self._record = record
         self._reports: tuple[float, int] = (0.0, 0)  # when the wait began, and how many reports are due
         self._next_comparison = 0.0
+        self._still: tuple[object, float] = (None, 0.0)  # where the main thread waits in a library, and since when
         self._every = _LONGEST_NAP
         self._writes = False  # whether this rank writes the reports
         self._notices: Notices | None = None
@@ -139,12 +140,26 @@ class Watchdog(threading.Thread):
             if began != since or due > made:
                 self._reports = since, due
                 self._report(since, due)
+        if limit and since == math.inf:
+            self._look_into_libraries(now, limit)
         if limit and now - self._record.idle_since() > limit / 4:
             self._idle += 1
             if self._idle % self._share_of_looks() == 0:
                 self._answer()
         if last and waited > last and (self._writes or waited > last + _GRACE):
             self._end_job(waited)
+
+    def _look_into_libraries(self, now: float, limit: float) -> None:
+        """Report once that the main thread waits in C code of a library that makes collectives, such as torch."""
+        place, since = self._still
+        if (here := place_in_library()) != place:
+            self._still = here, now
+        elif here is not None and now - since > limit:
+            self._still = here, math.inf  # no second report
+            from mpistrat.monitor import report
+
+            own = self._own()
+            say(report.text_outside(self._see(own, [own], lambda: None), now - since))
 
     def _report(self, since: float, number: int) -> None:
         from mpistrat.monitor import report, waits
@@ -173,7 +188,7 @@ class Watchdog(threading.Thread):
             return  # the missing rank and the chief are on other nodes, which report
         text = report.text(seen, found, own.rank)
         try:
-            path = within(_PATIENCE, lambda: write_new(f"hang-{call}-{own.host}.txt", text))
+            path = within(_WRITE_TIMEOUT_S, lambda: write_new(f"hang-{call}-{own.host}.txt", text))
             text += f"This report is in {path}.\n"
         except FileExistsError:
             return  # another rank of the node was faster
@@ -255,8 +270,8 @@ class Watchdog(threading.Thread):
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
         if self._notices is None:
-            from mpistrat.launch.launch_key import key_of
-            from mpistrat.monitor.between_nodes import Notices
+            from mpistrat.launch.launchers import key_of
+            from mpistrat.monitor.view import Notices
 
             key = key_of(os.environ, one_node=False)
             if key is None:
@@ -281,26 +296,26 @@ class Watchdog(threading.Thread):
         if slow:
             self._next_comparison = now + _LOG_EVERY
             for each in slow:
-                within(_PATIENCE, partial(_log.warning, "%s", each))  # the main thread may wait in a handler
+                within(_WRITE_TIMEOUT_S, partial(_log.warning, "%s", each))  # the main thread may wait in a handler
 
     def _end_job(self, waited: float) -> None:
         from mpi4py import MPI
 
         say(
             f"mpistrat: ends the job after {waited:.0f} s in one collective (MPISTRAT_HANG_ABORT_SECONDS), with exit "
-            f"status {exit_status.RESTART}\n"
+            f"status {launch.HANG}\n"
         )
 
         def leave() -> None:
             time.sleep(_ABORTED)
-            os._exit(exit_status.RESTART)
+            os._exit(launch.HANG)
 
         if self._notices is not None:
             self._notices.remove()
         if not MPI.Is_initialized():
-            os._exit(exit_status.RESTART)
+            os._exit(launch.HANG)
         threading.Thread(target=leave, daemon=True).start()
-        MPI.COMM_WORLD.Abort(exit_status.RESTART)
+        MPI.COMM_WORLD.Abort(launch.HANG)
 
 
 def _nap() -> float:
@@ -336,7 +351,7 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
 
 def _import_ahead() -> bool:
     """Import what a report needs: the file system that has this package may hang later. Takes 30 ms."""
-    from mpistrat.monitor import between_nodes, last, report  # noqa: F401
+    from mpistrat.monitor import last, report, view  # noqa: F401
 
     return True
 
@@ -347,7 +362,7 @@ def say(text: str) -> None:
     A pipe that is full and whose reader does not read is given up after a while: the job may still have to be ended.
     """
     with contextlib.suppress(OSError):
-        within(_PATIENCE, partial(write_all, 2, text.encode(errors="replace")))
+        within(_WRITE_TIMEOUT_S, partial(write_all, 2, text.encode(errors="replace")))
 
 
 def main_thread_moves() -> bool | None:
@@ -380,6 +395,16 @@ def main_thread_moves() -> bool | None:
             break
         time.sleep(_BETWEEN)
     return None
+
+
+def place_in_library() -> tuple[object, ...] | None:
+    """Return where the main thread is, if C code of a library that makes collectives runs; equal while it sleeps."""
+    thread = threading.main_thread()
+    frame = sys._current_frames().get(thread.ident or 0)
+    ran = _scheduled(thread)[0]
+    if frame is None or not ran or not is_of_library(frame.f_code.co_filename):
+        return None
+    return id(frame), frame.f_lasti, ran
 
 
 def main_thread_kept_lock(nap: float) -> bool:

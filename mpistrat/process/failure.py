@@ -29,6 +29,8 @@ _GRACE = 1.0  # seconds that the failing rank's own exit may take
 _FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
 
 shows_all: Callable[[], bool] = bool  # set by the options, which are above this room
+explanations: dict[str, str] = {}
+"""Lines to print below errors of other libraries, by a part of their text."""
 _name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
@@ -91,7 +93,7 @@ def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackT
         told += [each.__cause__, each.__context__]
         if each.__context__ and all(is_own(frame.filename) for frame in each.__context__.stack):
             each.__suppress_context__ = True  # an error that the package has handled
-    lines = [*whole.format()]
+    lines = [*whole.format(), *(f"{line}\n" for part, line in explanations.items() if part in str(error))]
     if not folded:
         return lines
     lines.insert(0, _FOLDED.format(folded, "s" * (folded > 1)))

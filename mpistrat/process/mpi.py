@@ -22,6 +22,7 @@ _ULFM = "OMPI_MCA_mpi_ft_enable"  # which ``mpirun --with-ft ulfm`` sets for eac
 _FINALIZED = "MPI was finalized: create strategies before MPI.Finalize() is called"
 
 _mpi: Any = None
+_refusal = ""  # of a process that is no rank
 _around_start: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 _PROBES = 16
 _starting = threading.RLock()  # other threads run while MPI starts
@@ -35,10 +36,17 @@ def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
     _around_start = context
 
 
+def refuse_start(what: str) -> None:
+    """Let `start` raise in this process, which a rank has started, and which is one of ``what``."""
+    global _refusal
+    _refusal = f"this process is not a rank, but one of {what}: use MPI outside of it"
+
+
 def start() -> Any:
     """Return the module ``mpi4py.MPI``, and start MPI if needed.
 
-    Raise RuntimeError if MPI was finalized already, or if this process is rank 0 of 1 although there are several tasks.
+    Raise RuntimeError if MPI was finalized already, if this process is rank 0 of 1 although there are several tasks,
+    or after `refuse_start`.
     """
     if _mpi is None:
         with _starting:
@@ -81,6 +89,8 @@ def end_job_on_early_error() -> None:
 
 def _start() -> None:
     global _mpi
+    if _refusal:
+        raise RuntimeError(_refusal)
     from mpi4py import rc
 
     finalizes = "mpi4py.MPI" not in sys.modules and rc.initialize not in _NO and rc.finalize not in _NO

@@ -19,6 +19,11 @@ def is_own(file: str) -> bool:
     return file.startswith(_directories)
 
 
+def is_of_library(file: str) -> bool:
+    """Return whether a file belongs to a library that calls the package."""
+    return file.startswith(_directories[1:])
+
+
 def level_of_program() -> int:
     """Return the ``stacklevel`` by which a warning of the calling function shows the line of the program."""
     frame, level = sys._getframe(1), 1

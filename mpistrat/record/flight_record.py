@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 from mpistrat.launch import proc
-from mpistrat.launch.launch_key import hashed, key_of
+from mpistrat.launch.launchers import hashed, key_of
 from mpistrat.process import failure, private_file, program_end
 from mpistrat.process.program_end import EndStep
-from mpistrat.record import end_mark, layout, observers, read
+from mpistrat.record import layout, lifetime, read
 from mpistrat.record import ring as trace
 from mpistrat.record.layout import Phase, Texts, Word, fill_header, mapped
 from mpistrat.record.writers import Flight, RecordWriter
@@ -133,8 +133,8 @@ class FlightRecord:
         # The program may have a handler of its own by now: others must not send it this signal.
         if number and signal.getsignal(number) is not signal.SIG_DFL:
             self._words[Word.SIGNAL] = 0
-        if self._writer.latest is not None:
-            self._writer.latest.publish()
+        if self._writer.keeper is not None:
+            self._writer.keeper.publish()
         self._seconds[Word.BEAT_EVERY] = every
         self._seconds[Word.HEARTBEAT] = time.monotonic()
 
@@ -281,10 +281,10 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         program_end.register(EndStep.RECORD, _record.close)
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
-        end_mark.keep_open()
+        lifetime.keep_open()
     if _record is not None and size > 1:
         _record.belongs_to(rank, size)
-        observers.tell(_record)
+        lifetime.tell(_record)
     return _record
 
 

@@ -23,7 +23,7 @@ FOLDER = "/dev/shm"  # of flight records
 PREFIX = "mpistrat-record-"
 SUFFIX = ".mpistrat-trace"
 MAGIC = 0x6D70697374726174  # "mpistrat"
-VERSION = 2
+VERSION = 3
 
 
 class Word(enum.IntEnum):
@@ -44,8 +44,7 @@ class Word(enum.IntEnum):
     EPOCH = 12  # float, what to add to the monotonic clock for the time since the epoch
     CAPACITY = 13  # events of the ring
     EVENTS = 14  # events that were written, of which the ring has the last
-    STEPS = 15
-    STEP_SINCE = 16  # float
+    STEPS = 15  # ends of steps that were written, of which the ring has the last. 16 is free
     BYTES = 17  # that collectives were given, total
     MOVES = 18  # whether the main thread ran Python code when the watchdog looked: 1, 0; -1 if it did not look
     EXIT_STATUS = 19  # 1 + the status given to os._exit; 0 if it was not called
@@ -101,7 +100,7 @@ SAMPLES = COMMUNICATORS + MOST_COMMUNICATORS * COMMUNICATOR.size
 MOST_SAMPLES = 32
 SAMPLE = struct.Struct("=3dq")
 
-# --- the ring of steps: seconds in all, in collectives, in input, in saving ---------------------------------
+# --- the ring of ends of steps: the time, and seconds in collectives, in input, in saving until then ---------
 
 STEPS = SAMPLES + MOST_SAMPLES * SAMPLE.size
 MOST_STEPS = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import struct
 import time
@@ -238,9 +239,12 @@ class RecordBytes:
         """Return the token, the size, this rank, and 1 + the number of the last event of a communicator."""
         return layout.COMMUNICATOR.unpack_from(self._data, layout.COMMUNICATORS + index * layout.COMMUNICATOR.size)
 
-    def step(self, number: int) -> tuple[Any, ...]:
-        """Return what a step took: seconds in all, in collectives, in input, in saving."""
-        return layout.STEP.unpack_from(self._data, layout.STEPS + number % layout.MOST_STEPS * layout.STEP.size)
+    def step_ends(self) -> list[tuple[float, ...]]:
+        """Return of the last ends of steps: the time, and the seconds in collectives, input and saving until then."""
+        last = self.words[Word.STEPS]
+        places = range(max(0, last - layout.MOST_STEPS + 1), last)  # without one, which may just be overwritten
+        read = layout.STEP.unpack_from
+        return [read(self._data, layout.STEPS + i % layout.MOST_STEPS * layout.STEP.size) for i in places]
 
     def event(self, at: int) -> tuple[Any, ...]:
         """Return the fields of an event, in the order of `layout.EVENT`."""
@@ -263,6 +267,7 @@ def _record(contents: RecordBytes, path: str) -> Record:
     words, seconds = contents.words, contents.seconds
     communicators = [contents.communicator(i) for i in range(layout.MOST_COMMUNICATORS)]
     tokens = [token for token, *_ in communicators]
+    ends = contents.step_ends()
     first = max(0, (last := words[Word.EVENTS]) - layout.MOST_EVENTS)
     entries = tuple(_entry(contents, i, tokens) for i in range(first, last))
     return Record(
@@ -283,8 +288,8 @@ def _record(contents: RecordBytes, path: str) -> Record:
         heartbeat=seconds[Word.HEARTBEAT],
         beat_every=seconds[Word.BEAT_EVERY],
         clock=seconds[Word.EPOCH],
-        step=words[Word.STEPS],
-        step_since=seconds[Word.STEP_SINCE],
+        step=max(0, words[Word.STEPS] - 1),
+        step_since=ends[-1][0] if ends else 0.0,
         bytes=words[Word.BYTES],
         moves=None if words[Word.MOVES] < 0 else bool(words[Word.MOVES]),
         exit_status=words[Word.EXIT_STATUS] - 1 if words[Word.EXIT_STATUS] else None,
@@ -294,7 +299,7 @@ def _record(contents: RecordBytes, path: str) -> Record:
             for token, size, rank, after in communicators
             if token
         ),
-        steps=tuple(contents.step(i) for i in range(max(0, words[Word.STEPS] - layout.MOST_STEPS), words[Word.STEPS])),
+        steps=tuple((b[0] - a[0], b[1] - a[1], b[2] - a[2], b[3] - a[3]) for a, b in itertools.pairwise(ends)),
         entries=entries,
         kept_lock=bool(words[Word.KEPT_LOCK]),
     )

@@ -24,9 +24,10 @@ _pack_event, _pack_step = layout.EVENT.pack_into, layout.STEP.pack_into
 _EVENTS, _MOST_EVENTS, _EVENT_BYTES = layout.RECORD_EVENTS, layout.MOST_EVENTS, layout.EVENT.size
 _STEPS, _MOST_STEPS, _STEP_BYTES = layout.STEPS, layout.MOST_STEPS, layout.STEP.size
 _AT_EVENTS, _AT_BYTES = int(Word.EVENTS), int(Word.BYTES)  # a number: an enum takes 30 ns more as an index
-_AT_STEPS, _AT_STEP_SINCE = int(Word.STEPS), int(Word.STEP_SINCE)
+_AT_STEPS = int(Word.STEPS)
 _AT_PHASE, _AT_PHASE_SINCE = int(Word.PHASE), int(Word.PHASE_SINCE)
-_NUMBER, _BEGAN, _MET, _ENDED = (at // 8 for at in (layout.NUMBER, layout.BEGAN, layout.MET, layout.ENDED))
+_NUMBER, _BEGAN, _ENDED = (at // 8 for at in (layout.NUMBER, layout.BEGAN, layout.ENDED))
+_FROM_MET = (layout.ENDED - layout.MET) // 8
 _COLLECTIVE = int(Kind.COLLECTIVE)
 _TRACED_PHASES = {int(Phase.INPUT): Kind.INPUT_WAIT, int(Phase.SAVING): Kind.SAVE}
 _is_own = functools.cache(is_own)
@@ -75,39 +76,24 @@ class Sites:
 class Flight:
     """The entries of one communicator, whose place in the table is ``index``, and whose random number is ``token``.
 
-    ``latest`` is the name of the operation of the record's last entry, if that is of this communicator and there is no
-    trace, which has all entries; else it is empty. A caller of the same operation that ends without a wait may set
-    ``passed`` to its number, in place of an entry (0.04 us in place of 0.9). The heartbeat writes that into the entry.
+    A caller that makes the same operation again and again may call `keep` after an entry. While the record has
+    ``kept`` events, that entry is its last one: an operation that ends without a wait may set ``passed`` to its number,
+    in place of an entry (0.04 us in place of 0.9). The heartbeat writes that into the entry.
     """
 
-    __slots__ = (
-        "_at",
-        "_entered",
-        "_event",
-        "_home",
-        "_index",
-        "_inside",
-        "_met",
-        "_nbytes",
-        "_ring",
-        "_token",
-        "_writer",
-        "latest",
-        "passed",
-    )
+    __slots__ = ("_end", "_entered", "_event", "_home", "_index", "_met", "_ring", "_token", "kept", "passed", "writer")
 
     def __init__(self, writer: RecordWriter, index: int, token: int):
-        self._writer, self._index, self._token = writer, index, token
+        self.writer, self._index, self._token = writer, index, token
         self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
-        self._at, self._inside = _EVENTS, False
-        self._entered, self._met, self._nbytes = 0.0, 0.0, 0
+        self._end = 0  # the number among `seconds` of the end of the present entry
+        self._entered = self._met = 0.0  # 0 in no collective; before the meeting
         self._ring: TraceRing | None = None  # with the event of this entry
-        self._event = self.passed = 0
-        self.latest = ""
+        self._event = self.passed = self.kept = 0
 
     def enter(self, operation: Any, number: int) -> None:
         """Note that this rank is in a collective."""
-        writer = self._writer
+        writer = self.writer
         # The line of the program that called the package is that of the last such operation, mostly. Each frame that
         # is looked at costs 0.1 us.
         try:
@@ -123,52 +109,51 @@ class Flight:
             is_same = False
         if not is_same:
             place = writer.sites.find(operation)
-        entry = writer.next_entry()
-        self._at = at = _EVENTS + entry % _MOST_EVENTS * _EVENT_BYTES
-        self._nbytes = nbytes = operation.nbytes
+        entry, at, self._end = writer.next_entry()
+        nbytes = operation.nbytes
         self._entered = entered = _now()
+        self._met = 0.0
         text = operation.record or writer.texts.add_operation(operation)
         _pack_event(writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0)
         words = writer.words
         # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
-        words[self._home] = words[_AT_EVENTS] = entry + 1
-        self._inside, self._met = True, 0.0
-        if writer.latest is not self:
-            if writer.latest is not None:
-                writer.latest.latest = ""  # its last entry is not the record's last any more
-            writer.latest = self
-        self.latest = operation.name
+        words[self._home] = words[_AT_EVENTS] = entry
+        words[_AT_BYTES] = writer.total_bytes = writer.total_bytes + nbytes
         if (ring := writer.trace) is not None:
             whose, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
             what, where = ring.text(text, text_of), ring.text(place, text_of)
             self._event = ring.begin(_COLLECTIVE, whose, number, what, where, nbytes, entered)
             self._ring = ring
-            self.latest = ""
 
     def meet(self) -> None:
         """Note that all ranks are in it."""
-        if self._inside and not self._met:  # later meetings are part of the work
-            self._writer.seconds[(self._at >> 3) + _MET] = self._met = _now()
+        if self._entered and not self._met:  # later meetings are part of the work
+            self.writer.seconds[self._end - _FROM_MET] = self._met = _now()
 
     def leave(self) -> None:
         """Note that this rank has left it, also by an error."""
-        if self._inside:
-            self._inside = False
-            writer, time = self._writer, _now()
-            writer.seconds[(self._at >> 3) + _ENDED] = time
-            writer.in_collectives += time - self._entered
-            writer.total_bytes = total = writer.total_bytes + self._nbytes
-            writer.words[_AT_BYTES] = total
+        entered = self._entered
+        if entered:
+            writer, time, self._entered = self.writer, _now(), 0.0
+            writer.seconds[self._end] = time
+            writer.in_collectives += time - entered
             if self._ring is not None:
                 self._ring.end(self._event, self._met, time)
                 self._ring = None
+
+    def keep(self) -> None:
+        """Let the last entry of this communicator stand for later operations of the same name."""
+        writer = self.writer
+        if writer.trace is None:  # which has all entries
+            self.kept = writer.words[self._home]
+            writer.keeper = self
 
     def publish(self) -> None:
         """Write `passed` into the last entry, if that is of this communicator. For the thread of the heartbeat.
 
         It writes to a slot that `enter` has published, which the main thread does not use again for long.
         """
-        words, seconds = self._writer.words, self._writer.seconds
+        words, seconds = self.writer.words, self.writer.seconds
         entry = words[self._home]
         at = (_EVENTS + (entry - 1) % _MOST_EVENTS * _EVENT_BYTES) >> 3
         if entry == words[_AT_EVENTS] and seconds[at + _ENDED] and self.passed > words[at + _NUMBER]:
@@ -177,27 +162,27 @@ class Flight:
 
     def end(self) -> None:
         """Remove the communicator from the record."""
-        self._writer.words[self._home - 3] = 0
+        self.writer.words[self._home - 3] = 0
 
 
 class RecordWriter:
     """What a process writes to the memory of its record while it runs.
 
-    ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry: a different
-    one for each thread. ``in_collectives`` are the seconds of this process in collectives, and ``total_bytes`` those
-    that collectives were given. Totals are kept here, too: reading them from the memory takes longer. ``trace`` gets
-    what the record gets, and keeps more of it. ``latest`` is the communicator of the last entry.
+    ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry from 1 on, its
+    place in the memory, and that of its end in ``seconds``: others for each thread. ``in_collectives`` are the seconds
+    of this process in collectives, and ``total_bytes`` those that collectives were given. Totals are kept here, too:
+    reading them from the memory takes longer. ``trace`` gets what the record gets, and keeps more of it. ``keeper`` is
+    the communicator that last called `Flight.keep`.
     """
 
     __slots__ = (
-        "_before",
         "_in_phase",
         "_phase_event",
         "_phase_ring",
         "_steps",
         "_unit",
         "in_collectives",
-        "latest",
+        "keeper",
         "memory",
         "next_entry",
         "seconds",
@@ -210,13 +195,13 @@ class RecordWriter:
 
     def __init__(self, memory: mmap.mmap, texts: Texts):
         self.texts, self.sites = texts, Sites(texts)
-        self.next_entry = itertools.count().__next__
+        places = range(_EVENTS, _EVENTS + _MOST_EVENTS * _EVENT_BYTES, _EVENT_BYTES)
+        ends = itertools.cycle([(place >> 3) + _ENDED for place in places])
+        self.next_entry = zip(itertools.count(1), itertools.cycle(places), ends, strict=True).__next__
         self.in_collectives, self.total_bytes = 0.0, 0
         self._in_phase = [0.0] * len(Phase)
-        # When the last step ended: time, in collectives, in input, in saving.
-        self._before = (0.0, 0.0, 0.0, 0.0)
         self._unit = self._steps = 0
-        self.latest: Flight | None = None
+        self.keeper: Flight | None = None
         self.trace: TraceRing | None = None
         self._phase_ring: TraceRing | None = None  # with the event of the present phase
         self._phase_event = 0
@@ -246,20 +231,13 @@ class RecordWriter:
         if unit != self._unit:
             if unit < self._unit:
                 return
-            self._unit, self._steps, self._before = unit, 0, (0.0, 0.0, 0.0, 0.0)
-            self.words[Word.STEPS] = 0  # steps of the smaller unit do not count any more
-        began, collectives, input, saving = self._before
-        in_phase = self._in_phase
-        ends = now, in_collectives, in_input, in_saving = (_now(), self.in_collectives, in_phase[1], in_phase[2])
-        self._before = ends
-        if began:
-            at = _STEPS + self._steps % _MOST_STEPS * _STEP_BYTES
-            _pack_step(self.memory, at, now - began, in_collectives - collectives, in_input - input, in_saving - saving)
-            self._steps += 1
-            self.words[_AT_STEPS] = self._steps
-        self.seconds[_AT_STEP_SINCE] = now
+            self._unit, self._steps = unit, 0  # steps of the smaller unit do not count any more
+        number, in_phase, now = self._steps, self._in_phase, _now()
+        at = _STEPS + number % _MOST_STEPS * _STEP_BYTES
+        _pack_step(self.memory, at, now, self.in_collectives, in_phase[1], in_phase[2])
+        self.words[_AT_STEPS] = self._steps = number + 1
         if self.trace is not None:
-            self.trace.begin(Kind.STEP, NO_COMMUNICATOR, self._steps, 0, 0, 0, now)
+            self.trace.begin(Kind.STEP, NO_COMMUNICATOR, number, 0, 0, 0, now)
 
     def phase(self, phase: int) -> int:
         """Begin a phase, and return the former one."""

@@ -21,8 +21,8 @@ class ReplicaGroup:
     this rank writes files and reports. Raise ValueError if the blocks do not make up replicas 0, 1, 2, ... without a
     gap.
 
-    >>> from mpistrat.runtime.topology import Alone
-    >>> group = ReplicaGroup(Alone(), [range(4)])
+    >>> from mpistrat.runtime.topology import SingleRankTopology
+    >>> group = ReplicaGroup(SingleRankTopology(), [range(4)])
     >>> group.size, group.first, group.count, group.rank_of(3)
     (4, 0, 4, 0)
     """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpistrat.process.own_files import level_of_program
-from mpistrat.process.ranges import ranges
+from mpistrat.representation import ranges
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology

@@ -146,6 +146,7 @@ def _number(kind: Callable[[Any], _T], accepts: Callable[[_T], bool]) -> Callabl
 _seconds = _number(float, lambda number: 0 <= number < float("inf"))
 _positive = _number(float, lambda number: number > 0)
 _bytes = _number(int, lambda number: number > 0)
+_whole = _number(int, lambda number: number >= 0)
 _signal = _number(int, lambda number: number in (0, *signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
@@ -210,11 +211,17 @@ class RuntimeOptions:
         communicator, by its first strategy.
     device : str
         The device of each rank where a strategy does not get one.
+    elastic : str
+        The directory in memory of the copies from which a job goes on after a loss. ``mpistrat run --elastic`` sets it.
+    elastic_memory : int
+        The most bytes of a node's /dev/shm that a copy of the state takes in an `ElasticLoop`, of which there are two.
+    elastic_ranks : str
+        Whether the next run after a loss has the same number of ranks, or fewer.
     gpu_direct : str
         Whether MPI gets pointers to GPU memory. With ``"auto"`` it does if ``mpistrat check --gpu-direct`` has found
         that this works.
     hang_abort_seconds : float
-        After how many seconds of waiting in a collective the job is ended, with exit status 42; 0 for never.
+        After how many seconds of waiting in a collective the job is ended, with exit status 43; 0 for never.
     hang_seconds : float
         After how many seconds of waiting in a collective the ranks report which rank they wait for; 0 for never.
     nccl_half : bool
@@ -226,6 +233,8 @@ class RuntimeOptions:
     record_dir : str
         The directory for reports and for the records of jobs that failed. By default one in the temporary directory
         of the system.
+    restart : int
+        How many runs of the program were lost before this one.
     roles : str
         Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
     stack_signal : int
@@ -256,6 +265,9 @@ class RuntimeOptions:
         frozenset(), _checks, f"1 for all checks, 0, or some of {', '.join(CHECKS)} with commas"
     )
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
+    elastic = Option("", os.fspath, "a directory")
+    elastic_memory = Option(0, _whole, "a number of bytes, or 0 for half of what is free", same=False)
+    elastic_ranks = Option("same", _one_of("same", "fewer"), "same or fewer")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
     hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
     hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
@@ -263,6 +275,7 @@ class RuntimeOptions:
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
     record_dir = Option("", os.fspath, "a directory", same=False)
+    restart = Option(0, _whole, "a number")
     roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
     stack_signal = Option(
         int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import math
 from collections.abc import Callable
@@ -10,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from mpistrat.process import mpi
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
-from mpistrat.runtime.agreement.operation import MismatchError, Operation, Remark, operation
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.operation import MismatchError, Operation, UncomparedText, operation
 
 _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _ON_FIRST = operation("on_first")
-_whole = whole(lambda ranks: ranks)
+_collective_call = collective_call(lambda ranks: ranks)
 
 
 class ObjectCollectives:
@@ -32,7 +31,7 @@ class ObjectCollectives:
     def barrier(self) -> None:
         """Wait for all ranks."""
         sequence = self.lock.sequence
-        try:  # as `whole`, without its cost
+        try:  # as `collective_call`, without its cost
             self.lock.compare(_BARRIER)
         except MismatchError:
             raise
@@ -40,14 +39,14 @@ class ObjectCollectives:
             self.lock.left_call("barrier", error, sequence)
             raise
 
-    @_whole
+    @_collective_call
     def all_gather_object(self, value: Any, timeout_seconds: float | None = None) -> list[Any]:
         """Return every rank's (pickled) object, in the order of ranks, on every rank."""
         if self.size == 1:
-            with self.lock.turn(_ALL_GATHER_OBJECT):
+            with self.lock.collective(_ALL_GATHER_OBJECT):
                 return [value]
         mine = self.pickled("all_gather_object", value)
-        with self.lock.turn(_ALL_GATHER_OBJECT, timeout_seconds=timeout_seconds):
+        with self.lock.collective(_ALL_GATHER_OBJECT, timeout_seconds=timeout_seconds):
             told = self.world.allgather(mine)
         return [mpi.start().pickle.loads(each) for each in told]
 
@@ -57,36 +56,36 @@ class ObjectCollectives:
             return bytes(mpi.start().pickle.dumps(value))
         except Exception as error:
             if self.size > 1:
-                self.lock.compare(operation(name, "refused:", type(error).__name__, Remark(str(error))))
+                self.lock.compare(operation(name, "refused:", type(error).__name__, UncomparedText(str(error))))
             raise
 
-    @_whole
+    @_collective_call
     def broadcast_object(
         self, value: Any, root: int = 0, name: str = "broadcast_object", timeout_seconds: float | None = None
     ) -> Any:
         """Return the (pickled) object of rank ``root`` on every rank. Messages call the collective ``name``."""
         what = operation(name, root)
         if self.size == 1:
-            with self.lock.turn(what):
+            with self.lock.collective(what):
                 return value
         mine = self.pickled(name, value) if self.rank == root else None
-        with self.lock.turn(what, timeout_seconds=timeout_seconds):
+        with self.lock.collective(what, timeout_seconds=timeout_seconds):
             told = self.world.bcast(mine, root)
         return mpi.start().pickle.loads(told)
 
-    @_whole
+    @_collective_call
     def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
         """Call ``fn()`` on rank 0 alone, once all ranks are here, and return its (pickled) result on every rank.
 
         The ranks compare ``what``. A limit of time is for them to come, not for ``fn``. What it raises is raised on
-        rank 0, and elsewhere as a builtin class of it, or RuntimeError.
+        rank 0, and elsewhere as the nearest of its classes that other ranks have.
         """
         self.lock.compare(what)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
             result, error = tell(None)
             if error is not None:
-                raise _error(*error)
+                raise _error_of(0, *error)
             return result
         sequence = self.lock.sequence
         try:
@@ -94,18 +93,37 @@ class ObjectCollectives:
         except BaseException as error:
             if self.lock.sequence != sequence:  # `fn` made a collective: the others met it in theirs, and have raised
                 raise
-            names = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins"]
-            tell((None, (names, str(error))))
+            tell((None, _portable(error)))
             raise
         tell((result, None))
         return result
+
+    def on_all_ranks(self, fn: Callable[[], Any]) -> list[Any]:
+        """Call ``fn()`` on each rank, and return the (pickled) results of all, in the order of ranks.
+
+        If it raises on a rank, every rank raises: that one its own error, and others the first, as the nearest of its
+        classes that they have. Ranks whose function returns early wait without a limit of time.
+        """
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            result = fn()
+        except Exception as error:
+            failure = error
+        everyone = self.all_gather_object((result, failure and _portable(failure)), math.inf)
+        if failure is not None:
+            raise failure
+        for rank, (_, reported) in enumerate(everyone):
+            if reported is not None:
+                raise _error_of(rank, *reported)
+        return [result for result, _ in everyone]
 
     def all_true(self, flag: Any) -> bool:
         """Return whether the flag is true on all ranks."""
         own = bool(flag)  # before the collective: a failure here leaves no rank waiting
         sequence = self.lock.sequence
-        try:  # as `whole`, without its cost
-            with self.lock.turn(_AGREE):
+        try:  # as `collective_call`, without its cost
+            with self.lock.collective(_AGREE):
                 if self.size == 1:
                     return own
                 return bool(self.world.allreduce(own, mpi.start().LAND))
@@ -116,11 +134,16 @@ class ObjectCollectives:
             raise
 
 
-def _error(names: list[str], text: str) -> Exception:
-    """Return an error of the first of the builtin classes that is made of a text alone."""
-    for name in names:
-        kind = getattr(builtins, name)
+def _portable(error: BaseException) -> tuple[list[type], str]:
+    """Return the classes of an error that all ranks have, the nearest first, and its text."""
+    kinds = [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "mpistrat")]
+    return kinds, str(error)
+
+
+def _error_of(rank: int, kinds: list[type], text: str) -> Exception:
+    """Return an error of another rank, of the first of these classes that is made of a text alone."""
+    for kind in kinds:
         if issubclass(kind, Exception):
             with contextlib.suppress(TypeError):
-                return kind(f"rank 0: {text}")
-    return RuntimeError(f"rank 0: {text}")
+                return kind(f"rank {rank}: {text}")
+    return RuntimeError(f"rank {rank}: {text}")

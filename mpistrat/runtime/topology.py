@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpistrat.memory.node import NodeMemory
-from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.memory.node import NodeMemory, NoSharedMemoryError
 from mpistrat.process import debug_notes, failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
-from mpistrat.record import clock, flight_record
+from mpistrat.record import flight_record, ring
 from mpistrat.record import ring as trace
 from mpistrat.record.flight_record import FlightRecord
 from mpistrat.runtime import environment
@@ -33,7 +32,6 @@ from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.object_collectives import ObjectCollectives
 from mpistrat.runtime.recording import creation, start_record
-from mpistrat.runtime.slot import Slot
 
 _END = operation("the end of the program")
 _HOST_BYTES = 64
@@ -43,7 +41,7 @@ Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
-_Slot = TypeVar("_Slot", bound=Slot)
+_Slot = TypeVar("_Slot", bound="Slot")
 _log = logging.getLogger(__name__)
 
 _alone = ""  # what this rank does without the others, such as a function that a coordinator sent
@@ -60,8 +58,17 @@ def alone(activity: str) -> Iterator[None]:
         _alone = before
 
 
-class Key:
-    """The key of a topology in dictionaries with weak keys, the same for all that share its ranks."""
+class Slot:
+    """The base class of objects that other packages keep in a topology: one of each, by ``topology.slot(OwnClass)``."""
+
+    def finish(self) -> None:
+        """Wait for this rank's pending work at the end of the program. Must not send messages."""
+
+    def close(self) -> None:
+        """Release what the ranks share. Called on all ranks: at the end of the program, and by `Topology.free`."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # it belongs to the ranks, which are not copied
 
 
 class Topology(ObjectCollectives):
@@ -83,8 +90,6 @@ class Topology(ObjectCollectives):
         What the ranks of this node share; None on all ranks if those of one node cannot.
     checks, compares_variables
         The checks that cost time (``rc.debug``).
-    key : Key
-        The same for all that share these ranks, whatever their limits.
     clocks : tuple of int
         For each rank a number of its monotonic clock, equal where the clock is the same.
     traced : bool
@@ -122,7 +127,7 @@ class Topology(ObjectCollectives):
         # The leader of each rank's node, a random number, the clock, and the host. The number of rank 0 names the
         # communicator in flight records.
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-        own = self.node.bcast(self.rank), _random_number(), clock.number(), trace.ring is not None
+        own = self.node.bcast(self.rank), _random_number(), ring.clock_number(), trace.ring is not None
         mine = np.array([*own, *np.frombuffer(host, np.int64)])
         told = np.empty((self.size, len(mine)), np.int64)
         world.Allgather(mine, told)
@@ -132,7 +137,6 @@ class Topology(ObjectCollectives):
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
-        self.key = Key()
         self._slots: dict[type[Slot], Slot] = {}
         agreement: Agreement | None = None
         if self.size > 1:
@@ -247,7 +251,7 @@ class Topology(ObjectCollectives):
 
     def compare_clocks(self) -> None:
         """Note in the trace what the clocks of the ranks are ahead of each other. Collective if there are several."""
-        sample = clock.measure(self.world, self.clocks)
+        sample = ring.measure_clocks(self.world, self.clocks)
         if trace.ring is not None:
             trace.ring.sample(sample)
 
@@ -303,13 +307,12 @@ class Topology(ObjectCollectives):
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
 
 
-class Alone(Topology):
+class SingleRankTopology(Topology):
     """One replica that needs no MPI: `parent` starts it if it is asked for."""
 
     def __init__(self) -> None:
         self.size, self.rank, self.nodes, self.hosts = 1, 0, ((0,),), ("",)
         self.clocks, self.traced = (0,), False
-        self.key = Key()
         self._slots = {}
         record = start_record(0, 1)
         flight = None if record is None else record.of(_random_number(), 1, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpistrat import nest
 from mpistrat.arrays.device import Device
-from mpistrat.cluster_resolver.ranks.own_device import own_device
+from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mpistrat.cluster_resolver.ranks.own_device import own_device
+from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.strategies.dealing import parsed_devices, ranks_of, replicas_of, require_hosts, require_one_for_each

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpistrat import cluster_resolver as resolvers
-from mpistrat.cluster_resolver.ranks.own_device import own_device
+from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.between_groups import BetweenGroups
@@ -121,9 +121,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         _check_exchange(groups, sync_every, outer_optimizer, compression)
         all_ranks = topology = Topology.of(comm).limited(options.timeout_seconds)
         if mesh is not None or groups is not None:
-            part = mesh.comm(REPLICA) if mesh is not None else _ranks_of_group(groups, all_ranks)
+            part = (
+                mesh.comm(REPLICA)
+                if mesh is not None
+                else groups.comm
+                if isinstance(groups, MeshAxis)
+                else all_ranks.node
+            )
             topology = Topology.of(part).limited(options.timeout_seconds)
-        Choice.of(topology).heed(topology)
+        Choice.of(topology).load_measured_costs(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:
@@ -162,7 +168,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         ('worker', 0)
         """
         if self._resolver is None:
-            from mpistrat.cluster_resolver.ranks.cross_check import resolver_of
+            from mpistrat.cluster_resolver.compare import resolver_of
 
             self._resolver = resolver_of(self.extended.engine.all_ranks)
         return self._resolver
@@ -200,16 +206,8 @@ def _check_exchange(groups: Any, sync_every: Any, outer_optimizer: Any, compress
         raise ValueError("an outer optimizer takes what weights change in several steps: give sync_every above 1")
 
 
-def _ranks_of_group(groups: Any, all_ranks: Topology) -> Any:
-    """Return the communicator of the ranks that are in sync with this one. Collective."""
-    if isinstance(groups, MeshAxis):
-        return groups.comm
-    (node,) = [each[0] for each in all_ranks.nodes if all_ranks.rank in each]
-    return all_ranks.world.Split(node, key=all_ranks.rank)
-
-
 def _cross_check(resolver: resolvers.ClusterResolver, topology: Topology, world: Any) -> None:
-    from mpistrat.cluster_resolver.ranks.cross_check import cross_check  # most programs give no resolver
+    from mpistrat.cluster_resolver.compare import cross_check  # most programs give no resolver
 
     cross_check(resolver, topology, world)
 

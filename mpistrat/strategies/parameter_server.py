@@ -17,6 +17,7 @@ from mpistrat.messages import contact
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import refer, refuse
 from mpistrat.messages.servers import NoServers, Servers
+from mpistrat.process.cache import Cache
 from mpistrat.strategies.placing import Partitioner, PlacedExtended, PlacingExtended
 from mpistrat.strategy import RunOptions, Strategy
 from mpistrat.strategy.checks import require_cross_replica
@@ -24,8 +25,8 @@ from mpistrat.values import VariableSynchronization
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()  # equal on all ranks that construct strategies: these construct the same ones
-_originals: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_copies: dict[int, Strategy] = {}
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by number, those of this rank
+_copies = Cache[int, Strategy](64)  # on a worker, which is not told when the coordinator drops its own
 
 
 class SentByNumber:
@@ -175,20 +176,20 @@ class DatasetOfWorkers:
 def number_of(strategy: Strategy) -> int:
     """Return the number of a new strategy. Other ranks refer to it by this number."""
     number = next(_numbers)
-    _originals[number] = strategy
+    _known[number] = strategy
     return number
 
 
 def strategy_of(number: int) -> Any:
     """Return the strategy of a number, as this rank has it."""
-    strategy = _originals.get(number) or _copies.get(number)
+    strategy = _known.get(number)
     if strategy is None:
         reached = contact.here()
         assert reached is not None
         strategy = object.__new__(ParameterServerStrategy)
         strategy.number, strategy._resolver, strategy.contact = number, None, reached
         Strategy.__init__(strategy, _ServingExtended(strategy, reached))
-        _copies[number] = strategy
+        _known[number] = _copies.keep(number, strategy)
     return strategy
 
 

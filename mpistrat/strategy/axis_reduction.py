@@ -12,10 +12,9 @@ from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, divide
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
-from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.runtime.topology import SingleRankTopology, Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
         of_each = [] if exact else [_local_parts(op, each, axis) for each in values]
     if exact:
         is_mirrored = isinstance(value, Mirrored)
-        topology = Alone() if is_mirrored else topology
+        topology = SingleRankTopology() if is_mirrored else topology
         copies = 1 if is_mirrored or len(values) > 1 else extended.engine.replicas.count
         whole = _along(values * copies, axis)
         total, count = _exact_parts(topology, op, whole, axis, options.timeout_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import broadcast, gather, scatter
 from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.components import regrouped
@@ -26,7 +27,7 @@ from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, Red
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
 
-_whole = whole(attrgetter("_extended.engine.topology"))
+_collective_call = collective_call(attrgetter("_extended.engine.topology"))
 
 
 class Collectives:
@@ -36,7 +37,9 @@ class Collectives:
 
     # --- reductions ------------------------------------------------------------------
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | EllipsisType | None = ...
+    ) -> Any:
         """Combine the values of all replicas into one value on every replica. Collective.
 
         Parameters
@@ -47,7 +50,8 @@ class Collectives:
             A plain value counts as this replica's. With an ``axis``, a list is one array, as in a `Dataset`. Without,
             a list is a structure of values.
         axis : int, tuple of int or None
-            Also reduce over these axes of the value. Their lengths may differ between replicas. The mean is
+            None combines the values of the replicas element by element. Others also reduce over these axes of the
+            value. It must be given, as in TensorFlow. Their lengths may differ between replicas. The mean is
             taken over all examples; it is not the mean of the replicas' means.
 
         Returns
@@ -62,7 +66,8 @@ class Collectives:
             For an unknown op, an axis out of range, SUM or PROD of a Mirrored value, and for MAX or MIN over an axis
             without values on any replica. On every replica, if structures, shapes or dtypes differ between replicas.
         TypeError
-            If a value is not numeric, for SUM of bool, and for a structure other than a list with an axis.
+            If ``axis`` is left out or a value is not numeric, for SUM of bool, and for a structure other than a list
+            with an axis.
         RuntimeError
             In a replica context, or while another strategy is current.
 
@@ -86,6 +91,11 @@ class Collectives:
                 return engine.ops.all_reduce(op, [value], engine.options)[0]
             if type(value) in NUMBERS and engine.joins_arrays:
                 return engine.ops.all_reduce(op, [np.array(value)], engine.options)[0][()]
+        if axis is ...:
+            raise TypeError(
+                "reduce needs an axis: axis=None combines the values of the replicas element by element, and axis=0 "
+                "also reduces over the first dimension of each value, such as the rows of a batch"
+            )
         return self._reduce(op, value, axis)
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
@@ -119,7 +129,7 @@ class Collectives:
         require_cross_replica(self, "all_reduce", "use all_reduce of the replica context")
         return self._reduce(op, value, None, options)
 
-    @_whole
+    @_collective_call
     def _reduce(
         self, op: Op, value: Any, axis: int | tuple[int, ...] | None, options: CommunicationOptions | None = None
     ) -> Any:
@@ -142,7 +152,7 @@ class Collectives:
 
     # --- moves -----------------------------------------------------------------------
 
-    @_whole
+    @_collective_call
     def gather(self, value: Any, axis: int, dst: int | None = None) -> Any:
         """Concatenate the values of all replicas along an axis, on every replica or on one. Collective.
 
@@ -194,7 +204,7 @@ class Collectives:
             return None
         return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
 
-    @_whole
+    @_collective_call
     def broadcast(self, value: Any, src: int = 0) -> Any:
         """Return the values of one replica on every replica. Collective.
 
@@ -240,7 +250,7 @@ class Collectives:
         found = broadcast.broadcast(topology, hosts, form, root=replicas.rank_of(src))
         return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
 
-    @_whole
+    @_collective_call
     def scatter(self, value: Any, axis: int = 0, src: int = 0) -> Any:
         """Cut the arrays of one replica along an axis, and return to each replica its part. Collective.
 
@@ -306,7 +316,7 @@ class Collectives:
         ]
         return regrouped(parts, always=replicas.is_virtual)
 
-    @_whole
+    @_collective_call
     def gather_object(self, value: Any, dst: int | None = None) -> list[Any] | None:
         """Return every replica's object, in replica order, on every replica or on one. Collective.
 
@@ -352,7 +362,7 @@ class Collectives:
             dst = checked_replica("dst", dst, replicas.size)
         return gather.gather_object(topology, value, replicas.rank_of(dst))
 
-    @_whole
+    @_collective_call
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
         """Return the object of one replica on every replica. Collective.
 

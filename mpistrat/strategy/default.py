@@ -16,8 +16,7 @@ from mpistrat.process import mpi
 from mpistrat.strategy.checks import checked_replica
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext
-from mpistrat.strategy.scope import Scope
-from mpistrat.strategy.strategy import Strategy
+from mpistrat.strategy.strategy import Scope, Strategy
 from mpistrat.values import IndexedSlices, Mirrored, ReduceOp, ValueContext, VariableSynchronization, snapshot
 from mpistrat.variables import Variable, kind_on
 

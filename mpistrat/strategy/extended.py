@@ -17,7 +17,7 @@ from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
@@ -37,7 +37,7 @@ from mpistrat.variables import (
 if TYPE_CHECKING:
     from mpistrat.data import Dataset
 
-_whole = whole(attrgetter("engine.topology"))
+_collective_call = collective_call(attrgetter("engine.topology"))
 
 UpdateCall = tuple[Variable, Callable[..., Any], tuple[Any, ...]]  # variable, function, arguments after it
 
@@ -313,7 +313,7 @@ class StrategyExtended:
 
     # --- values ----------------------------------------------------------------------
 
-    @_whole
+    @_collective_call
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -348,7 +348,7 @@ class StrategyExtended:
         op = parse_op(reduce_op)
         return self.engine.ops.reduce(op, value, destinations, self.engine.merged(options or experimental_hints))
 
-    @_whole
+    @_collective_call
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
@@ -379,7 +379,7 @@ class StrategyExtended:
         op, merged = parse_op(reduce_op), self.engine.merged(options or experimental_hints)
         return self.engine.ops.batch_reduce(op, value_destination_pairs, merged)
 
-    @_whole
+    @_collective_call
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
         """Return the value of replica 0 on every replica. Collective.
 

@@ -13,7 +13,7 @@ from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import made_at_once
 from mpistrat.collectives.movement import any_library
-from mpistrat.collectives.ops.of_replicas import GrowingTotal, ReplicasAllReduce, components_of
+from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy import replica_context
@@ -81,7 +81,7 @@ class _Reduced:
 
     def __init__(self, ops: ReplicasAllReduce, rows: bool = False):
         self._ops, self._rows = ops, rows
-        self._total: GrowingTotal | None = None
+        self._total: IncrementalAllReduce | None = None
         self._called: tuple[Any, ...] = ()
         self._rebuild: list[Callable[[list[Any]], Any]] = []
 
@@ -95,7 +95,7 @@ class _Reduced:
                 any_library.described_for_scatter(op, leaf)
         called = op, options, form
         if self._total is None:
-            self._called, self._total = called, GrowingTotal(self._ops, op, options, form)
+            self._called, self._total = called, IncrementalAllReduce(self._ops, op, options, form)
         elif called != self._called:
             raise ValueError(
                 f"a replica calls all_reduce with {called}, and the first one of its rank with {self._called}: "
@@ -148,7 +148,8 @@ class _Gathered:
             structures.agree(self._ops.topology, "all_gather", form, *described, timeout_seconds=seconds)
         found = []
         for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
-            whole = arrays.from_host(np.concatenate(parts, axis), like)
+            joined = np.concatenate(parts, axis, dtype=parts[0].dtype)  # else in native order on ranks that join
+            whole = arrays.from_host(joined, like)
             found.append(self._ops.gathered(whole, axis, seconds))
         return [self._rebuild(own_copies(found, i)) for i in range(len(self._given))]
 

@@ -18,7 +18,7 @@ from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import ReplicaMeeting
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
@@ -27,7 +27,7 @@ from mpistrat.variables import Variable
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
 NOT_ASYNCHRONOUS = "IndexedSlices cannot be reduced asynchronously: use all_reduce"
 
-_whole = whole(attrgetter("_engine.topology"))
+_collective_call = collective_call(attrgetter("_engine.topology"))
 
 
 class ReplicaContext:
@@ -177,7 +177,7 @@ class ReplicaContext:
             return engine.ops.all_reduce_arrays(op, value, merged, nest.IN_A_LIST)
         return self._all_reduce(op, value, options)
 
-    @_whole
+    @_collective_call
     def _all_reduce(self, op: Op, value: Any, options: CommunicationOptions | None) -> Any:
         engine = self._engine
         leaves, rebuild, form = nest.take_apart(value)
@@ -188,7 +188,7 @@ class ReplicaContext:
         totals = engine.all_reduce(op, leaves, options, form)
         return rebuild(totals) if leaves else value
 
-    @_whole
+    @_collective_call
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> PendingAllReduce:
@@ -247,14 +247,14 @@ class ReplicaContext:
             totals = engine.all_reduce(op, [*map(snapshot, leaves)], options, form)
             return made_at_once(engine.topology, rebuild(totals))
 
-        def give_back(totals: list[Any]) -> Any:
+        def unpack_values(totals: list[Any]) -> Any:
             return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
 
         return all_reduce_async(
-            engine.topology, op, on_host, merged.bytes_per_pack, merged.timeout_seconds, give_back, form
+            engine.topology, op, on_host, merged.bytes_per_pack, merged.timeout_seconds, unpack_values, form
         )
 
-    @_whole
+    @_collective_call
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
@@ -316,7 +316,7 @@ class ReplicaContext:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
         return rebuild([any_library.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
-    @_whole
+    @_collective_call
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along an axis; every replica gets the result.
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from mpistrat import absent, context, data, nest, representation
 from mpistrat.collectives import structures
@@ -16,15 +16,15 @@ from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.record import flight_record
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.strategy import keras_models
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables, regrouped
 from mpistrat.strategy.former import FormerNames, RunOptions
 from mpistrat.strategy.local_replicas import each_of, run_each
 from mpistrat.strategy.random_stream import random_stream
-from mpistrat.strategy.scope import Scope
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:
@@ -34,7 +34,26 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
     from mpistrat.strategy.extended import StrategyExtended
 
-_whole = whole(attrgetter("_extended.engine.topology"))
+_collective_call = collective_call(attrgetter("_extended.engine.topology"))
+Owner = TypeVar("Owner", bound=context.AnyStrategy)
+
+
+class Scope(Generic[Owner]):
+    """A context that makes its strategy current; `Strategy.scope` returns it."""
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Owner):
+        self._strategy = strategy
+
+    def __enter__(self) -> Owner:
+        require_cross_replica(self._strategy, "scope", "enter it outside of run")
+        keras_models.watch()
+        context.stack().append(self._strategy.extended.cross_replica_mode)
+        return self._strategy
+
+    def __exit__(self, *exc_info: object) -> None:
+        context.stack().pop()
 
 
 class Strategy(Collectives, FormerNames):
@@ -369,7 +388,7 @@ class Strategy(Collectives, FormerNames):
 
     # --- buffers ---------------------------------------------------------------------
 
-    @_whole
+    @_collective_call
     def experimental_buffers_like(self, tree: Any) -> Any:
         """Return zeroed arrays of the same shapes and dtypes, which reductions change in place. Collective.
 

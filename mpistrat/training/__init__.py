@@ -5,8 +5,7 @@ from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager, latest_checkpoint
 from mpistrat.training.checkpoint.pending_save import PendingSave
 from mpistrat.training.checkpoint.variables import load, load_arrays, save, save_async
-from mpistrat.training.history import History
-from mpistrat.training.progress import progress
+from mpistrat.training.history import History, progress
 
 __all__ = [
     "BatchNormalization",

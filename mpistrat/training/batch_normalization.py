@@ -80,8 +80,7 @@ def _combined(count: float, mean: Any, deviations: Any) -> tuple[float, Any, Any
 
 def _summed(parts: list[Any]) -> Any:
     """Return the concatenation of float64 vectors, summed over the replicas."""
-    joined = np.concatenate(parts)  # of CuPy arrays CuPy's
-    return get_replica_context().all_reduce("SUM", joined)
+    return get_replica_context().all_reduce("SUM", np.concatenate(parts))  # of CuPy arrays CuPy's
 
 
 def _wide(x: Any) -> Any:
@@ -205,9 +204,8 @@ class BatchNormalization:
             if channels is None:
                 raise ValueError(f"{self.name}: axis {self.axis} of {tuple(input_shape)} must have a length")
             self._channels = channels
-            entered = get_strategy() is self._strategy
             with (
-                nullcontext() if entered else self._strategy.scope(),
+                nullcontext() if get_strategy() is self._strategy else self._strategy.scope(),
                 self._strategy.extended.engine.equal_initial_values(),
             ):
                 if self._scale:

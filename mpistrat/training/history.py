@@ -1,4 +1,4 @@
-"""What a training loop measured: a line for each epoch, files, the best checkpoint, and when to stop."""
+"""The progress of a training loop, and its history."""
 
 from __future__ import annotations
 
@@ -7,19 +7,76 @@ import html
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from mpistrat import nest, representation
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.process.atomic_file import appearing
-from mpistrat.process.local_path import local_path
+from mpistrat.process import mpi
+from mpistrat.process.files import appearing, local_path
+from mpistrat.runtime.environment import rc
+from mpistrat.strategy import Strategy, get_strategy
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.names import as_structure, named
 from mpistrat.training.checkpoint.variables import ranks_of, save
 from mpistrat.training.summary import file_writer, require_tensorboard
 from mpistrat.values import DistributedValues
+from mpistrat.version import __version__
+
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+
+
+def progress(iterable: Iterable[Any], desc: str | None = None, total: int | None = None, every: float = 30.0) -> Any:
+    """Iterate and show the progress, on replica 0 of the current strategy.
+
+    A terminal or a notebook shows a bar. A log gets a line now and then: steps done, the time passed and left, the
+    rate, and what ``set_postfix`` was given. The first of these lines follows one that describes the job. A loop
+    that is shorter than ``every`` writes nothing to a log. ``MPISTRAT_PROGRESS=0`` turns all of it off.
+
+    Parameters
+    ----------
+    iterable : iterable
+    desc : str, optional
+        Text before the bar.
+    total : int, optional
+        Number of elements. Needed only if the iterable does not know its length; a distributed dataset does.
+    every : float, default 30
+        Seconds between lines in a log.
+
+    Returns
+    -------
+    tqdm.tqdm
+        The iterable. ``set_postfix`` and the other methods of tqdm work on every replica.
+
+    Examples
+    --------
+    >>> sum(progress(range(4)))
+    6
+    >>> import mpistrat
+    >>> dataset = mpistrat.data.Dataset.range(10).batch(4)
+    >>> progress(mpistrat.MultiWorkerMirroredStrategy().experimental_distribute_dataset(dataset)).total
+    3
+    """
+    strategy = get_strategy()
+    shown = rc.progress is not False and strategy.is_chief
+    from mpistrat.runtime.progress import progress_of  # imports tqdm
+
+    # Under a launcher stderr is a pipe: `mpistrat run` sets rc.progress if the pipe ends at a terminal.
+    return progress_of(iterable, shown, rc.progress, every, desc, total, header=lambda: _job(strategy))
+
+
+def _job(strategy: Strategy) -> str:
+    """Describe the job in one line: version, ranks, nodes, device, MPI library, job of the scheduler."""
+    engine = strategy.extended.engine
+    ranks = engine.topology.ranks_per_node
+    words = [f"mpistrat {__version__}", f"{sum(ranks)} rank(s) on {len(ranks)} node(s)", *engine.devices]
+    if mpi.running():  # a program without a strategy does not start MPI
+        library = mpi.start().Get_library_version().partition("\n")[0].partition(",")[0]
+        words.append(" ".join(library.split()))
+    words += [f"{name}={os.environ[name]}" for name in _JOBS if name in os.environ]
+    return ", ".join(words)
+
 
 _STEPS = ("step", "epoch")  # what counts the rows, the first of these that there is
 _MOST_SHOWN = 20  # rows of the table in a notebook
@@ -150,8 +207,7 @@ class History:
         watched = row.get(self._monitor)
         structures.agree(topology, "History.log", "of", tuple(row), f"with {self._monitor}={watched!r}")
         row = topology.on_first(lambda: self._write(row))
-        improved = self._keep(row)
-        if improved and self._keep_best is not None:
+        if self._keep(row) and self._keep_best is not None:
             if checkpoint is not None:
                 checkpoint.write(self._keep_best)
             else:
@@ -246,8 +302,7 @@ class History:
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        lines = [f"<th>{html.escape(name)}</th>" for name in names]
-        table = f"<tr>{''.join(lines)}</tr>"
+        table = f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in names)}</tr>"
         for row in self.rows[-_MOST_SHOWN:]:
             cells = (f"{_text(row[name])}" if name in row else "" for name in names)
             cell = "b" if row is self.best else "span"

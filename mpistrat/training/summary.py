@@ -15,7 +15,7 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.process import mpi
-from mpistrat.process.local_path import local_path
+from mpistrat.process.files import local_path
 
 __all__ = [
     "SummaryWriter",

@@ -10,9 +10,9 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.memory.shared import NoSharedMemoryError, share
+from mpistrat.memory.node import NoSharedMemoryError, share
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.local import LocalVariable
@@ -42,7 +42,7 @@ class CentralVariable(MirroredVariable):
     def _shared_like(self, value: np.ndarray) -> np.ndarray:
         topology = self._engine.topology
         problem: NoSharedMemoryError | None = None
-        with topology.lock.turn(operation("a central variable", (value.dtype, value.shape), *self._rules())):
+        with topology.lock.collective(operation("a central variable", (value.dtype, value.shape), *self._rules())):
             try:
                 memory = share(topology.node, 0, max(value.nbytes, 1)).common
             except NoSharedMemoryError as error:
@@ -65,7 +65,7 @@ class CentralVariable(MirroredVariable):
     def _contribution(self, op: Any, value: Any) -> Any:
         return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
 
-    @whole(ranks_of)
+    @collective_call(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
         with structures.refusals(method, self._engine.topology):
             value = self._equal_on_all(value)
@@ -83,7 +83,7 @@ class CentralVariable(MirroredVariable):
     def after_local_write(self, method: str) -> None:
         """Do nothing: there are no copies that could differ."""
 
-    @whole(ranks_of)
+    @collective_call(ranks_of)
     def _hold_copy_of(self, variable: CentralVariable) -> None:  # type: ignore[override]
         """Copy the value to memory of its own. Collective."""
         self._component = self._component_with(variable.own_copy().copy())

@@ -13,12 +13,11 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.collectives.movement.broadcast import broadcast
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import DistributedValues, VariableSynchronization
-from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.local import LocalVariable, placed_beside
 from mpistrat.variables.on_gpu import kind_on
-from mpistrat.variables.storage import placed_beside
 from mpistrat.variables.variable import Variable
 
 ranks_of = attrgetter("_engine.topology")  # of the ranks that hold copies of a variable
@@ -34,7 +33,7 @@ class DistributedVariable(Variable, DistributedValues):
         """Copies of this process."""
         return (self._component,)
 
-    @whole(ranks_of)
+    @collective_call(ranks_of)
     def _initialize(self, value: np.ndarray) -> None:
         self._component = self._component_with(value)
         self._number = self._engine.topology.lock.sequence  # equal on all ranks: creation is collective

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.messages.bundles import bundle
-from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import SentFunction
-from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
-from mpistrat.messages.post import Letter, Post
+from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
+from mpistrat.messages.post import Letter, Post, bundle
 from mpistrat.messages.servers import Request, Servers, Update
 from mpistrat.variables.on_server import ServerVariable, known
 from mpistrat.variables.store import VariableStore

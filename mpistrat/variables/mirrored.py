@@ -14,8 +14,8 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.arithmetic.dtypes import has_mean
 from mpistrat.collectives.movement import any_library
 from mpistrat.mesh import REPLICA, ShardedArray
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.values import (
     ArrayLike,
     DistributedValues,
@@ -90,10 +90,25 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return component.__dlpack__(**options)
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        topology = self._engine.topology
+        engine, op, mine = self._engine, self._reduction, self._component.array
+        topology = engine.topology
         sequence = topology.lock.sequence
-        try:  # as `whole`, under the name of the method
-            self._write_equal(method, self._combined(method, value))
+        try:  # as `collective_call`, under the name of the method
+            # Fast path: such an array is reduced as it is. All checks of `_combined` take 0.3 us of 5 for it.
+            if (
+                type(value) is np.ndarray
+                and op is not None
+                and type(mine) is np.ndarray
+                and value.dtype is mine.dtype
+                and value.shape == mine.shape
+                and value.base is None
+                and not topology.compares_variables
+                and (op is not _MEAN or has_mean(mine.dtype))
+            ):
+                value = engine.ops.all_reduce(op, [value], engine.options)[0]
+            else:
+                value = self._combined(method, value)
+            self._write_equal(method, value)
         except MismatchError:
             raise
         except BaseException as error:
@@ -102,22 +117,20 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _combined(self, method: str, value: Any) -> Any:
         """Return what the replicas' values become, as the aggregation says."""
-        engine, op = self._engine, self._reduction
+        engine, op, mine = self._engine, self._reduction, self._component.array
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
+        suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
                 "become one: create it with aggregation=VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA"
             )
-        if type(value) is not np.ndarray:
-            if isinstance(value, DistributedValues):
-                with structures.refusals(method, engine.topology):
-                    value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
-            if isinstance(value, IndexedSlices):
-                return self._combined_rows(method, op, value)
-        mine = self._component.array
-        suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
+        if isinstance(value, DistributedValues):
+            with structures.refusals(method, engine.topology):
+                value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
+        if isinstance(value, IndexedSlices):
+            return self._combined_rows(method, op, value)
         if not suits or (op is _MEAN and not has_mean(mine.dtype)):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
@@ -125,8 +138,6 @@ class MirroredVariable(DistributedVariable, Mirrored):
             return any_library.broadcasted(engine.topology, value)
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
-        if type(value) is np.ndarray:
-            return engine.ops.all_reduce(op, [value], engine.options)[0]
         return engine.all_reduce(op, [value])[0]
 
     def _write_equal(self, method: str, value: Any) -> None:
@@ -175,7 +186,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 "aggregation ONLY_FIRST_REPLICA"
             )
 
-    @whole(ranks_of)
+    @collective_call(ranks_of)
     def _update_across_replicas(self, method: str, value: Any) -> None:
         self._write_equal(method, self._equal_on_all(value))
         self.assignments += method == "assign"

@@ -11,11 +11,9 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.memory.published import Memory, Place
-from mpistrat.messages.bundles import SEVERAL, outcomes_of
-from mpistrat.messages.failures import failure_of
 from mpistrat.messages.functions import FunctionKeeper
-from mpistrat.messages.pickling import Packed, pack, unpack
-from mpistrat.messages.post import Letter, Post
+from mpistrat.messages.pickling import Packed, failure_of, pack, unpack
+from mpistrat.messages.post import SEVERAL, Letter, Post, outcomes_of
 from mpistrat.values import IndexedSlices
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.on_server import ServerVariable

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import divide
 from mpistrat.collectives.movement import any_library
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.values.array_like import READING
 from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.local import LocalVariable
 from mpistrat.variables.variable import Variable
 
-_whole = whole(ranks_of)
+_collective_call = collective_call(ranks_of)
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -28,7 +28,7 @@ class SyncOnReadVariable(DistributedVariable):
     hashing never communicate.
     """
 
-    @_whole
+    @_collective_call
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self.own_copy()
@@ -48,7 +48,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _update_in_replica(self, method: str, value: Any) -> None:
         self._component.write(method, value)
 
-    @_whole
+    @_collective_call
     def _update_across_replicas(self, method: str, value: Any) -> None:
         if method.startswith("scatter"):
             raise ValueError(
@@ -74,7 +74,7 @@ _CALLS = (
     *READING,
 )
 for _name in _CALLS:
-    setattr(SyncOnReadVariable, _name, _whole(getattr(SyncOnReadVariable, _name)))
+    setattr(SyncOnReadVariable, _name, _collective_call(getattr(SyncOnReadVariable, _name)))
 
 
 class SyncOnReadOfReplicas(SyncOnReadVariable):

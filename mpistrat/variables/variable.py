@@ -31,7 +31,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     ----------
     initial_value : array, number, or callable without arguments that returns one
         All replicas take the value of replica 0. Values of the other replicas must have the same shape and dtype. With
-        a `mpistrat.experimental.ShardedArray` the variable is cut as it is, over the ranks of a replica.
+        a `mpistrat.ShardedArray` the variable is cut as it is, over the ranks of a replica.
     trainable : bool, optional
         Whether an optimizer should train it; by default yes, but not where ``synchronization`` is ON_READ.
     name : str, optional

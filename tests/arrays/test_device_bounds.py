@@ -3,8 +3,8 @@
 import pytest
 from fakes.install import stand_in
 
-from mpistrat.arrays.gpu import bounds as device_bounds
-from mpistrat.arrays.gpu.bounds import Bounds
+from mpistrat.arrays import device as device_bounds
+from mpistrat.arrays.device import Bounds
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ import time
 from collections import deque
 from types import SimpleNamespace
 
-from mpistrat.asynchronous.dispatcher import Dispatcher
-from mpistrat.asynchronous.task import Task
-from mpistrat.messages.failures import LostRankError, failure_of
-from mpistrat.messages.pickling import EMPTY, pack
+from mpistrat.asynchronous.dispatcher import Dispatcher, Task
+from mpistrat.messages.pickling import EMPTY, LostRankError, failure_of, pack
 from mpistrat.messages.post import Letter
 from mpistrat.process import failure
 

@@ -1,17 +1,25 @@
 """Farms that keep their results in a file, and farms of one rank: both run in this process, or are killed in others."""
 
+import collections
 import concurrent.futures
+import contextlib
+import enum
 import functools
+import io
 import json
 import pickle
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import h5py
+import hypothesis
+import hypothesis.extra.numpy
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -71,6 +79,150 @@ def test_results_are_equal_and_do_not_run_again(executor, tmp_path, chunksize):
         assert [type(each) for each in found] == [type(each) for each in RESULTS]
         ran.append(executor.statistics().ended)
     assert ran == [len(RESULTS)] * 2
+
+
+class Number(np.float64):
+    pass
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+Pair = collections.namedtuple("Pair", "a b")
+DTYPES = ["?", "i1", ">i2", "<u8", "f2", ">f4", "f8", "g", ">c8", "c16"]
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 70), 1 << 70),
+    st.integers(14_000, 15_000).map(lambda bits: -(3 << bits)),  # more digits than Python writes, and JSON
+    st.sampled_from([float("-nan"), np.float64("-nan"), complex(-0.0, float("-nan")), -0.0]),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(st.characters(), max_size=6),  # also lone surrogates, which os.fsdecode returns
+    st.lists(st.sampled_from("\ud83d\ude00\U0001f600\0a"), max_size=4).map("".join),
+    st.sampled_from(DTYPES).flatmap(lambda dtype: hypothesis.extra.numpy.arrays(dtype, st.sampled_from(SHAPES))),
+    st.sampled_from(DTYPES).flatmap(lambda dtype: hypothesis.extra.numpy.arrays(dtype, 1).map(lambda each: each[0])),
+)
+SHAPES = [(), (0, 2), (3,), (2, 3)]
+strange = st.sampled_from(
+    [b"b", Color.RED, Pair(1, 2), np.str_("t"), {1}, np.zeros(2, "M8[s]"), np.ma.ones(2), np.zeros(1, "V2")]
+)
+hashable = st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=3), st.tuples(st.booleans(), st.floats()))
+
+
+def tree(leaf):
+    below = lambda each: st.lists(each, max_size=3) | st.dictionaries(hashable, each, max_size=3)  # noqa: E731
+    return st.recursive(leaf, lambda each: below(each) | st.lists(each, max_size=3).map(tuple), max_leaves=5)
+
+
+def exactly(value):
+    """What of a value can be seen: types, bits, and the order of keys."""
+    if isinstance(value, (list, tuple)):
+        return type(value), [*map(exactly, value)]
+    if isinstance(value, dict):
+        return dict, [(exactly(key), exactly(each)) for key, each in value.items()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        bits = repr(value.tolist()) if value.dtype.char == "g" else value.tobytes()  # its padding has no value
+        return type(value), value.dtype.str, value.shape, bits
+    if isinstance(value, (float, complex)):
+        return type(value), np.array(value).tobytes()
+    return type(value), value
+
+
+@hypothesis.settings(max_examples=25, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(values=st.lists(tree(leaves), min_size=1, max_size=8), odd=st.none() | tree(leaves | strange))
+def test_what_is_read_is_what_was_returned(values, odd):
+    """Or TypeError names the call: nothing comes back as another value, type or text."""
+    with tempfile.TemporaryDirectory() as folder, Executor(progress=False) as executor:
+        path, numbers = Path(folder) / "results.h5", range(len(values) + 1)
+        values = [*values, odd]
+        with contextlib.redirect_stderr(io.StringIO()):  # it says what is missing
+            refused, returned = None, []
+            try:
+                returned += executor.map(values.__getitem__, numbers, keep=path)
+            except TypeError as error:
+                refused = str(error)
+                values.pop()
+            found = executor.map([].__getitem__, numbers, keep=path)
+            read = [next(found) for _ in values]
+            found.close()
+        assert refused is None or f"result of call {len(values)}: keep= keeps numbers" in refused
+        count = min(len(read), len(returned))  # the error may come before or after the result that it names
+        assert exactly(read[:count]) == exactly(returned[:count])  # not of `values`: a pickle takes a class away
+        assert count == len(values) or refused
+
+
+def test_results_without_an_end_are_refused(executor, tmp_path):
+    for number in range(2):
+        with pytest.raises(TypeError, match=r"result of call 0: keep= keeps at most 100 levels"):
+            list(executor.map(lambda i, kind=number: made_deep(kind), [0], keep=tmp_path / str(number)))
+
+
+def made_deep(kind):
+    made = []
+    if kind == 0:
+        made.append(made)
+    for _ in range(200):
+        made = [made]
+    return made
+
+
+def test_numbers_and_arrays_are_arrays_of_the_file(executor, tmp_path):
+    pd = pytest.importorskip("pandas")
+    path = tmp_path / "results.h5"
+    for _ in range(2):  # the second time nothing is written
+        list(executor.map(lambda i: {"i": i, "x": np.arange(2.0) * i, "t": "text", "a/b": i}, range(5), keep=path))
+        with h5py.File(path) as file:
+            frame = pd.DataFrame({"i": file["values/i"][()]}, index=file["numbers"][()])
+            assert frame["i"].tolist() == frame.index.tolist() == [*range(5)]
+            np.testing.assert_array_equal(file["values/x"], np.arange(5.0)[:, None] * [0, 1])
+            assert [*file["values"]] == ["i", "x"]
+    for number, (function, shape) in enumerate(
+        {
+            np.float32: "(3,) float32",
+            complex: "(3,) complex128",
+            bool: "(3,) bool",
+            str: "",
+            half: "",
+            one_more: "",
+        }.items()
+    ):
+        path = tmp_path / str(number)
+        list(executor.map(function, range(3), keep=path))
+        with h5py.File(path) as file:
+            assert ("values" in file) == bool(shape)
+            assert not shape or f"{file['values/value'].shape} {file['values/value'].dtype}" == shape
+
+
+def half(i):
+    return i / 2 if i % 2 else i // 2
+
+
+def one_more(i):
+    return np.zeros(i)
+
+
+def test_errors_that_are_returned(executor, tmp_path):
+    path, switch = tmp_path / "results.h5", tmp_path / "repaired"
+
+    def sometimes(i):
+        if i % 3 == 0 and not switch.exists():
+            raise ArithmeticError(i)
+        return -i
+
+    for keep in (None, path):
+        found = [*executor.map(sometimes, range(5), keep=keep, on_error="keep")]
+        assert [repr(each) for each in found] == ["ArithmeticError(0)", "-1", "-2", "ArithmeticError(3)", "-4"]
+    switch.touch()
+    ended = executor.statistics().ended
+    assert [*executor.map(sometimes, range(5), keep=path)] == [0, -1, -2, -3, -4]
+    assert executor.statistics().ended - ended == 2
+    with pytest.raises(concurrent.futures.TimeoutError):
+        list(executor.map(time.sleep, [1], timeout=0.01, on_error="keep"))
+    for wrong in ({"on_error": "ignore"}, {"on_error": "keep", "chunksize": 2}):
+        with pytest.raises(ValueError, match=r'on_error must be "raise", or "keep" with chunksize=1'):
+            executor.map(abs, [1], **wrong)
 
 
 def test_a_failed_call_loses_no_result(executor, tmp_path, capsys):
@@ -139,6 +291,8 @@ def test_what_cannot_be_kept(executor, tmp_path):
         results = executor.map(lambda _, value=value: [value], [0], keep=tmp_path / str(number))
         with pytest.raises(TypeError, match=f"result of call 0: keep= keeps numbers, .* not {name}"):
             list(results)
+    with pytest.raises(TypeError, match=r"not Number"):
+        list(executor.map(Number, [1], keep=tmp_path / "number"))
     with pytest.raises(TypeError, match="lock"):
         executor.map(lambda lock: 1, [threading.Lock()], keep=tmp_path / "lock")
 

@@ -19,3 +19,7 @@ def test_a_server_without_memory(run_ranks):
     ended = run_ranks(3, PROGRAM, "no_memory", limit=LIMIT)
     assert ended.status not in (0, None), str(ended)
     ended.shows("refused", "on rank 2 (ps 0)", "rank 2 of 3 failed, which ends the job", "MemoryError")
+
+
+def test_strategies_that_are_dropped_leave_nothing(run_ranks):
+    run_ranks(3, Path(__file__).parent / "programs" / "many_strategies.py", limit=200).check()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 from mpistrat.collectives.algorithms import cost_file
 
 

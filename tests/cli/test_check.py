@@ -25,21 +25,21 @@ if rank == "1":
     if "hidden-gpu" in faults:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "clock" in faults:
-        from mpistrat.cli.check.checks import clocks
-        clocks.now = lambda: time.time() + 30
+        from mpistrat.cli.check import network
+        network.now = lambda: time.time() + 30
     if "library" in faults:
-        from mpistrat.cli.check.checks import library
-        describe = library.describe
-        library.describe = lambda text: {**describe(text), "library": "MPI of another kind 1.0"}
-    if "aborts" in faults and "mpistrat.cli.check.checks.child" in sys.orig_argv:
-        from mpistrat.cli.check.checks import clocks
+        from mpistrat.cli.check import checks
+        describe = checks.describe
+        checks.describe = lambda text: {**describe(text), "library": "MPI of another kind 1.0"}
+    if "aborts" in faults and "mpistrat.cli.check.child" in sys.orig_argv:
+        from mpistrat.cli.check import network
         def abort():
             import signal
             from mpi4py import MPI
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which may come before the end
             MPI.COMM_WORLD.Abort(3)
-        clocks.now = abort
-if "silent" in faults and "mpistrat.cli.check.checks.child" in sys.orig_argv:
+        network.now = abort
+if "silent" in faults and "mpistrat.cli.check.child" in sys.orig_argv:
     if rank == "1":
         open("here", "w").close()
         time.sleep(1000)

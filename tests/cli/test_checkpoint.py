@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 
 import h5py
 import ml_dtypes
@@ -279,6 +281,22 @@ def test_a_file_of_a_later_version(file):
     with h5py.File(file, "r+") as other:
         other.attrs["format_version"] = 2
     assert "a later version of mpistrat wrote it" in run("show", file, status=1)
+
+
+def test_a_model_of_keras_is_explained_and_its_weights_are_shown_as_advised(tmp_path):
+    weights = tmp_path / "model.weights.h5"
+    with h5py.File(weights, "w") as written:
+        written["layers/dense/vars/0"] = np.arange(6.0).reshape(2, 3)
+    model = tmp_path / "x.keras"
+    with zipfile.ZipFile(model, "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.write(weights, weights.name)
+    for command in (["show", model], ["ls", model], ["verify", model], ["diff", weights, model]):
+        text = run(*command, status=1)
+        assert "it is a model of Keras" in text, command
+    arguments = re.search(r"`python (-m zipfile -e .*) FOLDER`, and give FOLDER/model.weights.h5", text)[1].split()
+    subprocess.run([sys.executable, *arguments, tmp_path / "unpacked"], check=True, timeout=100)
+    assert "layers/dense/vars/0" in run("show", tmp_path / "unpacked" / "model.weights.h5")
 
 
 def test_no_mpi(file):

@@ -8,20 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.cli.check.checks import (
-    CHECKS,
-    binding,
-    clocks,
-    data,
-    gpus,
-    layout,
-    library,
-    network,
-    shared_memory,
-    start,
-)
-from mpistrat.cli.check.checks.finding import START, Blame, CheckedJob, CheckOptions, Severity, Trouble
-from mpistrat.cli.check.checks.talk import rounds
+from mpistrat.cli.check import gpus, network
+from mpistrat.cli.check.checks import CHECKS
+from mpistrat.cli.check.job import START, Blame, CheckedJob, CheckOptions, Severity, Trouble, rounds
 
 OK, LOOK, FIX, UNKNOWN = Severity
 GIB, MIB = 2**30, 2**20
@@ -37,9 +26,11 @@ def job(check, *facts, nodes=None, **more):
     return CheckedJob(len(facts), told, **more)
 
 
-def judged(module, *facts, **more):
-    name = module.__name__.rpartition(".")[2]
-    finding = module.judge(job(name, *facts, **more))
+JUDGE = {check.name: check.judge for check in CHECKS}
+
+
+def judged(name, *facts, **more):
+    finding = JUDGE[name](job(name, *facts, **more))
     assert finding.advice or finding.severity in (OK, UNKNOWN)
     return finding
 
@@ -68,7 +59,7 @@ def bound(cores, there=8, threads=1):
     ],
 )
 def test_binding(facts, nodes, verdict, text):
-    finding = judged(binding, *facts, nodes=nodes)
+    finding = judged("binding", *facts, nodes=nodes)
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -97,7 +88,7 @@ def gpu(seen, given=None, own=None, there=0):
     ],
 )
 def test_gpus(facts, nodes, verdict, text):
-    finding = judged(gpus, *facts, nodes=nodes)
+    finding = judged("gpus", *facts, nodes=nodes)
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -111,7 +102,7 @@ def test_gpus_that_cgroups_number_from_0(seen, of_task, names, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_GPUS", of_task)
     facts = gpus.local(None)
     assert (facts["seen"], facts["own"]) == (names, names[0])
-    assert judged(gpus, *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).severity is OK
+    assert judged("gpus", *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).severity is OK
 
 
 def shm(free, total=16 * GIB):
@@ -128,7 +119,7 @@ def shm(free, total=16 * GIB):
     ],
 )
 def test_shared_memory(facts, nodes, verdict, text):
-    finding = judged(shared_memory, *facts, nodes=nodes)
+    finding = judged("shared_memory", *facts, nodes=nodes)
     assert (finding.severity, text in finding.found) == (verdict, True), finding
     if verdict is FIX:
         assert ("--shm-size" in finding.advice) == (facts[-1]["total"] == 64 * MIB)
@@ -155,7 +146,7 @@ def loaded(name="Open MPI v5.0.11", **more):
     ],
 )
 def test_library(facts, verdict, text):
-    finding = judged(library, *facts)
+    finding = judged("library", *facts)
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -175,7 +166,7 @@ def folder(**more):
     ],
 )
 def test_data(facts, talked, verdict, text):
-    finding = judged(data, *facts, talked=talked, options=CheckOptions("/d"))
+    finding = judged("data", *facts, talked=talked, options=CheckOptions("/d"))
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -190,7 +181,7 @@ def test_data(facts, talked, verdict, text):
     ],
 )
 def test_clocks(found, verdict, text):
-    finding = judged(clocks, None, None, None, talked={"clocks": found})
+    finding = judged("clocks", None, None, None, talked={"clocks": found})
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -212,7 +203,7 @@ def test_clocks(found, verdict, text):
     ],
 )
 def test_network(pairs, verdict, texts):
-    finding = judged(network, None, None, None, nodes=[0, 1, 2], talked={"network": pairs})
+    finding = judged("network", None, None, None, nodes=[0, 1, 2], talked={"network": pairs})
     assert finding.severity is verdict
     for text in texts:
         assert text in finding.found + finding.advice
@@ -233,17 +224,17 @@ def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
 
 
 def test_layout():
-    finding = judged(layout, None, None, None, nodes=[0, 0, 1], talked={"layout": None})
+    finding = judged("layout", None, None, None, nodes=[0, 0, 1], talked={"layout": None})
     assert (finding.severity, finding.found) == (OK, "2 nodes, ranks: 2, 1")
-    finding = judged(layout, None, None, talked={"layout": [1, "size is 3 ...", "another launch"]})
+    finding = judged("layout", None, None, talked={"layout": [1, "size is 3 ...", "another launch"]})
     assert (finding.severity, finding.advice) == (FIX, "another launch")
 
 
 def test_start():
-    assert judged(start, None, None).found == "2 ranks, one job"
+    assert judged("start", None, None).found == "2 ranks, one job"
     stands = Trouble(Blame.STANDS, "no progress in 'x' for 9 s", "x")
     troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
-    finding = judged(start, None, None, None, troubles=troubles)
+    finding = judged("start", None, None, None, troubles=troubles)
     assert finding.severity is FIX
     assert finding.found == "rank 1 (n0): sent no report\nranks 0, 2 (n0): no progress in 'x' for 9 s"
     aborted = {
@@ -251,7 +242,7 @@ def test_start():
         for rank in range(3)
     }
     told = [{**loaded(), "family": "mpich", "srun": True}] * 3
-    finding = start.judge(job("library", *told, troubles=aborted))
+    finding = JUDGE["start"](job("library", *told, troubles=aborted))
     assert finding.found.startswith("ranks 0-2 (n0): ended in 'the start of MPI'")
     assert "srun --mpi=pmi2" in finding.advice
 

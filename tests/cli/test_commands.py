@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from mpistrat.cli import COMMANDS, commands
 from mpistrat.cli.bench import SUBJECTS
-from mpistrat.cli.info import command as info
+from mpistrat.cli.info import info
 from mpistrat.version import __version__
 
 ROOT = Path(__file__).parents[2]

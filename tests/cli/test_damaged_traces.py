@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from mpistrat.cli.trace import files
+from mpistrat.cli import trace_files
 from mpistrat.record import layout
 from mpistrat.record.layout import Kind, Word
 from mpistrat.record.ring import TraceRing
@@ -31,7 +31,7 @@ def trace(tmp_path):
 
 @pytest.mark.parametrize("events", [0, 1, 99, 100, 101, 250])
 def test_the_last_events_in_their_order(trace, events):
-    found = files.read(trace(events))
+    found = trace_files.read(trace(events))
     oldest = events - 99 if events > 100 else 0
     assert found.events["number"].tolist() == list(range(oldest, events))
     assert found.problem == ""
@@ -40,7 +40,7 @@ def test_the_last_events_in_their_order(trace, events):
 def test_a_capacity_far_beyond_the_file_costs_no_memory(trace):
     path = trace(50, CAPACITY=1 << 28, EVENTS=1 << 28)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = files.read(path)
+    found = trace_files.read(path)
     assert found.events["number"].tolist() == list(range(50))
     assert f"{(1 << 28) - 50} of its events are missing" in found.problem
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # of kilobytes

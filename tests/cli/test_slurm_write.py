@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
-from mpistrat.cli.run import mpirun
+from mpistrat.cli.run import job
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "farm", "gpu", "hetjob", "mpich", "requeue")
@@ -218,12 +218,12 @@ def test_modules_are_loaded_before_errors_end_the_script():
     ("family", "plugin"), [("openmpi", "pmix"), ("mpich", "pmi2"), ("intel", "pmi2"), ("cray", "cray_shasta")]
 )
 def test_mpi_of_the_library(monkeypatch, family, plugin):
-    monkeypatch.setattr(mpirun, "library_of", lambda python: family)
+    monkeypatch.setattr(job, "library_of", lambda python: family)
     assert f"mpi=${{MPISTRAT_SRUN_MPI:-{plugin}}}\n" in write("prog.py")
 
 
 def test_mpi_of_an_unknown_library(monkeypatch):
-    monkeypatch.setattr(mpirun, "library_of", lambda python: "other")
+    monkeypatch.setattr(job, "library_of", lambda python: "other")
     assert "give --mpi; `srun --mpi=list` shows all types" in write("prog.py")
 
 
@@ -235,7 +235,7 @@ def test_mpi_of_no_python():
 @pytest.mark.mpich
 def test_mpi_of_this_python(run_alone):
     found = run_alone("-m", "mpistrat", "slurm", "write", "-m", "x").check()
-    found.shows("pmix}" if mpirun.find().family == "openmpi" else "pmi2}")
+    found.shows("pmix}" if job.find().family == "openmpi" else "pmi2}")
 
 
 @pytest.mark.parametrize("options", ["", "--mpirun"])

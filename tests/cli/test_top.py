@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
-from mpistrat.cli.top import jobs
+from mpistrat.cli import top as top_command
 from mpistrat.record import read
 
 PROGRAM = """
@@ -91,11 +91,11 @@ def test_the_values_of_a_rank(process):
 def test_ranks_of_one_node_have_short_lines(process, monkeypatch):
     """What srun prints of several nodes is joined: it mixes parts of lines longer than 1,024 bytes."""
     rows = [{"rank": rank, "pid": 1, "collective": "x" * 500} for rank in range(4)]
-    monkeypatch.setattr(jobs, "rows", lambda records: rows)
+    monkeypatch.setattr(top_command, "rows", lambda records: rows)
     output, status = top("--json", "--here", str(process.pid))
     assert status == 0, output
     assert [json.loads(line) for line in output.splitlines()] == [[row] for row in rows]
-    assert jobs.rows_in(output.splitlines()) == rows
+    assert top_command.rows_in(output.splitlines()) == rows
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
-from mpistrat.cli.top import jobs
+from mpistrat.cli import top as top_command
 
 ROW = {"host": "a", "pid": 1, "step": 3, "step_seconds": 0.5, "phase": "user code", "for_seconds": 1.0}
 ROW |= {"collective": "", "bytes_per_second": 0.0, "resident_bytes": 1e6}
@@ -104,7 +104,7 @@ def test_a_job_that_has_ended(stand_in):
 
 
 def test_srun_that_does_not_come_back(stand_in, monkeypatch):
-    monkeypatch.setattr(jobs, "_LIMIT", 0.2)
+    monkeypatch.setattr(top_command, "_LIMIT", 0.2)
     stand_in("srun", "exec sleep 60")
     ended = top("4242424242")
     assert ended.exit_code == 1

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
+import re
 import time
 
 import pytest
 from monitor.records import new_record
 from rich.console import Console
 
-from mpistrat.cli.top import jobs, main
+from mpistrat.cli import top as top_command
 from mpistrat.record import read
 from mpistrat.runtime.agreement.operation import operation
 
@@ -24,11 +25,11 @@ def test_user_code_lasts_since_the_last_collective(record):
     before = time.monotonic()
     flight.enter(operation("barrier"), 1)
     flight.leave()
-    (row,) = jobs.rows([read.read(record.path)], 0.0)
+    (row,) = top_command.rows([read.read(record.path)], 0.0)
     assert row["phase"] == "user code"
     assert row["for_seconds"] <= time.monotonic() - before
     flight.enter(operation("barrier"), 2)
-    (row,) = jobs.rows([read.read(record.path)], 0.0)
+    (row,) = top_command.rows([read.read(record.path)], 0.0)
     assert (row["phase"], row["number"]) == ("collective", 2)
 
 
@@ -37,13 +38,13 @@ def test_slow_ranks_and_shares_of_waiting(record):
     seen = dataclasses.replace(read.read(record.path), path="/nowhere", program="train.py [x]")
     waits = {2: 0.08, 0: 0.08, 1: 0.01, 3: 0.079}  # seconds of a step of 0.1 s
     found = [dataclasses.replace(seen, rank=rank, steps=((0.1, each, 0.0, 0.0),) * 30) for rank, each in waits.items()]
-    rows = jobs.rows(found, 0.0)
+    rows = top_command.rows(found, 0.0)
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert [row["slow"] for row in rows] == [False, True, False, False]
     assert [round(row["waiting_share"], 3) for row in rows] == [0.8, 0.1, 0.8, 0.79]
     console = Console(width=160, force_terminal=False)
     with console.capture() as capture:
-        console.print(main._table(rows, cut=True))
+        console.print(top_command._table(rows, 160, cut=True))
     lines = capture.get().splitlines()
     assert sum("0.1 s, slow │ 10%" in line for line in lines) == 1
     assert len(lines) == 3 + 4 + 2  # a row for each rank
@@ -54,7 +55,31 @@ def test_a_process_that_ends_while_it_is_looked_at(record):
     seen = read.read(record.path)
     os.rename(record.path, record.path + ".gone")
     try:
-        (row,) = jobs.rows([seen], 0.0)
+        (row,) = top_command.rows([seen], 0.0)
         assert row["pid"] == os.getpid()
     finally:
         os.rename(record.path + ".gone", record.path)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_narrow_table_has_fewer_columns_and_whole_cells(record, width, cut):
+    seen = dataclasses.replace(read.read(record.path), path="/nowhere", program="train.py")
+    found = [dataclasses.replace(seen, rank=rank, steps=((0.1, 0.05, 0.0, 0.0),) * 30) for rank in range(3)]
+    wide = {"host": "node0123.cluster", "pid": 4123456, "step": 123456, "step_seconds": 0.123, "slow": True}
+    wide |= {"collective": "reduce_to(SUM, 12 values of float64 in all)"}
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        console.print(top_command._table([{**row, **wide} for row in top_command.rows(found, 0.0)], width, cut=cut))
+    table, caption = re.split(r"└.*┘", capture.get())
+    assert max(map(len, table.splitlines())) <= width
+    heads = re.findall(r"(?<=┃) (.*?) +(?=┃)", table)
+    assert heads[:4] == ["rank", "host", "pid", "step"]
+    for rank in range(3):
+        assert re.search(rf"│ {rank} +│ node0123.cluster │ 4123456 │ 123456 │(.*│)? reduce_to\(SUM", table)
+    assert ("for" in heads, "memory" in heads) == (width > 80, width == 160)
+    missing = {"step time", "waits", "phase", "for", "bytes/s", "memory"}.difference(heads)
+    text = " ".join(caption.split())
+    assert text.startswith("train.py: 3 ranks")
+    assert ("wider" in text) == bool(missing)
+    assert all(re.search(rf"\b{name}[,)]", text) for name in missing)

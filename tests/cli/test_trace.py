@@ -12,12 +12,10 @@ import pytest
 from click.testing import CliRunner
 from trace_format import Merged
 
-from mpistrat.cli import commands
-from mpistrat.cli.trace import files
+from mpistrat.cli import commands, trace_files
 from mpistrat.record import layout
-from mpistrat.record.clock import Sample
 from mpistrat.record.layout import Kind, Word
-from mpistrat.record.ring import TraceRing
+from mpistrat.record.ring import Sample, TraceRing
 
 ROOM = layout.TRACE_EVENTS + 1000 * layout.EVENT.size
 STEPS = 10
@@ -146,7 +144,7 @@ def test_clocks_that_were_not_compared_are_aligned_by_the_time_of_day(tmp_path):
 )
 def test_a_file_that_is_cut_foreign_or_damaged(traced, tmp_path, change, text):
     """The rest is merged, with a warning."""
-    victim = next(path for path in sorted(traced.iterdir()) if files.read(path).rank == 1)
+    victim = next(path for path in sorted(traced.iterdir()) if trace_files.read(path).rank == 1)
     victim.write_bytes(change(victim.read_bytes()))
     ended = run(traced, "-o", tmp_path / "out.json")
     assert text in ended.stderr
@@ -156,7 +154,7 @@ def test_a_file_that_is_cut_foreign_or_damaged(traced, tmp_path, change, text):
 
 @pytest.mark.full
 def test_random_bytes_never_stop_the_rest(traced, tmp_path):
-    victim = next(path for path in sorted(traced.iterdir()) if files.read(path).rank == 1)
+    victim = next(path for path in sorted(traced.iterdir()) if trace_files.read(path).rank == 1)
     data = victim.read_bytes()
     random = np.random.default_rng(0)
     for _ in range(30):
@@ -243,7 +241,7 @@ import mpistrat
 strategy = mpistrat.MultiWorkerMirroredStrategy()
 for _ in range(5):
     strategy.reduce("SUM", np.ones(3), axis=None)
-with strategy.extended.engine.topology.lock.turn(mpistrat.runtime.topology.operation("the last one")):
+with strategy.extended.engine.topology.lock.collective(mpistrat.runtime.topology.operation("the last one")):
     print("ready", flush=True)
     time.sleep(100)
 """

@@ -35,9 +35,9 @@ def test_slow_link(cluster, tmp_path):
 # What Python runs first in every process: a node looks for the file of rank 0 until the test lets it go on.
 SEARCH = """
 import sys
-if "mpistrat.cli.check.checks.child" in sys.orig_argv:
-    from mpistrat.cli.check.checks import data
-    data._PATIENCE = 1000
+if "mpistrat.cli.check.child" in sys.orig_argv:
+    from mpistrat.cli.check import data
+    data._VISIBLE_TIMEOUT_S = 1000
 """
 
 

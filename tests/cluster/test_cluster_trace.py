@@ -6,8 +6,7 @@ import pytest
 from click.testing import CliRunner
 from trace_format import Merged
 
-from mpistrat.cli import commands
-from mpistrat.cli.trace import files
+from mpistrat.cli import commands, trace_files
 
 pytestmark = pytest.mark.timeout(900)
 AHEAD = {"node1": 1000, "node3": 3000}  # seconds
@@ -53,9 +52,9 @@ def test_the_merged_trace(traces, tmp_path):
 
 def test_what_the_clocks_are_ahead(traces):
     """By as much as the nodes were given, and as exactly as the trace says."""
-    found, _ = files.traces(traces)
-    (job,) = files.jobs(found)
-    clocks, problems = files.aligned(job)
+    found, _ = trace_files.traces(traces)
+    (job,) = trace_files.jobs(found)
+    clocks, problems = trace_files.aligned(job)
     assert problems == []
     for trace, clock in clocks.items():
         error = abs(clock.ahead + AHEAD.get(trace.host, 0)).max()

@@ -11,7 +11,7 @@ from mpistrat.cluster_resolver import (
     TFConfigClusterResolver,
     resolve,
 )
-from mpistrat.cluster_resolver.compare import contradictions, facts_of, likely_cause, told_by
+from mpistrat.cluster_resolver.compare import contradictions, facts_of, facts_of_resolver, likely_cause
 
 
 def known(*node_of_rank, rank=0):
@@ -50,13 +50,16 @@ LAYOUTS = {
 def test_what_agrees(folder):
     layout = LAYOUTS[folder]
     for rank in range(len(layout)):
-        told = told_by(resolve(recorded(folder, rank)))
+        told = facts_of_resolver(resolve(recorded(folder, rank)))
         assert contradictions(told, known(*layout, rank=rank)) == []
         assert {"size", "rank"} <= set(told)
 
 
 def test_numbers_of_nodes_are_not_compared():
-    assert contradictions(told_by(resolve(recorded("arbitrary", 1))), known("y", "x", "y", "z", "x", rank=1)) == []
+    assert (
+        contradictions(facts_of_resolver(resolve(recorded("arbitrary", 1))), known("y", "x", "y", "z", "x", rank=1))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_numbers_of_nodes_are_not_compared():
 )
 def test_what_does_not(folder, rank, mpi, expected, cause):
     environ = recorded(folder, rank)
-    found = contradictions(told_by(resolve(environ)), mpi)
+    found = contradictions(facts_of_resolver(resolve(environ)), mpi)
     assert found
     if expected is not None:
         assert [each.name for each in found] == expected
@@ -83,7 +86,7 @@ def test_resolver_of_another_launcher():
     """Under mpirun, SLURM_* describe the daemons of mpirun."""
     environ = recorded("mpirun", 3)
     mpi = known(0, 0, 1, 1, 2, 2, rank=3)
-    found = contradictions(told_by(SlurmClusterResolver(environ=dict(environ))), mpi)
+    found = contradictions(facts_of_resolver(SlurmClusterResolver(environ=dict(environ))), mpi)
     assert str(found[0]) == "size is 2 according to SLURM_STEP_NUM_TASKS, 6 according to MPI"
     cause = likely_cause(found, mpi, environ)
     assert "mpirun of Open MPI started this rank" in cause
@@ -92,7 +95,7 @@ def test_resolver_of_another_launcher():
 
 def test_assumptions_are_not_compared():
     environ = {name: text for name, text in recorded("mpirun", 3).items() if name != "PMIX_HOSTNAME"}
-    told = told_by(resolve(environ))
+    told = facts_of_resolver(resolve(environ))
     assert "ranks_by_node" not in told
     assert names(told, known(0, 0, 1, 1, 2, 2, rank=3)) == []
 
@@ -103,7 +106,7 @@ def test_slots_are_an_assumption():
     resolver = resolve(environ)
     assert resolver.placement.ranks_per_node == (3, 1, 1)
     assert resolver.placement.sources["ranks_per_node"].startswith("assumed: ")
-    told = told_by(resolver)
+    told = facts_of_resolver(resolver)
     assert {"size", "rank", "local_rank", "local_size"} == set(told)
     assert names(told, known(0, 1, 2, 0, 1, rank=2)) == []
 
@@ -114,29 +117,29 @@ WORKERS = ClusterSpec({"worker": ["localhost:1", "localhost:2"], "chief": ["a:1"
 class TestGivenClusters:
     def test_tasks_that_train_are_ranks(self):
         resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
-        assert names(told_by(resolver), known(0, 1, 2, rank=2)) == []
-        assert names(told_by(resolver), known(0, 0, 0, rank=2)) == []  # addresses may be aliases
-        assert names(told_by(resolver), known(0, 1, 2, rank=0)) == ["rank"]
-        assert names(told_by(resolver), known(0, 1, rank=1)) == ["size", "rank"]
+        assert names(facts_of_resolver(resolver), known(0, 1, 2, rank=2)) == []
+        assert names(facts_of_resolver(resolver), known(0, 0, 0, rank=2)) == []  # addresses may be aliases
+        assert names(facts_of_resolver(resolver), known(0, 1, 2, rank=0)) == ["rank"]
+        assert names(facts_of_resolver(resolver), known(0, 1, rank=1)) == ["size", "rank"]
 
     def test_a_worker_may_be_a_whole_node(self):
         resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
-        assert names(told_by(resolver), known(0, 0, 1, 1, 2, 2, rank=5)) == []
+        assert names(facts_of_resolver(resolver), known(0, 0, 1, 1, 2, 2, rank=5)) == []
 
     def test_without_a_task_only_the_size_counts(self):
-        told = told_by(SimpleClusterResolver(WORKERS))
+        told = facts_of_resolver(SimpleClusterResolver(WORKERS))
         assert set(told) == {"size"}
         assert names(told, known(0, 0, 0, rank=2)) == []
         assert names(told, known(0, 0)) == ["size"]
 
     def test_an_empty_cluster_says_nothing(self):
         for environ in ({}, {"TF_CONFIG": "{}"}):
-            assert told_by(TFConfigClusterResolver(environ=environ)) == {}
-            assert told_by(TFConfigClusterResolver(task_type="worker", task_id=0, environ=environ)) == {}
+            assert facts_of_resolver(TFConfigClusterResolver(environ=environ)) == {}
+            assert facts_of_resolver(TFConfigClusterResolver(task_type="worker", task_id=0, environ=environ)) == {}
 
     def test_evaluator_is_alone(self):
         cluster = ClusterSpec({"worker": ["a:1", "b:1"], "evaluator": ["c:1"]})
-        told = told_by(SimpleClusterResolver(cluster, task_type="evaluator", task_id=0))
+        told = facts_of_resolver(SimpleClusterResolver(cluster, task_type="evaluator", task_id=0))
         assert names(told, known(0)) == []
 
     @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ class TestGivenClusters:
     )
     def test_causes(self, mpi, cause):
         resolver = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
-        assert cause in likely_cause(contradictions(told_by(resolver), mpi), mpi, {})
+        assert cause in likely_cause(contradictions(facts_of_resolver(resolver), mpi), mpi, {})
 
 
 def test_what_mpi_does_not_say_is_not_compared():

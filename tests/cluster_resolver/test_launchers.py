@@ -241,7 +241,7 @@ class TestOwnLaunchers:
 
     def test_started_by_ssh(self, monkeypatch):
         """mpiexec passes on the name of the node on which it was called."""
-        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "b.cluster.org")
+        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.own_host", lambda: "b.cluster.org")
         slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
         told = {name: value for name, value in HYDRA.items() if name != "PMI_HOSTNAME"}
         for name in [each for each in os.environ if each.startswith(("SLURM", "OMPI_", "PMI"))]:
@@ -261,7 +261,7 @@ class TestOwnLaunchers:
     @pytest.mark.parametrize("mpi", ["MPICH", "MVAPICH"])
     def test_environment_of_another_rank(self, around, name, source, mpi, monkeypatch):
         """The rank is neither on this machine nor on the one where mpiexec was called."""
-        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.launched.own_host", lambda: "a")
+        monkeypatch.setattr("mpistrat.cluster_resolver.mpi.own_host", lambda: "a")
         told = {each: value for each, value in MPIRUNS[mpi].items() if each != "PMI_HOSTNAME"}
         placement = resolve({**around, **told, "SLURMD_NODENAME": name}).placement
         check(placement)

@@ -3,7 +3,7 @@
 import pytest
 
 from mpistrat.cluster_resolver.gpus import share
-from mpistrat.cluster_resolver.ranks.own_device import own_index
+from mpistrat.cluster_resolver.own_device import own_index
 
 A, B, C, D = "abcd"
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from mpistrat.cli.checkpoint.files import arrays_of
+from mpistrat.cli.array_files import arrays_of
 from mpistrat.data import Dataset
 from mpistrat.training.checkpoint.read import read as read_checkpoint
 from mpistrat.training.checkpoint.write import write as write_checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mpistrat
 from mpistrat.data import AutoShardPolicy, Dataset, Options
-from mpistrat.process.atomic_file import appearing
+from mpistrat.process.files import appearing
 
 EPOCHS, SAVE_EVERY = 3, 4
 folder = Path(sys.argv[1])

@@ -48,6 +48,11 @@ def of_parquet(path):
     return Dataset.from_parquet(path, "x")
 
 
+def of_text(path):
+    path.write_text("".join(f"{i}\n" for i in range(ROWS)))
+    return Dataset.from_text(path)
+
+
 def of_zarr(path):
     zarr = pytest.importorskip("zarr")
     zarr.save_array(str(path), np.arange(ROWS))
@@ -66,6 +71,7 @@ DATASETS = {
     "range": lambda _: Dataset.range(ROWS),
     "sequence": lambda _: Dataset.from_sequence(range(ROWS)),
     "tensors": lambda _: Dataset.from_tensors(np.arange(ROWS)),
+    "text": of_text,
     "zarr": of_zarr,
 }
 CHAINS = {

@@ -22,7 +22,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 MOST_MIB = 512 + (int(hostile_files.LIMITS["MPISTRAT_DATA_BLOCK_BYTES"]) >> 20)
 ROOT = str(Path(__file__).parents[2])
-OF_SYSTEM = (ROOT, "/proc/", "/sys/", "/usr/", "/lib", "/etc/ld.so", sys.prefix, sys.base_prefix)
+OF_SYSTEM = (ROOT, "/proc/", "/sys/", "/usr/", "/lib", "/etc/ld.so", "/etc/ssl/", sys.prefix, sys.base_prefix)
 TRACED = ["strace", "--follow-forks", "--seccomp-bpf", "-qq", "-e", "trace=open,openat,openat2,stat,newfstatat,access"]
 
 

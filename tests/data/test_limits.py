@@ -87,6 +87,14 @@ def test_a_long_line(tmp_path, start, monkeypatch):
         len(Dataset.from_csv(tmp_path / "a.csv", "x"))
 
 
+def test_a_long_line_of_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPISTRAT_DATA_BLOCK_BYTES", str(1 << 20))
+    for end in ("\n", "\r"):  # a file without "\n" is one piece
+        (tmp_path / "a.txt").write_text(f"1{end}" + "2" * 3_000_000, newline="")
+        with pytest.raises(DataFileError, match=r"a\.txt.*a line from row 0 on has [0-9]+ bytes"):
+            len(Dataset.from_text(tmp_path / "a.txt"))
+
+
 def test_a_long_header(tmp_path):
     with open(tmp_path / "a.npy", "wb") as file:
         file.write(b"\x93NUMPY\x02\x00\xff\xff\xff\xff")

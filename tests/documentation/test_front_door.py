@@ -1,15 +1,19 @@
-"""The first screen: what README.md and the landing page show is what the program prints."""
+"""The first screen: README.md and the landing page show programs that run, and what is printed."""
 
 import configparser
 import re
 import runpy
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+README, LANDING = ROOT / "README.md", ROOT / "docs" / "index.md"
+PROGRAMS = ROOT / "docs" / "examples" / "first"
+FIRST = ["sum_files", "farm", "stencil", "fit"]  # in the order of README.md
 
 
 @pytest.mark.full
@@ -39,32 +43,60 @@ def test_terminals_are_the_same_for_dark_pages(name):
     assert light
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_first_program_prints_what_the_page_says(page, ranks, run_ranks, tmp_path):
-    text = page.read_text()
-    program, said = re.search(r"```python\n(.*?)```\n\n```console\n(.*?)```", text, re.DOTALL).groups()
-    (tmp_path / "fit.py").write_text(program)
-    ended = run_ranks(ranks, "fit.py", cwd=tmp_path).check()
-    assert ended.output == "".join(line for line in said.splitlines(True) if f"on {ranks} rank" in line)
+def lines_of(text):
+    return [line for line in text.splitlines() if line.strip()]
 
 
-def test_both_pages_have_one_first_screen():
-    screens = []
-    for page in PAGES:
-        program, *sections = page.read_text().partition("```python")[2].split("\n## ")
-        tables = [each for each in sections if each.startswith(("A program that you have", "Beside others"))]
-        screens.append((program.partition("\nThe same file")[0].strip(), *tables))
-    first, landing = ([each.replace("docs/", "") for each in screen] for screen in screens)
-    assert first == landing
-    assert len(first) == 3
-    assert all("mpi4py" in each for each in first[1:])
+def changes():
+    """What README.md says of each of its programs: the lines before, and those after."""
+    found = []
+    for diff in re.findall(r"```diff\n(.*?)```", README.read_text(), re.DOTALL):
+        lines = diff.splitlines()
+        found.append([[line[1:] for line in lines if line[0] in kept] for kept in (" -", " +")])
+    return dict(zip(FIRST, found, strict=True))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_readme_shows_the_programs(name):
+    after, shown = lines_of((PROGRAMS / f"{name}.py").read_text()), changes()[name][1]
+    if name == "fit":  # of which it shows a part
+        after = [line for line in after if line in shown]
+    assert sorted(after) == sorted(shown)  # imports are in another order
+    assert after[-1] == shown[-1]
+    assert f"{{literalinclude}} examples/first/{name}.py" in LANDING.read_text()
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_programs_print_what_they_printed_before(name, run_alone, run_ranks, tmp_path):
+    """The program of one process, which README.md shows as removed lines, and that of 1 and 3 ranks."""
+    if name == "fit":
+        pytest.importorskip("keras")
+        pytest.importorskip("torch")
+        lines = lines_of((PROGRAMS / "fit.py").read_text())
+        before = [line.strip() for line in lines if "strategy" not in line and "mpistrat" not in line]
+    else:
+        before = changes()[name][0]
+    (tmp_path / "before.py").write_text("\n".join(before) + "\n")
+    for number, rows in enumerate((70, 1, 2000)):
+        with h5py.File(tmp_path / f"run-{number}.h5", "w") as file:
+            file["velocity"] = np.arange(3.0 * rows).reshape(rows, 3) + number
+    wanted = run_alone(tmp_path / "before.py", cwd=tmp_path, KERAS_BACKEND="torch").check().output
+    assert wanted.strip()
+    for ranks in (1, 3):
+        ended = run_ranks(ranks, PROGRAMS / f"{name}.py", cwd=tmp_path, KERAS_BACKEND="torch").check()
+        assert ended.output == wanted, ranks
+
+
+def test_readme_shows_the_report_of_a_hang():
+    report = re.search(r"```text\n(mpistrat, rank 0: .*?)```", README.read_text(), re.DOTALL)[1]
+    drawn = runpy.run_path(str(IMAGES / "screens.py"))["lines_of"]((IMAGES / "hang-light.svg").read_text())
+    assert report.splitlines() == drawn[: len(report.splitlines())]
 
 
 def test_badges_are_true():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    text = PAGES[0].read_text()
+    text = README.read_text()
     badges = dict(re.findall(r"badge/(\w+)-(\S+)-\w+\)", text))
     assert badges["python"] == f"{setup['options']['python_requires'].removeprefix('>=')}_or_later"
     assert badges["license"].replace("--", "-") == setup["metadata"]["license"]

@@ -125,7 +125,9 @@ def ended(kind, length, *places, play=interrupted):
     comm, interrupt = WORLD.Dup(), Interrupt(places[RANK])
     Interrupt.sender = Interrupt.sender or Sender()
     cause = "was interrupted by InterruptError" if play is interrupted else ""
-    times = played(Draw(comm, kind, length), partial(play, interrupt=interrupt), only_meets=True, cause=cause)
+    times = played(
+        Draw(comm, kind, length), partial(play, interrupt=interrupt), is_shared_memory_only=True, cause=cause
+    )
     comm.Free()
     return None in times, all(WORLD.allgather(interrupt.reached))
 

@@ -240,7 +240,7 @@ def play(draw, chance):
     return times
 
 
-def played(draw, play, only_meets, cause="was interrupted by InterruptError"):
+def played(draw, play, is_shared_memory_only, cause="was interrupted by InterruptError"):
     """Play a draw. How often each rank was interrupted; None for all of them if they raise."""
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     times, error = 0, None
@@ -248,7 +248,7 @@ def played(draw, play, only_meets, cause="was interrupted by InterruptError"):
         times = draw.strategy.run(play, (draw,)) if draw.kind in IN_REPLICA else play(draw)
     except RuntimeError as caught:
         error = str(caught)
-        if not isinstance(caught, MismatchError) and not only_meets:
+        if not isinstance(caught, MismatchError) and not is_shared_memory_only:
             raise  # and end the job: the ranks that wait for this one cannot be told
     told = WORLD.allgather((times, error))
     faulthandler.cancel_dump_traceback_later()
@@ -271,7 +271,7 @@ def main(ways, seed, first, last):
         WORLD.Barrier()
         if RANK == 0:
             print(f"draw {number}: {draw!r}", flush=True)
-        ended = played(draw, partial(play, chance=chance), only_meets=ways == "meeting")
+        ended = played(draw, partial(play, chance=chance), is_shared_memory_only=ways == "meeting")
         if RANK == 0:
             print("raised" if None in ended else "right", sum(filter(None, ended)), flush=True)
 

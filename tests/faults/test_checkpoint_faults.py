@@ -15,7 +15,7 @@ import os, signal, sys, time
 import numpy as np
 import mpistrat
 from mpistrat.training import save, save_async
-from mpistrat.training.checkpoint import disk_writer
+from mpistrat.training.checkpoint import write
 
 what, path, asynchronous = sys.argv[1], sys.argv[2], sys.argv[3] == "asynchronous"
 strategy = mpistrat.MultiWorkerMirroredStrategy()
@@ -23,19 +23,21 @@ with strategy.scope():
     v = mpistrat.Variable(np.ones(1_000_000), name="v")
 save([v], path)
 v.assign(np.full(1_000_000, 2.0))
-put, begun = disk_writer.DiskWriter._put, os.path.join(os.path.dirname(path), "begun")
+put, begun = write.write_all, os.path.join(os.path.dirname(path), "begun")
 
 
-def slow(self, data, offset):
-    put(self, data[:4096], offset)
+def slow(descriptor, data, offset):
+    if len(data) < 1 << 20:
+        return put(descriptor, data, offset)
+    put(descriptor, data[:4096], offset)
     open(begun, "w").close()
     if what == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.5 if what == "ends" else 200)
-    put(self, data[4096:], offset + 4096)
+    put(descriptor, data[4096:], offset + 4096)
 
 
-disk_writer.DiskWriter._put = slow
+write.write_all = slow
 if what == "cannot":
     path = os.path.join(path, "below a file")
 if asynchronous:
@@ -169,7 +171,7 @@ with strategy.scope():
     w = mpistrat.Variable(np.zeros(300_000, "f4"), name="w")
 optimizer = mpistrat.optimizers.Adam(shard_state=True)
 optimizer.build([w])
-slots = optimizer.variables[1:]
+slots = optimizer.variables[2:]
 
 
 def state(i):

@@ -56,7 +56,7 @@ TOLD = {
         "if strategy.is_chief: mpistrat.training.save([v], 'x.h5')",
         r"rank 0: save of v at .*program\.py:8(.|\n)*out of its `if`",
     ),
-    "no_axis": ("strategy.reduce('SUM', 1.0)", r"Strategy\.reduce\(\) missing 1 required.* 'axis'"),
+    "no_axis": ("strategy.reduce('SUM', 1.0)", "reduce needs an axis: axis=None combines"),
     "a_name_of_another_library": ("strategy.allreduce(1.0)", r"has no 'allreduce': use strategy\.all_reduce\(\)"),
     "a_text": (
         "strategy.reduce('SUM', 'text', axis=None)",
@@ -102,7 +102,7 @@ ALSO_TOLD = {
     ),
     "a_pattern_of_windows": (
         "data(r'C:\\data\\*.h5', 'x')",
-        r"FileNotFoundError: pattern .*matches no file: check the path",
+        r"FileNotFoundError: .*pattern .*matches no file: check the path",
     ),
     "no_such_column": (
         "data('n.h5', 'temperatur')",
@@ -250,7 +250,7 @@ def test_mistakes_say_what_to_do(ends, name):
     assert lines, str(ended)
     assert {each.rpartition("/")[2] for each in lines} == {"program.py"}, str(ended)
     folded = "inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\nTraceback"
-    assert (folded in ended.output) == (name not in ("no_axis",)), str(ended)
+    assert folded in ended.output, str(ended)
 
 
 @pytest.fixture(scope="module")

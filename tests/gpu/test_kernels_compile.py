@@ -12,18 +12,18 @@ import pytest
 
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives.gpu import combine as gpu_combine
-from mpistrat.training.optimizers import adaptive, sgd
+from mpistrat.training.optimizers import algorithms
 from mpistrat.training.optimizers.rule import _with_average, _with_decay
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 OF_OPTIMIZERS = [
-    sgd._PLAIN,
-    sgd._MOMENTUM,
-    sgd._NESTEROV,
-    adaptive._ADAM,
-    adaptive._AMSGRAD,
-    adaptive._ADAGRAD_KERNEL,
-    *(adaptive._rmsprop_kernel(*options) for options in itertools.product((False, True), repeat=2)),
+    algorithms._PLAIN,
+    algorithms._MOMENTUM,
+    algorithms._NESTEROV,
+    algorithms._ADAM,
+    algorithms._AMSGRAD,
+    algorithms._ADAGRAD_KERNEL,
+    *(algorithms._rmsprop_kernel(*options) for options in itertools.product((False, True), repeat=2)),
 ]
 KERNELS = [
     *((kernels._copy, dtype) for dtype in (np.uint8, np.uint16, np.uint32, np.uint64)),
@@ -38,7 +38,9 @@ KERNELS = [
 
 def sources_of(dtype):
     """The sources of all kernels of a dtype, to be compiled together."""
-    variants = [*OF_OPTIMIZERS, *(_with_average(_with_decay(kernel)) for kernel in OF_OPTIMIZERS)]
+    calls = (False, True)
+    averaged = [_with_average(_with_decay(kernel), each) for kernel in OF_OPTIMIZERS for each in calls]
+    variants = [*OF_OPTIMIZERS, *averaged]
     sources = [kernel._source(dtype) for kernel in variants]
     sources.append(kernels.squares_source(dtype).removeprefix(kernels._HALVES))
     if dtype.name in ("float32", "float64"):

@@ -21,7 +21,7 @@ from mpistrat.arrays.gpu import kernels, pinned
 from mpistrat.collectives import packing
 from mpistrat.collectives.gpu import nccl as nccl_route
 from mpistrat.collectives.gpu import pointers
-from mpistrat.collectives.gpu.packing import Laid, Places, lay_down, unpack
+from mpistrat.collectives.gpu.packing import Laid, Places, pack_values, unpack
 from mpistrat.collectives.gpu.route import GpuCall
 from mpistrat.values import ReduceOp
 
@@ -210,7 +210,7 @@ def test_pack_and_unpack(cupy):
         {np.dtype(float): packing.MessageSizes(1 << 30, 1 << 30, 1 << 30)},
     )
     places = Places.of(message)
-    laid, out = lay_down(places, values), [None] * len(shapes)
+    laid, out = pack_values(places, values), [None] * len(shapes)
     assert laid.send.tolist() == [1.0] * 15 + [2.0] + [3.0] * 700 + [5.0] * 1200
     unpack(places, laid.send, out)
     for i, shape in enumerate(shapes):

@@ -41,3 +41,23 @@ def test_a_world_of_one_in_the_environment_is_refused(run_ranks, tmp_path):
     ended = run_ranks(2, tmp_path / "program.py", RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     assert ended.status not in (0, None)
     ended.shows("of 1 is rank", "of 2 in MPI: start the program by `mpistrat run`")
+
+
+START = """
+import sys
+import torch.distributed as dist
+import mpistrat.integrations.torch
+
+assert "torch._dynamo" not in sys.modules, "by the import"
+dist.init_process_group("mpistrat")
+dist.new_group([0, 1])
+dist.barrier()
+assert "torch._dynamo" not in sys.modules, "by the start"
+print("started")
+"""
+
+
+def test_a_start_does_not_import_the_tracer(run_ranks, tmp_path):
+    """It takes 3 s."""
+    (tmp_path / "program.py").write_text(START)
+    assert run_ranks(2, tmp_path / "program.py").check().output.count("started") == 2

@@ -33,6 +33,12 @@ def test_jobs_that_go_wrong_end(name, texts, run_ranks):
     ended.shows(*texts)
 
 
+def test_a_wait_in_torch_outside_of_collectives_is_reported(run_ranks):
+    ended = run_ranks(2, PROGRAMS, "waits_in_torch", MPISTRAT_HANG_SECONDS="1").check()
+    ended.shows("rank 0: has waited outside of a collective for", "rank 1: has waited outside", "in wait_all", "lock")
+    assert ended.output.count("has waited outside of a collective") == 2
+
+
 def test_processes_that_a_rank_makes_are_refused(run_ranks):
     ended = run_ranks(1, PROGRAMS, "spawns", limit=90)
     assert ended.status not in (0, None), str(ended)

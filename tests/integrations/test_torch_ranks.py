@@ -15,7 +15,7 @@ SUMMARY = re.compile(r"=+ (.*\d+ passed.* in .*?) =+")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.mpich), 3])
 def test_ranks(n, run_ranks, summarize):
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if 'importorskip("torch' in path.read_text()]
+    files = [path for path in sorted(TESTS.rglob("test_*.py")) if 'importorskip("torch' in path.read_text()]
     files.append(TESTS.parent / "replicas" / "test_settings.py")
     arguments = ("-m", "pytest", *files, "-p", "no:cacheprovider", "--color=no", "-m", "")
     ended = run_ranks(n, *arguments, limit=240).check()

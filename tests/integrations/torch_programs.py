@@ -49,6 +49,16 @@ def late():
     dist.all_reduce(torch.ones(1))
 
 
+def waits_in_torch():
+    """All ranks wait in torch for what comes late, and none is in a collective."""
+    import threading
+
+    dist.barrier()
+    late: torch.futures.Future = torch.futures.Future()
+    threading.Timer(20, late.set_result, [None]).start()
+    torch.futures.wait_all([late])
+
+
 def receives_from_ended():
     """One rank waits for messages of another that has ended; what that had sent still comes."""
     if RANK:

@@ -4,7 +4,7 @@ import pytest
 
 from mpistrat.cluster_resolver import MpiClusterResolver, SlurmClusterResolver, resolve
 from mpistrat.launch.launch import Started, started_tasks
-from mpistrat.launch.left_over_step import left_over
+from mpistrat.launch.slurm import left_over
 
 # What Slurm gives the batch script of a job, and what is left of the step that sbatch was called in.
 OWN = {"SLURM_JOB_ID": "9", "SLURM_PROCID": "0", "SLURM_GTIDS": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from mpistrat.messages.bundles import SEVERAL, ask_in_bundles, outcomes_of
-from mpistrat.messages.failures import failure_of
-from mpistrat.messages.pickling import EMPTY, Packed, pack, unpack
-from mpistrat.messages.post import Letter
+from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
+from mpistrat.messages.post import SEVERAL, Letter, ask_in_bundles, outcomes_of
 
 
 class Wire:

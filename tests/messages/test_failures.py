@@ -1,6 +1,6 @@
 """Errors that travel to another rank."""
 
-from mpistrat.messages.failures import failure_of
+from mpistrat.messages.pickling import failure_of
 
 
 def test_the_traceback_shows_the_error_that_was_being_handled():

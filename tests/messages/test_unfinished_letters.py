@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpistrat.messages import failures
+from mpistrat.messages import pickling
 from mpistrat.messages.pickling import Packed
 from mpistrat.messages.post import REQUEST, Post
 from mpistrat.process import mpi
@@ -101,9 +101,9 @@ def losses_have_classes():
 @pytest.mark.parametrize("known_after", [0, 1, 3])
 @pytest.mark.parametrize("name", ["ERR_PROC_FAILED", "ERR_OTHER", "ERR_INTERN", "ERR_PENDING", "ERR_UNKNOWN"])
 def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after, monkeypatch):
-    monkeypatch.setattr(failures.mpi, "survives_losses", lambda: True)
-    monkeypatch.setattr(failures.mpi, "leave_without_finalize", lambda: None)
-    monkeypatch.setattr(failures.failure, "revoke_at_end", lambda comm: None)
+    monkeypatch.setattr(pickling.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(pickling.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(pickling.failure, "revoke_at_end", lambda comm: None)
     if name == "ERR_PROC_FAILED":
         known_after = 0  # this class names it at once
     comm = Losing(getattr(mpi.start(), name), known_after)
@@ -115,10 +115,10 @@ def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after
 
 @pytest.mark.usefixtures("losses_have_classes")
 def test_an_error_without_a_loss_is_raised(monkeypatch):
-    monkeypatch.setattr(failures.mpi, "survives_losses", lambda: True)
-    monkeypatch.setattr(failures.mpi, "leave_without_finalize", lambda: None)
-    monkeypatch.setattr(failures.failure, "revoke_at_end", lambda comm: None)
-    monkeypatch.setattr(failures, "_MOST_UNTIL_TOLD", 0.05)
+    monkeypatch.setattr(pickling.mpi, "survives_losses", lambda: True)
+    monkeypatch.setattr(pickling.mpi, "leave_without_finalize", lambda: None)
+    monkeypatch.setattr(pickling.failure, "revoke_at_end", lambda comm: None)
+    monkeypatch.setattr(pickling, "_MOST_UNTIL_TOLD", 0.05)
     post = Post(Losing(mpi.start().ERR_TRUNCATE, 10**9))
     with pytest.raises(mpi.start().Exception):
         post.send(2, "kind")

@@ -4,8 +4,7 @@ import pytest
 from monitor.records import record_of
 
 from mpistrat.monitor import report, waits
-from mpistrat.monitor.links import Links
-from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.process import Links, ProcessFacts
 from mpistrat.monitor.view import JobView
 from mpistrat.record.read import Entry
 

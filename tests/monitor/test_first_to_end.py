@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpistrat.cli.top import jobs
+from mpistrat.cli import top
 from mpistrat.monitor import last, report
 from mpistrat.monitor.last import End, Ended
 from mpistrat.record.layout import Phase
@@ -35,7 +35,7 @@ def job(inside, **of_rank_two):
 def told(records, first, kills=None, by=""):
     """What the report says of causes."""
     ended = Ended(records, (), 20.0, End(first, by), kills)
-    return "\n".join(report.causes(jobs.view_of(ended), last.waits_at_end(records, first)))
+    return "\n".join(report.causes(top.view_of(ended), last.waits_at_end(records, first)))
 
 
 @pytest.mark.parametrize(

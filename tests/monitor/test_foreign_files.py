@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mpistrat.monitor import last
-from mpistrat.monitor.between_nodes import Notices
+from mpistrat.monitor.view import Notices
 from mpistrat.record import flight_record, layout, read
 
 

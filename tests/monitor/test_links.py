@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from mpistrat.monitor import links
-from mpistrat.monitor.links import Links
+from mpistrat.monitor import process
+from mpistrat.monitor.process import Links
 
 
 def node(number, *silent, dead=()):
@@ -27,11 +27,11 @@ def node(number, *silent, dead=()):
     ],
 )
 def test_the_node_at_an_end_of_all_broken_connections(nodes, at_fault):
-    assert [each.host for each in links.at_fault(nodes)] == at_fault
+    assert [each.host for each in process.at_fault(nodes)] == at_fault
 
 
 def test_a_link_to_this_node_itself_does_not_count():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        seen = links.look([0])
+        seen = process.look_at_links([0])
     assert not [each for each in seen.addresses if each.startswith("127.")]
     assert (seen.host, seen.ranks) == (socket.gethostname(), (0,))

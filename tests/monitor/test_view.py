@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mpistrat.monitor import report, view
-from mpistrat.monitor.between_nodes import Notices
-from mpistrat.monitor.links import Links
-from mpistrat.monitor.process import ProcessFacts
+from mpistrat.monitor.process import Links, ProcessFacts
 from mpistrat.monitor.stacks import Frame, Stacks
+from mpistrat.monitor.view import Notices
 from mpistrat.record.read import Entry, Membership, Record
 
 SIZE = 4
@@ -147,7 +146,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("mpistrat.monitor.between_nodes.time", clock)
+    monkeypatch.setattr("mpistrat.monitor.view.time", clock)
     return clock
 
 
@@ -195,7 +194,7 @@ def test_a_rank_stops_to_collect_where_it_waits_no_longer(directory):
 
 def test_ranks_that_collect_do_not_wait_for_each_other(directory, monkeypatch):
     """One that is not seen may have asked before it had a communicator with the others."""
-    monkeypatch.setattr("mpistrat.monitor.between_nodes._SIGN", 0.01)
+    monkeypatch.setattr("mpistrat.monitor.view._SIGN", 0.01)
     waits, other, end = Notices("job", 0), Notices("job", 3), threading.Event()
     waits.ask("call-1", view_of(0))
     alone = dataclasses.replace(view_of(1), records=())

@@ -10,7 +10,7 @@ from mpistrat.monitor.stacks import source_line, source_lines
 PROGRAM = """
 import sys
 from mpistrat.monitor import watchdog
-watchdog._PATIENCE = 1.0
+watchdog._WRITE_TIMEOUT_S = 1.0
 watchdog.say("x" * 1_000_000)
 print("goes on", flush=True)
 import os
@@ -57,12 +57,12 @@ def test_an_option_that_cannot_be_read():
 
 def test_a_file_system_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
     """A pipe without a writer stands for it: to open one waits."""
-    monkeypatch.setattr(stacks, "_PATIENCE", 0.05)
+    monkeypatch.setattr(stacks, "_SOURCE_TIMEOUT_S", 0.05)
     pipe = tmp_path / "train.py"
     os.mkfifo(pipe)
     try:
         assert source_line(str(pipe), 1) == ""
-        monkeypatch.setattr(stacks, "_PATIENCE", 60.0)
+        monkeypatch.setattr(stacks, "_SOURCE_TIMEOUT_S", 60.0)
         (tmp_path / "other.py").write_text("answers = True\n")
         assert source_lines(str(tmp_path / "other.py")) == []  # it is not asked again
         assert source_line(__file__, 1).startswith('"""What must not')

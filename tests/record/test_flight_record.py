@@ -62,6 +62,7 @@ def test_calls_that_end_at_once_share_an_entry(record):
     flight.passed = 5
     assert noted()[0] == [("halo", 1)]  # which this rank is in
     flight.leave()
+    flight.keep()
     before = noted()[1]
     assert before.number == 5
     flight.passed = 7

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from mpistrat.cli.trace import files
-from mpistrat.record import clock, layout, ring
+from mpistrat.cli import trace_files
+from mpistrat.record import layout, ring
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import TraceRing
 
@@ -41,7 +41,7 @@ def test_an_event_is_small():
 def test_what_is_written_is_read(written):
     collective(written, 41, 10.0, 11.0, 12.0)
     written.end(written.begin(Kind.SAVE, 255, 0, 0, 0, 0, 13.0), 0.0, 14.0)
-    trace = files.read(written.path)
+    trace = trace_files.read(written.path)
     assert (trace.rank, trace.size, trace.pid, trace.complete) == (3, 8, os.getpid(), False)
     assert trace.communicators == ((77, 8, 3),)
     first, second = trace.events
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(written):
     assert (second["kind"], second["began"], second["ended"]) == (Kind.SAVE, 13.0, 14.0)
     assert trace.last >= 14.0
     written.close()
-    assert files.read(written.path).complete
+    assert trace_files.read(written.path).complete
 
 
 def test_other_users_cannot_read_it(written):
@@ -60,7 +60,7 @@ def test_other_users_cannot_read_it(written):
 def test_the_last_events_stay(written):
     for i in range(250):
         collective(written, i, 1.0 + i, 0.0, 1.5 + i)
-    trace = files.read(written.path)
+    trace = trace_files.read(written.path)
     # The writer may be at the place of the oldest one.
     assert trace.events["number"].tolist() == list(range(151, 250))
     assert trace.forgotten == 150
@@ -72,7 +72,7 @@ def test_the_end_of_a_forgotten_event_changes_no_other(written):
     for i in range(100):
         collective(written, 2 + i, 2.0 + i, 0.0, 2.5 + i)
     written.end(long, 0.0, 500.0)
-    trace = files.read(written.path)
+    trace = trace_files.read(written.path)
     assert trace.events["ended"].max() == 101.5
 
 
@@ -81,7 +81,7 @@ def test_threads_have_numbers(written):
     other = threading.Thread(target=collective, args=(written, 2, 2.0, 0.0, 2.5))
     other.start()
     other.join()
-    assert files.read(written.path).events["thread"].tolist() == [0, 1]
+    assert trace_files.read(written.path).events["thread"].tolist() == [0, 1]
 
 
 def test_too_many_texts_and_communicators(written):
@@ -92,13 +92,13 @@ def test_too_many_texts_and_communicators(written):
         written.add_communicator(1000 + i, 2, 0)
     assert 1000 in written.communicators
     assert 1299 not in written.communicators
-    assert len(files.read(written.path).communicators) == layout.MOST_COMMUNICATORS
+    assert len(trace_files.read(written.path).communicators) == layout.MOST_COMMUNICATORS
 
 
 def test_samples_of_the_clock(written):
     for i in range(layout.MOST_SAMPLES + 3):
-        written.sample(clock.Sample(float(i), 5.0, 1e-6, 9))
-    samples = files.read(written.path).samples
+        written.sample(ring.Sample(float(i), 5.0, 1e-6, 9))
+    samples = trace_files.read(written.path).samples
     assert len(samples) == layout.MOST_SAMPLES
     assert samples[0] == (0.0, 5.0, 1e-6, 9)
     assert samples[-1].at == layout.MOST_SAMPLES + 2
@@ -127,13 +127,13 @@ def test_functions_are_timed_only_in_a_trace(written, monkeypatch):
     assert double(2) == 4
     monkeypatch.setattr(ring, "ring", written)
     assert double(3) == 6
-    (event,) = files.read(written.path).events
+    (event,) = trace_files.read(written.path).events
     assert event["kind"] == Kind.REDUCE_PACK
     assert event["ended"] >= event["began"] > 0
 
 
 def test_ranks_of_one_machine_have_one_clock():
-    assert clock.number() == clock.number() > 0
+    assert ring.clock_number() == ring.clock_number() > 0
 
 
 class World:
@@ -159,10 +159,10 @@ class World:
 
 def test_what_a_clock_is_ahead():
     world = World()
-    sample = clock.measure(world, (1, 2, 2))
+    sample = ring.measure_clocks(world, (1, 2, 2))
     assert (sample.ahead, sample.error, sample.reference) == (0.0, 0.0, 1)
     assert world.answers > 1
     ahead, error = world.told[0]
     assert abs(ahead - 1000) <= error + 1e-9
     assert np.isfinite(error)
-    assert clock.measure(World(), (1, 1)).ahead == 0.0
+    assert ring.measure_clocks(World(), (1, 1)).ahead == 0.0

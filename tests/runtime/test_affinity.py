@@ -6,7 +6,7 @@ import re
 import pytest
 import threadpoolctl
 
-from mpistrat.process.ranges import ranges
+from mpistrat.representation import ranges
 from mpistrat.runtime import affinity
 
 PROGRAM = """

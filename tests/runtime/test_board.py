@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from mpistrat.process.patience import within
-from mpistrat.runtime.without_mpi.board import Board
+from mpistrat.process.waiting import within
+from mpistrat.runtime.without_mpi.board import SharedDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -24,16 +24,16 @@ def places(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a second file system")
 def test_the_working_directory_is_used_if_it_is_on_a_file_system_of_its_own(places, monkeypatch):
-    Board("job").post("first", 1)
+    SharedDirectory("job").post("first", 1)
     assert [each.parent for each in places.rglob(".mpistrat-board-*")] == [places / "home"]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
         monkeypatch.chdir(other)
-        board = Board("job")
+        board = SharedDirectory("job")
         board.post("second", 2)
         assert len(os.listdir(other)) == 1
         board.take_down(["second"])
         assert not os.listdir(other)
-    assert Board("job").names() == {"first"}
+    assert SharedDirectory("job").names() == {"first"}
 
 
 def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, 
             release.wait(60)
         return listdir(path)
 
-    board = Board("job")
+    board = SharedDirectory("job")
     board.post("first", 1)
     monkeypatch.setattr("mpistrat.runtime.without_mpi.board._PATIENCE", 0.2)
     monkeypatch.setattr("os.listdir", hang)
@@ -63,20 +63,20 @@ def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, 
 
 
 def test_nodes_that_share_one_directory_only_read_each_others_notices(places, monkeypatch):
-    Board("job").post("first", {"rank": 0})
+    SharedDirectory("job").post("first", {"rank": 0})
     (places / "elsewhere").mkdir()
     monkeypatch.chdir(places / "elsewhere")  # another node: only the home is the same
     monkeypatch.setattr("tempfile.tempdir", str(places / "elsewhere"))
-    other = Board("job")
+    other = SharedDirectory("job")
     assert other.names() == {"first"}
     assert other.read("first") == {"rank": 0}
     assert other.claim("report")
     monkeypatch.chdir(places / "work")
-    assert not Board("job").claim("report")
+    assert not SharedDirectory("job").claim("report")
 
 
 def test_a_board_leaves_nothing(places):
-    board = Board("job")
+    board = SharedDirectory("job")
     assert not any(places.rglob("*board*"))  # not before the first notice
     board.post("first", 1)
     board.post("second", 1)
@@ -88,38 +88,38 @@ def test_a_board_leaves_nothing(places):
 
 
 def test_the_boards_of_jobs_do_not_mix(places):
-    Board("job").post("first", 1)
-    assert Board("other").names() == set()
-    assert Board("other").read("first") is None
+    SharedDirectory("job").post("first", 1)
+    assert SharedDirectory("other").names() == set()
+    assert SharedDirectory("other").read("first") is None
 
 
 def test_a_directory_that_others_can_write_to_is_passed_over(places):
-    Board("job").post("first", 1)
+    SharedDirectory("job").post("first", 1)
     for folder in places.rglob(".mpistrat-board-*"):
         folder.chmod(0o777)
-    assert Board("job").names() == set()
-    assert not Board("job").read("first")
+    assert SharedDirectory("job").names() == set()
+    assert not SharedDirectory("job").read("first")
 
 
 def test_places_that_cannot_be_written_are_passed_over(places):
     (places / "work" / "file").touch()
-    board = Board("job", [places / "work" / "file"])
+    board = SharedDirectory("job", [places / "work" / "file"])
     board.post("first", 1)
     assert board.read("first") == 1
 
 
 def test_old_boards_are_removed(places):
-    Board("killed").post("first", 1)
+    SharedDirectory("killed").post("first", 1)
     old = list(places.rglob(".mpistrat-board-*"))
     for folder in old:
         os.utime(folder, (time.time() - 1e6,) * 2)
-    Board("job").post("first", 1)
+    SharedDirectory("job").post("first", 1)
     assert old
     assert not any(each.exists() for each in old)
 
 
 def test_a_damaged_notice_is_none(places):
-    board = Board("job")
+    board = SharedDirectory("job")
     board.post("first", 1)
     for path in places.rglob("first.json"):
         path.write_text("{")
@@ -150,7 +150,7 @@ def test_a_notice_that_comes_late_is_taken_down_all_the_same(places, monkeypatch
         write(path, value)
 
     monkeypatch.setattr(module, "write_json", write_late)
-    late = Board("job")
+    late = SharedDirectory("job")
     monkeypatch.setattr(module, "_PATIENCE", 0.1)
     late.post("asks", 1)
     assert late.names() == set()
@@ -159,7 +159,7 @@ def test_a_notice_that_comes_late_is_taken_down_all_the_same(places, monkeypatch
     (removal,) = set(threading.enumerate()) - before
     answers.set()
     removal.join(60)
-    assert Board("job").names() == set()
+    assert SharedDirectory("job").names() == set()
     assert not any(places.rglob(".mpistrat-board-*"))
 
 
@@ -174,4 +174,4 @@ def test_a_network_file_system_may_show_notices_late(places, monkeypatch, kind, 
         encoding="latin-1",
     )
     monkeypatch.setattr("mpistrat.runtime.without_mpi.board._MOUNTS", mounts)
-    assert Board("job").delay == delay
+    assert SharedDirectory("job").delay == delay

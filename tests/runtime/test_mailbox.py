@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.launch.launch_key import key_of
-from mpistrat.runtime.without_mpi.board import Inbox, Outbox
+from mpistrat.launch.launchers import key_of
+from mpistrat.runtime.without_mpi.board import FileQueue, Inbox
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ class TestMailbox:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def test_letters(self, tmp_path):
-        outbox = Outbox("key", 1)
+        outbox = FileQueue("key", 1)
         outbox.put({"a": 1})  # there is no inbox yet
         inbox = Inbox("key")
         assert inbox.works
@@ -82,13 +82,13 @@ class TestMailbox:
 
     def test_what_a_killed_launch_has_left(self, tmp_path):
         """With the same key, letters in its inbox and announcements to its ranks."""
-        old, sender, late = Inbox("key"), Outbox("key", 1), Outbox("key", 2)
+        old, sender, late = Inbox("key"), FileQueue("key", 1), FileQueue("key", 2)
         sender.put({"trouble": "old"})
         old.collect()
         old.announce("stop")
         old.announce("read")
         sender.put({"trouble": "not read"})
-        fresh = Outbox("key", 1)
+        fresh = FileQueue("key", 1)
         fresh.put("hello")  # into the inbox of the old launch, for there is no other one yet
         assert not fresh.announced("stop")
         assert not fresh.announced("read")
@@ -106,14 +106,14 @@ class TestMailbox:
         assert os.listdir(tmp_path) == []
 
     def test_nobody_elses_directory(self, tmp_path):
-        outbox, inbox = Outbox("key", 1), Inbox("key")
+        outbox, inbox = FileQueue("key", 1), Inbox("key")
         (folder,) = tmp_path.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         inbox.close()
         outbox.close()
         (tmp_path / "elsewhere").mkdir()
         folder.symlink_to(tmp_path / "elsewhere")
-        inbox, outbox = Inbox("key"), Outbox("key", 1)
+        inbox, outbox = Inbox("key"), FileQueue("key", 1)
         inbox.announce("stop")
         outbox.put(1)
         assert os.listdir(tmp_path / "elsewhere") == []
@@ -121,7 +121,7 @@ class TestMailbox:
         outbox.close()
 
     def test_without_a_key(self):
-        inbox, outbox = Inbox(None), Outbox(None, 1)
+        inbox, outbox = Inbox(None), FileQueue(None, 1)
         outbox.put(1)
         inbox.collect()
         inbox.announce("stop")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.launch.launch_key import hashed
+from mpistrat.launch.launchers import hashed
 from mpistrat.runtime.without_mpi import board
-from mpistrat.runtime.without_mpi.board import Board, Inbox, Outbox
+from mpistrat.runtime.without_mpi.board import FileQueue, Inbox, SharedDirectory
 
 KEY = "a job"
 LETTERS = f"letters {KEY}"
@@ -37,7 +37,7 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
     planted = home / f".mpistrat-board-{hashed(LETTERS)}"
     results.rename(planted)
     place.chmod(0o777)  # others may write here: it is not used
-    inbox, outbox = Inbox(KEY), Outbox(KEY, 1)
+    inbox, outbox = Inbox(KEY), FileQueue(KEY, 1)
     assert not inbox.works
     assert not outbox.works
     outbox.put("letter")
@@ -46,11 +46,11 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
     own_folder_of_board = home / f".mpistrat-board-{hashed(KEY)}"
     planted.rename(own_folder_of_board)
     os.utime(own_folder_of_board, (0, 0))  # older than those that are removed
-    board = Board(KEY)
+    board = SharedDirectory(KEY)
     board.post("notice", 1)
     board.claim("notice")
     board.take_down(["file", "notice"])
-    Board("another job").post("notice", 1)
+    SharedDirectory("another job").post("notice", 1)
     assert (own_folder_of_board / "run1" / "data").read_text() == "of months"
     assert (own_folder_of_board / "file").read_text() == "too"
     assert list(place.iterdir()) == []
@@ -59,7 +59,7 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
 def test_what_was_made_is_used_and_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    inbox, outbox = Inbox(KEY), Outbox(KEY, 1)
+    inbox, outbox = Inbox(KEY), FileQueue(KEY, 1)
     outbox.put({"all": "well"})
     inbox.collect()
     assert inbox.letters == {1: {"all": "well"}}
@@ -87,7 +87,7 @@ def test_directories_in_one_that_was_made_stay(tmp_path):
 
 VICTIM = """
 import os, sys
-import mpistrat.launch.launch_key
+import mpistrat.launch.launchers
 from mpistrat.runtime.without_mpi.board import Inbox
 os.setgid(65533)
 os.setuid(65533)  # after the imports: the other user may not read this Python

@@ -13,7 +13,7 @@ import cluster as clusters
 import pytest
 from jobs import EXAMPLES, FARM, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
-from mpistrat.cli.run.mpirun import library_of
+from mpistrat.cli.run.job import library_of
 from mpistrat.launch.launch import srun_plugin
 
 SECONDS = pytest.StashKey[list[str]]()

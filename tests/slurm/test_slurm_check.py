@@ -11,7 +11,7 @@ import namespaces
 import pytest
 from jobs import is_fault_of_slurm
 
-from mpistrat.cli.run.mpirun import library_of
+from mpistrat.cli.run.job import library_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.mpich]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.training import load, save
-from mpistrat.training.checkpoint import division
+from mpistrat.training.checkpoint import format as checkpoint_format
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import write
 
@@ -24,7 +24,7 @@ def whole(tmp_path_factory):
     """The bytes of a file with several pieces for each array, and where each array lies."""
     path = tmp_path_factory.mktemp("checkpoint") / "v.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(division, "_PIECE", 4096)
+        patch.setattr(checkpoint_format, "_PIECE", 4096)
         write(VALUES, path)
     with h5py.File(path) as file:
         places = {
@@ -122,39 +122,6 @@ def test_any_spelling_of_a_name(tmp_path):
     v.assign([0.0, 0.0])
     load({"group/v": v}, tmp_path / "v.h5")
     assert v.read_value().tolist() == [1.0, 2.0]
-
-
-def sum_of_words(data):
-    """The checksum of earlier versions, word by word."""
-    data += bytes(-len(data) % 8)
-    pages = [data[i : i + 4096] for i in range(0, len(data) + 1, 4096)]
-    sums = [sum(struct.unpack(f"<{len(page) // 8}Q", page)) for page in pages]
-    return sum((2 * i + 1) * each for i, each in enumerate(sums)) % 2**64
-
-
-def write_as_before(values, path, piece):
-    """A file of the version whose checksums were sums of words."""
-    with h5py.File(path, "w") as file:
-        for name, value in values.items():
-            data = value.tobytes()
-            sums = [sum_of_words(data[i : i + piece]) for i in range(0, max(1, len(data)), piece)]
-            file[name] = value
-            file[name].attrs["checksums"] = np.array(sums, np.uint64)
-        file.attrs["checksum_bytes"] = np.int64(piece)
-
-
-@pytest.mark.parametrize("piece", [64, 4096, 1 << 20])
-def test_files_with_the_checksums_of_earlier_versions(tmp_path, piece):
-    values = {**VALUES, "empty": np.empty((0, 3)), "one": np.array(5.0)}
-    write_as_before(values, tmp_path / "v.h5", piece)
-    found = {name: np.full_like(value, -1) for name, value in values.items()}
-    read(found, tmp_path / "v.h5")
-    for name, value in values.items():
-        np.testing.assert_array_equal(found[name], value)
-    with h5py.File(tmp_path / "v.h5", "r+") as file:
-        file["b"][700] += 1
-    with pytest.raises(ChecksumError, match="dataset 'b'"):
-        read(found, tmp_path / "v.h5")
 
 
 def test_a_checksum_of_a_later_version_is_named(whole, tmp_path):

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.write.boxes import Box
-from mpistrat.training.checkpoint import division
-from mpistrat.training.checkpoint.division import NewArray, divided, piece_of
-from mpistrat.training.checkpoint.format import checksum
+from mpistrat.data.write.shared_file import Block, Box
+from mpistrat.training.checkpoint import format as checkpoint_format
+from mpistrat.training.checkpoint.format import NewArray, checksum, divided, piece_of
 from mpistrat.training.checkpoint.read import read
-from mpistrat.training.checkpoint.write import FileIndex, write, write_share
+from mpistrat.training.checkpoint.write import NewCheckpoint, write
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
@@ -22,8 +21,8 @@ SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 @pytest.fixture(scope="module", autouse=True)
 def small_pieces():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(division, "_PIECE", 512)
-        patch.setattr(division, "_SMALL", 100)
+        patch.setattr(checkpoint_format, "_PIECE", 512)
+        patch.setattr(checkpoint_format, "_SMALL", 100)
         yield
 
 
@@ -44,7 +43,7 @@ def test_each_byte_has_one_writer(arrays, writers):
         assert parts[-1].stop == array.nbytes
         assert all(part.start % piece == 0 for part in parts)
     for parts in shares.values():
-        large = sum(part.stop - part.start for part in parts if new[part.name].nbytes >= division._SMALL)
+        large = sum(part.stop - part.start for part in parts if new[part.name].nbytes >= checkpoint_format._SMALL)
         assert large <= total / len(writers) + piece
 
 
@@ -57,18 +56,20 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
     whole = np.random.default_rng(1).normal(size=(starts[-1], columns)).astype(">f4")
     boxes = tuple((Box((low, 0), (n, columns)),) for low, n in zip(starts, lengths, strict=False))
     arrays = {"a/b": NewArray(whole.dtype, whole.shape, None, boxes), "n": NewArray(np.dtype("i8"), (), 0)}
-    shares = divided(arrays, [0], len(lengths))
-    path.touch()
-    with contextlib.closing(FileIndex(arrays)) as layout:
-        sums = {}
-        for rank, parts in shares.items():
-            values = [
-                np.array(7) if part.box is None else whole[part.box.offset[0] : part.box.offset[0] + part.box.shape[0]]
-                for part in parts
-            ]
-            share = list(zip(parts, values, strict=True))
-            sums[rank], _ = write_share(path, share, layout.places, arrays)
-        layout.finish(path, shares, sums)
+    new = [
+        NewCheckpoint(
+            arrays,
+            {"n": np.array(7), "a/b": [Block(whole[low : low + n], (low, 0), whole.shape)]},
+            path,
+            rank,
+            size=len(lengths),
+        )
+        for rank, (low, n) in enumerate(zip(starts, lengths, strict=False))
+    ]
+    with contextlib.closing(new[0]):
+        new[0].make(path)
+        places = new[0].lay_out()
+        new[0].finish(path, [each.write(path, places)[0] for each in new])
     with h5py.File(path) as file:
         np.testing.assert_array_equal(file["a/b"][()], whole, strict=True)
     low = data.draw(st.integers(0, starts[-1]))

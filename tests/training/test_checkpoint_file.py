@@ -2,22 +2,23 @@
 
 import io
 import os
+from pathlib import Path
 
 import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.write.sparse_file import SparseFile
-from mpistrat.training.checkpoint import disk_writer as disk_writer_module
-from mpistrat.training.checkpoint import division
-from mpistrat.training.checkpoint.disk_writer import disk_writer
-from mpistrat.training.checkpoint.format import checksum
+from mpistrat.data.write.output_file import SparseFile
+from mpistrat.training.checkpoint import format as checkpoint_format
+from mpistrat.training.checkpoint import object_graph
+from mpistrat.training.checkpoint import write as write_module
+from mpistrat.training.checkpoint.format import NewArray, checksum
 from mpistrat.training.checkpoint.read import contents, described, read
-from mpistrat.training.checkpoint.write import write
+from mpistrat.training.checkpoint.write import NewCheckpoint, write
 
 DTYPES = ["f2", "f4", "f8", "i1", "u8", "?", "c8", "c16", ">f4", ">i2", "S3", [("a", "i4"), ("b", "f8", 2)]]
 
@@ -32,7 +33,7 @@ def some(shape=(5, 3), dtype="f4", seed=0):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(division, "_PIECE", 64)
+    monkeypatch.setattr(checkpoint_format, "_PIECE", 64)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1000,), (7, 600)])
@@ -208,27 +209,25 @@ def test_checksums_tell_pages_that_were_exchanged():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("size", [4096, 1 << 20])
-def test_the_first_error_of_a_writer_is_raised(size):
-    def fill(descriptor):
-        with disk_writer(descriptor) as writer:
-            for i in range(100):
-                writer.put(memoryview(bytes(size)), i)
-            writer.settle()
-
-    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
-        fill(full.fileno())
+def test_the_first_error_of_a_writer_is_raised(size, tmp_path):
+    values = {str(i): np.zeros(size, "u1") for i in range(100)}
+    arrays = {name: NewArray(each.dtype, each.shape) for name, each in values.items()}
+    with pytest.raises(
+        OSError, match=f"No space left on device, so a checkpoint of {100 * size} bytes was not written"
+    ):
+        NewCheckpoint(arrays, values, tmp_path / "a").write(Path("/dev/full"), [*range(100)])
 
 
 def test_a_flush_that_fails_is_raised(tmp_path, monkeypatch):
     def fails(descriptor):
         raise OSError(5, "the disk is broken")
 
-    monkeypatch.setattr(disk_writer_module, "_flush", fails)
-    with open(tmp_path / "a", "wb") as file, disk_writer(file.fileno()) as writer:
-        writer.put(memoryview(b"abc"), 0)
-        writer.sync()
-        with pytest.raises(OSError, match="the disk is broken"):
-            writer.settle()
+    monkeypatch.setattr(write_module, "_flush", fails)
+    arrays, temporary = {"a": NewArray(np.dtype("f8"), (3,))}, tmp_path / "a.tmp"
+    new = NewCheckpoint(arrays, {"a": np.ones(3)}, tmp_path / "a", size=2)
+    new.make(temporary)
+    with pytest.raises(OSError, match="the disk is broken, so a checkpoint of 24 bytes was not written"):
+        new.write(temporary, [0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.binary(max_size=9_000)), max_size=12))
@@ -251,3 +250,23 @@ def test_sparse_files_are_files(pieces):
     for offset, data in sparse.written():
         again[offset : offset + len(data)] = data
     assert bytes(again) == real.getvalue()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=4),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=8,
+    )
+)
+@example("\ud83d\ude00")
+@example([-(7**9999), {"key": os.fsdecode(b"\xf0\x9f")}])
+def test_a_state_comes_back_as_it_was(state):
+    assert object_graph.unpacked(object_graph.packed(state)) == state
+
+
+@pytest.mark.parametrize("key", [1, "\ud83d\ude00", "\0int"])
+def test_a_key_that_json_would_change_is_refused(key):
+    with pytest.raises(TypeError, match="a key of a state"):
+        object_graph.packed([{key: 1}])

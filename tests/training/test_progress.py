@@ -1,14 +1,18 @@
 """The progress of a training loop in a log."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
 import mpistrat
+from mpistrat.asynchronous.statistics import CallsBar
 from mpistrat.training import progress
 
 
@@ -94,3 +98,62 @@ assert "mpi4py.MPI" not in sys.modules
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "2/2" in done.stderr
+
+
+# --- on a terminal -------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def a_bar_of_calls():
+    bar = CallsBar(True)
+    bar.queued(3)
+    return bar
+
+
+@pytest.mark.parametrize("made", [lambda: progress(range(3), desc="calls"), a_bar_of_calls])
+def test_a_warning_does_not_break_bars(monkeypatch, made):
+    def printed(*args):
+        sys.stderr.write(warnings.formatwarning(*args[:4]))
+
+    def is_whole(text):
+        """Whether a warning begins a line from which a bar was removed, and bars were drawn after it."""
+        found = re.search(rf"(.*\n?.*){re.escape(__file__)}:\d+: UserWarning: {text}\n", terminal.getvalue())
+        return bool(re.search(r"\r +\r(\x1b\[A)*$", found[1])) and "calls:" in terminal.getvalue()[found.end() :]
+
+    monkeypatch.delenv("MPISTRAT_PROGRESS", raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(warnings, "showwarning", printed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        first, second = made(), made()
+        warnings.warn("under two", stacklevel=1)
+        assert is_whole("under two")
+        first.close()  # out of order
+        warnings.warn("under one", stacklevel=1)
+        assert is_whole("under one")
+        with warnings.catch_warnings(record=True) as recorded:
+            warnings.warn("recorded", stacklevel=1)
+            inner = made()
+            warnings.warn("recorded under a bar", stacklevel=1)
+            inner.close()
+        second.close()
+        assert warnings.showwarning is printed
+    assert [str(each.message) for each in recorded] == ["recorded", "recorded under a bar"]
+    assert "recorded" not in terminal.getvalue()
+
+
+def test_bars_that_are_not_shown_leave_warnings_alone(monkeypatch):
+    before = warnings.showwarning
+    monkeypatch.setenv("MPISTRAT_PROGRESS", "0")
+    bar = progress(range(3))
+    assert warnings.showwarning is before
+    bar.close()
+    monkeypatch.delenv("MPISTRAT_PROGRESS")
+    with contextlib.closing(progress(range(3))):  # in a log
+        assert warnings.showwarning is before

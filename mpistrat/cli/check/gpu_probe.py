@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays.device import cupy_for
-from mpistrat.cluster_resolver.ranks.own_device import own_device
+from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.collectives.gpu import pointers, verdicts
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology

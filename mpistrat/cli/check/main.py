@@ -8,13 +8,13 @@ import subprocess
 
 import click
 
-from mpistrat.bench.measuring import under_ranks
+from mpistrat.bench import under_ranks
 from mpistrat.cli import table
 from mpistrat.cli.check.checks import CHECKS
-from mpistrat.cli.check.checks.finding import Check, CheckedJob, CheckOptions, Finding, Severity
-from mpistrat.cli.check.checks.watch import Watcher
+from mpistrat.cli.check.job import Check, CheckedJob, CheckOptions, Finding, Severity
+from mpistrat.cli.check.watch import Watcher
 from mpistrat.cluster_resolver import resolve
-from mpistrat.launch.launch_key import key_of
+from mpistrat.launch.launchers import key_of
 
 _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "dim"}
 

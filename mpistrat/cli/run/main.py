@@ -11,11 +11,13 @@ from pathlib import Path
 
 import click
 
-from mpistrat.cli.run import mpirun, running_job
-from mpistrat.cli.run.job import Job, Machine, plan
+from mpistrat.cli.run import running_job
+from mpistrat.cli.run.job import Job, Machine, find, plan
 from mpistrat.cli.run.streams import RANK
 from mpistrat.launch.launch import without_launcher
 from mpistrat.runtime.environment import RuntimeOptions
+
+_WITH_VALUE = ("-n", "-np", "--mpi", "--output", "--elastic", "--restarts", "--min-ranks", "--trace")
 
 
 class _PythonLike(click.Command):
@@ -31,7 +33,9 @@ class _PythonLike(click.Command):
                 break
             if each == "--" or not each.startswith("-"):
                 break
-            position += 2 if each in ("-n", "-np", "--mpi", "--output", "--trace") else 1
+            if each == "--elastic" and args[position + 1 : position + 2] not in (["same"], ["fewer"]):
+                args = [*args[:position], "--elastic=same", *args[position + 1 :]]  # click would take the program
+            position += 2 if each in _WITH_VALUE else 1
         return super().parse_args(ctx, args)
 
 
@@ -43,6 +47,17 @@ class _PythonLike(click.Command):
 @click.option("--tag", is_flag=True, help="Begin each line with the number of its rank.")
 @click.option("--bind", is_flag=True, help="Bind each rank to a core.")
 @click.option("--ft", is_flag=True, help="Go on when a rank is lost, by ULFM: a coordinator goes on without a worker.")
+@click.option(
+    "--elastic",
+    type=click.Choice(["same", "fewer"]),
+    help="Go on when a rank is lost, from copies in memory (`ElasticLoop`), with the same number of ranks or fewer.",
+)
+@click.option(
+    "--restarts", type=click.IntRange(min=0), default=100, help="The most times that --elastic goes on.  [default: 100]"
+)
+@click.option(
+    "--min-ranks", type=click.IntRange(min=1), default=1, help="The fewest ranks of --elastic fewer.  [default: 1]"
+)
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--debug", is_flag=True, help="Make all checks that cost time: MPISTRAT_DEBUG=1.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
@@ -57,6 +72,9 @@ def command(
     tag: bool,
     bind: bool,
     ft: bool,
+    elastic: str | None,
+    restarts: int,
+    min_ranks: int,
     trace: str | None,
     debug: bool,
     dry_run: bool,
@@ -91,11 +109,11 @@ def command(
         if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
             raise click.UsageError(f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx)
         Path(output).parent.mkdir(parents=True, exist_ok=True)
-    found = mpirun.find(mpi)
-    if ft and not found.can_survive:
+    launcher = find(mpi)
+    if ft and not launcher.can_survive:
         raise click.UsageError(
-            f"--ft needs ULFM, which Open MPI 5 has, and {found.path} belongs to {found.family} "
-            f"{'.'.join(map(str, found.version))}",
+            f"--ft needs ULFM, which Open MPI 5 has, and {launcher.path} belongs to {launcher.family} "
+            f"{'.'.join(map(str, launcher.version))}",
             ctx,
         )
     environ = without_launcher(os.environ)
@@ -107,12 +125,20 @@ def command(
     if trace is not None:
         environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine.here()
-    job = plan(found, ranks or here.cores, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft)
+
+    def job_of(ranks: int) -> Job:
+        return plan(launcher, ranks, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft)
+
+    ranks = ranks or here.cores
     if dry_run:
-        _show(job)
+        _show(job_of(ranks))
         return
     sys.stdout.flush()
-    sys.exit(running_job.run(job, environ, output, tag=tag))
+    if elastic is not None:
+        from mpistrat.cli.run.elastic import Elastic, run  # a late import: NumPy, and the checkpoints
+
+        sys.exit(run(job_of, ranks, environ, Elastic(elastic == "fewer", restarts, min_ranks), output, tag=tag))
+    sys.exit(running_job.run(job_of(ranks), environ, output, tag=tag).status)
 
 
 def _names_python(argument: str, ctx: click.Context) -> bool:

@@ -1,35 +1,48 @@
-"""A running job: its signals, its end and its exit status."""
+"""A running job: its signals, its end and its exit status, and what ranks leave behind.
+
+MPI libraries unlink their shared memory late, some only when the program ends. Left-over files use memory until the
+machine restarts, and soon fill the small /dev/shm of a container.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import signal
 import socket
+import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from mpistrat.cli.run import job_end
-from mpistrat.cli.run.banners import Death, LauncherMessages
 from mpistrat.cli.run.job import Job
-from mpistrat.cli.run.job_end import EndOrder, Guard
-from mpistrat.cli.run.streams import Streams
+from mpistrat.cli.run.streams import Death, LauncherMessages, Streams
 from mpistrat.launch import proc
 from mpistrat.launch.launchers import HYDRA, OPEN_MPI
-from mpistrat.record import end_mark, layout
+from mpistrat.record import layout, lifetime
 from mpistrat.record.layout import Phase
 
 if TYPE_CHECKING:
     from mpistrat.monitor.last import End
     from mpistrat.record.read import Record
 
+_CLOSES_DOWNWARD = (4, 4)  # the Linux since which a process that ends closes its last files first
+_CLOSED = 0x8  # IN_CLOSE_WRITE
+_EVENT = struct.Struct("iIII")  # then a name of as many bytes as the last number says
+# Without signals of the terminal. The pipe on its input ends with the process that started it.
+_GUARD = 'trap "" HUP INT QUIT TERM; read process; while read _; do :; done; kill -s "$0" "$process" 2>/dev/null'
+# In order: MPICH, Open MPI 5, Open MPI 4, and this library, used if ranks may not open each other's files.
+_SHARED_NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "mpistrat-")
+SHARED = Path("/dev/shm")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
@@ -44,8 +57,148 @@ _NO_ROOM = (
 _SESSIONS = "PRTE_MCA_prte_tmpdir_base"
 
 
-def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> int:
-    """Run a job to its end, and return its exit status.
+class EndOrder:
+    """The order in which the ranks of a job end.
+
+    MPICH kills all ranks a few milliseconds after the first one, and does not report which one that was. Each rank
+    keeps a file open (`mpistrat.record.lifetime`), and Linux queues a notice when it is closed (inotify). So one look
+    at the end of the job is enough. The order in which processes exit is not: on a busy machine the first one may still
+    be exiting when the launcher has killed others. The order is empty if inotify is unavailable.
+
+    The directory of these files exists, and holds nothing else.
+    """
+
+    def __init__(self, folder: Path):
+        self._notices: int | None = None
+        if sys.platform == "linux" and _version() >= _CLOSES_DOWNWARD:
+            system = ctypes.CDLL(None)
+            notices = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if notices >= 0:  # this user may have too many
+                self._notices = notices
+                system.inotify_add_watch(notices, os.fsencode(folder), _CLOSED)
+
+    def close(self) -> list[int]:
+        """Return the processes that have ended, the first one first."""
+        if self._notices is None:
+            return []
+        told = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._notices, 1 << 16):
+                told += part
+        os.close(self._notices)
+        self._notices = None
+        return _processes(told)
+
+
+def _processes(told: bytes) -> list[int]:
+    """Return the numbers that are the names in notices."""
+    found, at = [], 0
+    while at < len(told):
+        _, _, _, length = _EVENT.unpack_from(told, at)
+        at += _EVENT.size
+        name = told[at : at + length].rstrip(b"\0")
+        at += length
+        # Others: the directory itself, and what a file system makes of a file that is removed.
+        if name.isdigit():
+            found.append(int(name))
+    return found
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+
+
+class Guard:
+    """A process that sends one signal to the launcher when this process dies, however it dies.
+
+    Linux could send the signal (``PR_SET_PDEATHSIG``), but sends it once for each thread of the dead process. At a
+    second signal the launcher of Open MPI ends at once, and its ranks go on without it. The signal ``number`` must end
+    the launcher and its ranks.
+    """
+
+    def __init__(self, number: signal.Signals):
+        source, self._target = os.pipe()
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, number.name[len("SIG") :]],
+            stdin=source,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(source)
+
+    def watch_this_process(self) -> None:
+        """Make the calling process the guarded one, with a process group of its own.
+
+        The launcher calls it before its program begins. Signals of the terminal reach it through `mpistrat run` only.
+        """
+        os.setpgid(0, 0)
+        os.write(self._target, b"%d\n" % os.getpid())
+
+    def end(self) -> None:
+        """End the guard after the launcher has ended."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._target)
+
+
+def remove_leftovers(since: float) -> list[Path]:
+    """Remove, and return, files of ranks in shared memory that are newer than ``since`` and that no process uses."""
+    found = _mine(since)
+    if found:
+        used = _used()
+        found = [path for path in found if str(path) not in used]
+    for path in found:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return found
+
+
+def _mine(since: float) -> list[Path]:
+    try:
+        entries = list(os.scandir(SHARED))
+    except OSError:
+        return []
+    user = os.geteuid()
+    found = []
+    for entry in entries:
+        if not entry.name.startswith(_SHARED_NAMES) or entry.name.startswith(layout.PREFIX):
+            continue  # a dead rank of a job that still runs is found by its record
+        with contextlib.suppress(OSError):
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == user and status.st_ctime >= since:
+                found.append(Path(entry.path))
+    return found
+
+
+def _used() -> set[str]:
+    """Return the files in shared memory that processes of this user have open or map.
+
+    A process of another job may just have made a file. It has the file open until it maps it, so its descriptors are
+    looked at before its maps.
+    """
+    files = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    files.add(os.readlink(descriptor))
+            for line in (process / "maps").read_bytes().splitlines():
+                if b" /dev/shm/" in line:
+                    files.add(os.fsdecode(line.split(maxsplit=5)[5].removesuffix(b" (deleted)")))
+    return files
+
+
+class JobEnd(NamedTuple):
+    """The exit status of a job, whether a signal to this process ended it, and the rank that was killed, in words."""
+
+    status: int
+    by_signal: bool
+    lost: str
+
+
+def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> JobEnd:
+    """Run a job to its end, and return how it ended.
 
     Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out. The
     settings of the job are added to ``environ``. ``output`` names a file for each rank, as `Streams` takes it. With
@@ -60,11 +213,11 @@ def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bo
         environ[_SESSIONS] = folder
         running = _RunningJob(job, environ, Path(folder), output, tag)
         status = running.run()
-    if any(job_end.SHARED.glob(f"{layout.PREFIX}*")):
+    if any(SHARED.glob(f"{layout.PREFIX}*")):
         status = running.status_by_records(started, status)
     if status:
-        job_end.remove_leftovers(started)
-    return status
+        remove_leftovers(started)
+    return JobEnd(status, running.was_signalled, running.lost)
 
 
 class _RunningJob:
@@ -86,7 +239,7 @@ class _RunningJob:
         self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
         self._process = subprocess.Popen(
             [*job.command, *self._streams.around(job.program)],
-            env={**environ, end_mark.VARIABLE: str(ends)},
+            env={**environ, lifetime.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -119,6 +272,17 @@ class _RunningJob:
                 if rank_of(process) == rank:
                     _kill(process, signal.SIGKILL)
         return self._status_of_output() or self._status(code)
+
+    @property
+    def was_signalled(self) -> bool:
+        """Whether a signal was passed on that ends a program."""
+        return not self._passed_on.isdisjoint(_ENDING)
+
+    @property
+    def lost(self) -> str:
+        """The rank that was killed first, in words; empty if none is known."""
+        deaths = self._messages.found.deaths
+        return self._name(deaths[0]) if deaths else ""
 
     def status_by_records(self, started: float, status: int) -> int:
         """Return the exit status by the flight records that ranks have left, and keep these for ``mpistrat top``.

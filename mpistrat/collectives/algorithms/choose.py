@@ -17,8 +17,7 @@ from mpistrat.collectives.algorithms.leader import LeaderAllReduce, OrderedAllRe
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.tree import TreeAllReduce
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 
 class Identity(Algorithm):
@@ -75,7 +74,8 @@ class Choice(Slot):
     """The algorithms that work on the ranks of a topology, prepared once, and the choice of one for each message."""
 
     candidates: Mapping[str, Candidate] = MappingProxyType({})  # by the name of the algorithm
-    # the measured times of the algorithms, which replace the predicted costs if there are any. None before `heed`.
+    # the measured times of the algorithms, which replace the predicted costs if there are any. None before
+    # `load_measured_costs`.
     measured: cost_file.Points | None = None
 
     @classmethod
@@ -91,7 +91,7 @@ class Choice(Slot):
             }
         return choice
 
-    def heed(self, topology: Topology) -> None:
+    def load_measured_costs(self, topology: Topology) -> None:
         """Use the measured costs if ``rc.tuned`` is true on rank 0. The first call is collective."""
         if self.measured is None:
             found, tuned = None, rc.tuned  # read on every rank, so that all raise

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpistrat.process import cache_file, mpi
+from mpistrat.process import files, mpi
 from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.topology import Topology
 
@@ -38,7 +38,7 @@ def seconds(points: Sequence[tuple[int, float]], nbytes: int) -> float:
 
 
 def path_of(topology: Topology) -> Path:
-    return cache_file.path_of("costs", _key(topology))
+    return files.cache_path("costs", _key(topology))
 
 
 def to_json(topology: Topology, points: Points) -> str:

@@ -212,7 +212,7 @@ class ExactAllReduce(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         """Combine as `Algorithm.reduce`. Raise ValueError on every rank for a product of floating point numbers."""
-        topology.lock.only_meets = topology.shares_all
+        topology.lock.is_shared_memory_only = topology.shares_all
         if receive.dtype.kind in "iu":
             _in_any_order(topology, combine, send, receive)
         elif combine is np.add:

@@ -158,12 +158,12 @@ class HierarchicalAllReduce(Algorithm):
         # A ufunc is called directly, without a function of Python around it.
         add = combine if memory.size == 2 else partial(combine_rows, combine)
         take = [partial(add, *rows) if memory.size == 2 else partial(add, rows) for _, rows in generations]
-        return Meeting([own for own, _ in generations], memory.meet_saying, take)
+        return Meeting([own for own, _ in generations], memory.barrier_with_token, take)
 
 
 def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
     memory = topology.node_memory
-    rows = memory.lay_down(send)
+    rows = memory.pack_values(send)
     topology.lock.meet()
     if len(rows) == 2:
         # `send` holds the same values as the slot, and is faster to read than a slot that other ranks read too.

@@ -40,7 +40,7 @@ class LeaderAllReduce(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         memory = topology.node_memory
-        rows = memory.lay_down(send)
+        rows = memory.pack_values(send)
 
         def fill(total: np.ndarray) -> None:
             combine_rows(combine, rows, total)
@@ -89,9 +89,9 @@ class OrderedAllReduce(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         # The ranks wait in MPI from here on unless they share memory. A rank that is interrupted then cannot tell the
-        # others by a meeting: the lock must know, see `CollectiveLock.only_meets`.
-        topology.lock.only_meets = topology.shares_all
-        if topology.lock.only_meets:
+        # others by a meeting: the lock must know, see `CollectiveLock.is_shared_memory_only`.
+        topology.lock.is_shared_memory_only = topology.shares_all
+        if topology.lock.is_shared_memory_only:
             _in_memory.reduce(topology, combine, send, receive)
         elif send.nbytes * topology.size <= _GATHERED_BYTES:
             everything = np.empty((topology.size, len(send)), send.dtype)

@@ -10,8 +10,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.collectives.arithmetic.fixed_tree import combine_tree, subtrees
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 _PIECE_BYTES = 4 << 20
 _ALL_BY_EACH_BYTES = 128 << 10  # of all ranks together; below it each rank goes up the tree itself
@@ -170,5 +169,5 @@ class TreeAllReduce(Algorithm):
         return WHOLE
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
-        topology.lock.only_meets = topology.shares_all
+        topology.lock.is_shared_memory_only = topology.shares_all
         reduce_by_tree(topology, shares_of_one_each(topology), combine, [send], receive)

@@ -10,13 +10,12 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.choose import IN_PLACE, Choice
 from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arenas.arena import Arena, Stretch
-from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arenas.arena import Arena, ArenaSpan
 from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.on_host import HostRoute, packed_for_host, reduce_one, short_steps_of
 from mpistrat.collectives.packing import Message
-from mpistrat.collectives.reduction import Reduction, ShortSteps, Steps
+from mpistrat.collectives.reduction import FastPath, Reduction, Steps
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -27,7 +26,7 @@ _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
 class ReducedStretch(NamedTuple):
     """A stretch of an arena, which is one message, and the way of its reduction."""
 
-    stretch: Stretch
+    stretch: ArenaSpan
     message: Message
     route: HostRoute
 
@@ -65,7 +64,7 @@ def reduction_in_place(
         stay.views.clear()
         go.views.clear()
 
-    def lay_down(values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def pack_values(values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         stay.make_views()
         go.make_views()
         return values
@@ -73,18 +72,18 @@ def reduction_in_place(
     def combine(values: Any, timeout_seconds: float | None) -> Any:
         if stay.parts:
             stay.reduce()
-            topology.lock.only_meets = go.only_meets
+            topology.lock.is_shared_memory_only = go.is_shared_memory_only
         go.reduce()
         return values
 
     short = stay.short_steps() if not go.parts else go.short_steps() if not stay.parts else None
-    steps = Steps(lay_down, combine, list, meets=bool(stay.parts) or go.only_meets)
+    steps = Steps(pack_values, combine, list, meets=bool(stay.parts) or go.is_shared_memory_only)
     buffers = tuple(weakref.ref(value, drop_views) for value in values)
     return Reduction(topology, operation, steps, short, buffers)
 
 
 def _part(
-    topology: Topology, choice: Choice, op: Op, home: Arena, stretch: Stretch, algorithm: str | None
+    topology: Topology, choice: Choice, op: Op, home: Arena, stretch: ArenaSpan, algorithm: str | None
 ) -> ReducedStretch:
     """Return the part of a stretch: as for any array, unless the reduction in place is predicted to be faster."""
     key = ((stretch.dtype, (stretch.length,)),)
@@ -117,12 +116,12 @@ class _InSharedMemory:
                 rows = arena.rows(self._home, stretch, topology.node.size)
                 self.views.append((message, _slice(topology, rows)))
 
-    def short_steps(self) -> ShortSteps | None:
+    def short_steps(self) -> FastPath | None:
         topology = self._topology
         if len(topology.nodes) > 1 or topology.memory is None:
             return None
 
-        meet = topology.memory.meet_saying
+        meet = topology.memory.barrier_with_token
 
         def exchange(values: Sequence[np.ndarray], word: int) -> list[np.ndarray] | None:
             if not self.views:
@@ -132,7 +131,7 @@ class _InSharedMemory:
             topology.lock.ignoring_float_errors(self._combine_on_node)
             return list(values)
 
-        return ShortSteps(exchange, meet)
+        return FastPath(exchange, meet)
 
     def reduce(self) -> None:
         topology = self._topology
@@ -192,7 +191,7 @@ class _ThroughCopies:
     def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedStretch]):
         self._topology, self._home, self.parts = topology, home, parts
         self.views: list[np.ndarray] = []
-        self.only_meets = bool(parts) and all(part.route.algorithm.meets for part in parts)
+        self.is_shared_memory_only = bool(parts) and all(part.route.algorithm.meets for part in parts)
 
     def make_views(self) -> None:
         """Make the views of this rank's elements of each part, at the first use."""
@@ -201,7 +200,7 @@ class _ThroughCopies:
             rank, ranks = (node.rank, node.size) if home.shared else (0, 1)
             self.views += [arena.rows(home, part.stretch, ranks)[rank] for part in self.parts]
 
-    def short_steps(self) -> ShortSteps | None:
+    def short_steps(self) -> FastPath | None:
         if len(self.parts) != 1:
             return None
         ((_, message, route),) = self.parts
@@ -218,7 +217,7 @@ class _ThroughCopies:
             self.views[0][...] = totals[0]
             return list(values)
 
-        return ShortSteps(exchange)
+        return FastPath(exchange)
 
     def reduce(self) -> None:
         for mine, (_, message, route) in zip(self.views, self.parts, strict=True):

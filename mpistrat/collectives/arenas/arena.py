@@ -18,11 +18,10 @@ from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.collectives import structures
-from mpistrat.memory.shared import NoSharedMemoryError, pages, share
+from mpistrat.memory.node import NoSharedMemoryError, pages, share
 from mpistrat.process import mpi, private_file
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.values import component
 
 _ALIGNMENT = 64  # a cache line
@@ -44,7 +43,7 @@ class Arenas(dict[int, Arena], Slot):
     """The arenas of a topology, by the identity of their memory."""
 
 
-class Stretch(NamedTuple):
+class ArenaSpan(NamedTuple):
     """Consecutive elements of one dtype in an arena. The offset counts from the start of a rank's buffers."""
 
     offset: int
@@ -66,7 +65,7 @@ def buffers(
         for dtype, _ in leaves:
             if dtype.hasobject:
                 raise TypeError(f"buffers cannot hold Python objects ({dtype})")
-    with topology.lock.turn(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
+    with topology.lock.collective(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
         # Arrays of one dtype lie side by side without gaps, so that they are reduced as one stretch.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
@@ -93,7 +92,7 @@ def buffer_on_file(topology: Topology, descriptor: int | None, dtype: np.dtype, 
     ``descriptor`` is this rank's open file, or None. Return None on all ranks if those of a node cannot map all files.
     """
     nbytes = count * dtype.itemsize
-    with topology.lock.turn(operation("buffer on a file", dtype.str, count)):
+    with topology.lock.collective(operation("buffer on a file", dtype.str, count)):
         memory = None
         if topology.memory is not None:
             with contextlib.suppress(NoSharedMemoryError):
@@ -152,27 +151,27 @@ def places(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
     return tuple(_address(value) - origin if value.size else 0 for value in values)
 
 
-def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[Stretch, ...]:
+def stretches(arena: Arena, values: Sequence[np.ndarray]) -> tuple[ArenaSpan, ...]:
     """Return the stretches of an arena's arrays, neighbours of one dtype joined. Raise ValueError if two overlap."""
     pieces = sorted(
         (place, value.size, value.dtype)
         for place, value in zip(places(arena, values), values, strict=True)
         if value.size
     )
-    joined: list[Stretch] = []
+    joined: list[ArenaSpan] = []
     for offset, count, dtype in pieces:
         last = joined[-1] if joined else None
         gap = offset - (last.offset + last.length * last.dtype.itemsize) if last else 0
         if gap < 0:
             raise ValueError("two of the buffers to be reduced overlap: give each once")
         if last and last.dtype == dtype and gap == 0:
-            joined[-1] = Stretch(last.offset, last.length + count, dtype)
+            joined[-1] = ArenaSpan(last.offset, last.length + count, dtype)
         else:
-            joined.append(Stretch(offset, count, dtype))
+            joined.append(ArenaSpan(offset, count, dtype))
     return tuple(joined)
 
 
-def rows(arena: Arena, stretch: Stretch, ranks: int) -> list[np.ndarray]:
+def rows(arena: Arena, stretch: ArenaSpan, ranks: int) -> list[np.ndarray]:
     """Return the elements of each rank of the node at a stretch; only this rank's if the memory is private."""
     memory: Any = arena.memory()
     starts = range(stretch.offset, ranks * arena.stride, arena.stride) if arena.shared else (stretch.offset,)

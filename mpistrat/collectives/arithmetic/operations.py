@@ -1,4 +1,4 @@
-"""The reductions by which the replicas' values can be combined."""
+"""The reductions by which values of replicas can be combined, and the division that ends a mean."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ def parse_op(op: Any) -> Op:
     if isinstance(op, str) and op.upper() in _FURTHER:
         return _FURTHER[op.upper()]
     return ReduceOp.parse(op)
+
+
+def divide(total: Any, count: Any, out: Any = None) -> Any:
+    """Return ``total / count`` for a count of replicas or examples; written to ``out`` if given, also ``total``.
+
+    The parts of complex numbers are divided one by one: a product of complex numbers makes ``(inf + 2j) / 1`` a nan.
+
+    >>> divide(np.array([complex(np.inf, 2)]), 2)
+    array([inf+1.j])
+    """
+    kind = total.dtype.kind
+    if kind == "c":
+        if out is None:
+            out = total.copy()
+        divide(total.real, count, out.real)
+        divide(total.imag, count, out.imag)
+        return out
+    divisor = count if kind in "iu" else total.dtype.type(count)
+    return np.divide(total, divisor) if out is None else np.divide(total, divisor, out)
+
+
+def finish(wide: Any, divisor: int, total: Any) -> None:
+    """Write a combination to ``total``, divided for a mean, in its dtype. A floating ``wide`` is changed."""
+    if divisor != 1:
+        if wide.dtype.kind in "iu":
+            divide(wide, divisor, total)
+            return
+        divide(wide, divisor, wide)
+    if wide is not total:
+        total[...] = wide

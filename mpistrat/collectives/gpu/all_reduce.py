@@ -12,12 +12,11 @@ from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arithmetic.division import finish
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.nccl import NcclRoute
-from mpistrat.collectives.gpu.packing import Laid, Places, lay_down, packed_for_gpu, unpack, widened
+from mpistrat.collectives.gpu.packing import Laid, Places, pack_values, packed_for_gpu, unpack, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
 from mpistrat.collectives.on_host import reduce_piece
 from mpistrat.collectives.packing import Key, Message, message_of
@@ -26,8 +25,7 @@ from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 
 class GpuDirectRoute(Route):
@@ -124,7 +122,7 @@ def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]
 # In the order of preference; the last one is always possible.
 ROUTES: dict[str, Route] = {route.name: route for route in (NcclRoute(), GpuDirectRoute(), PinnedRoute())}
 
-_InPlace = list[tuple[arena.Arena, arena.Stretch, Message]]
+_InPlace = list[tuple[arena.Arena, arena.ArenaSpan, Message]]
 
 
 def reduction_on_gpu(
@@ -168,7 +166,7 @@ def reduction_on_gpu(
             for home, stretch, each in in_place:
                 (flat,) = arena.rows(home, stretch, 1)
                 laid.append(Laid(each, flat, flat))
-            laid += [lay_down(each, values) for each in places]
+            laid += [pack_values(each, values) for each in places]
         return values, laid
 
     def combine(
@@ -180,7 +178,7 @@ def reduction_on_gpu(
                 route.reduce(call, [state[1][i] for i in some])
         return state
 
-    def give_back(state: tuple[Sequence[Any], list[Laid]]) -> list[Any]:
+    def unpack_values(state: tuple[Sequence[Any], list[Laid]]) -> list[Any]:
         values, laid = state
         out: list[Any] = [None] * len(values)
         with on_device(device.index):
@@ -192,7 +190,7 @@ def reduction_on_gpu(
             out[i] = values[i]
         return out
 
-    pack, give = timed(Kind.REDUCE_PACK, lay_all_down), timed(Kind.REDUCE_UNPACK, give_back)
+    pack, give = timed(Kind.REDUCE_PACK, lay_all_down), timed(Kind.REDUCE_UNPACK, unpack_values)
     steps = Steps(pack, combine, give, meets)
     only_for = tuple(map(weakref.ref, values)) if in_place else ()
     return Reduction(topology, operation, steps, only_for=only_for)
@@ -235,7 +233,7 @@ def _obstacle(topology: Topology, device: Device, name: str) -> str:
         if type(ROUTES[name]).obstacle is Route.obstacle:
             known[name] = ""
         else:
-            with topology.lock.turn(Operation("the way of arrays on GPUs", name)):
+            with topology.lock.collective(Operation("the way of arrays on GPUs", name)):
                 known[name] = ROUTES[name].obstacle(topology, device.index)
     return known[name]
 

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays.device import cupy_for, gpu_count, on_device, seen_gpus
-from mpistrat.collectives.arithmetic.division import finish
+from mpistrat.collectives.arithmetic.operations import finish
 from mpistrat.collectives.gpu.packing import Laid, widened
 from mpistrat.collectives.gpu.route import GpuCall, Route
-from mpistrat.process.backoff import Backoff
+from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.agreement.operation import ranks_in_words
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 _TYPES = {
     np.dtype(dtype): f"NCCL_{name}"

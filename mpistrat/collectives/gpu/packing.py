@@ -52,7 +52,7 @@ def packed_for_gpu(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tupl
     return pack(op, key, size, {dtype: limits for dtype, _ in key})
 
 
-def lay_down(places: Places, arrays: Sequence[Any]) -> Laid:
+def pack_values(places: Places, arrays: Sequence[Any]) -> Laid:
     """Return the arrays of a message as one, copied in one launch if they are several, and memory for the result."""
     cupy, message = cupy_for("an array on a GPU"), places.message
     mine = [cupy.ascontiguousarray(arrays[i]) for i in message.members]

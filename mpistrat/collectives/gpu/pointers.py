@@ -18,8 +18,7 @@ from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import RuntimeOptions, rc
-from mpistrat.runtime.slot import Slot
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Slot, Topology
 
 PIECE_BYTES = gpu_verdicts.PIECE_BYTES
 
@@ -91,7 +90,7 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
     if topology.size == 1:
         return True
     if device not in topology.slot(Refusals):
-        with topology.lock.turn(_ASK):
+        with topology.lock.collective(_ASK):
             obstacles(topology, device)
     return not any(topology.slot(Refusals)[device][name] for name in operations)
 

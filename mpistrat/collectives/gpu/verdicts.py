@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.arrays.device import cupy_for
-from mpistrat.process import cache_file, mpi
+from mpistrat.process import files, mpi
 from mpistrat.runtime.topology import Topology
 
 # Blocking moves only: reductions and non-blocking operations are never used.
@@ -46,7 +46,7 @@ def key(topology: Topology, device: int) -> list[Any]:
 
 
 def path_of(key: list[Any]) -> Path:
-    return cache_file.path_of("gpu-direct", key)
+    return files.cache_path("gpu-direct", key)
 
 
 def read(key: list[Any]) -> dict[str, str]:
@@ -62,7 +62,7 @@ def read(key: list[Any]) -> dict[str, str]:
 
 def write(key: list[Any], operations: dict[str, str]) -> None:
     text = json.dumps({"for": key, "operations": operations}, indent=1) + "\n"
-    cache_file.write(path_of(key), text)
+    files.replace_text(path_of(key), text)
 
 
 def obstacles(key: list[Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
-from mpistrat.collectives.pieces import Piece, cut, lay, take
+from mpistrat.collectives.packing import Piece, cut, read_piece, write_piece
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
@@ -32,26 +32,26 @@ def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashab
     what = operation("broadcast", root, *details, *[(each.dtype, each.shape) for each in out])
     nbytes = sum([each.nbytes for each in out])
     if topology.size == 1 or not nbytes:
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             return out
     data = [as_bytes(each) for each in out]
     if topology.memory is None:
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             _by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
         alone = topology.limits.broadcast_alone_bytes
         small = [each for each in data if len(each) < alone]
         large = [each for each in data if len(each) >= alone]
-        with topology.lock.turn(what, meets=any(map(len, small))):
+        with topology.lock.collective(what, synchronizes=any(map(len, small))):
             # A rank that is interrupted in MPI_Bcast cannot tell the others by a meeting, as it can in the slots.
-            topology.lock.only_meets = not large
+            topology.lock.is_shared_memory_only = not large
             _through_slots(topology, small, root)
             _by_mpi(topology, large, root)
     elif nbytes <= topology.limits.with_agreement_bytes:
-        with topology.lock.turn(what, meets=True):
+        with topology.lock.collective(what, synchronizes=True):
             _with_agreement(topology, data, nbytes, root)
     else:
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             _on_two_tiers(topology, data, root)
     return out
 
@@ -69,10 +69,10 @@ def _through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) ->
     for piece in cut(data, memory.slot_bytes):
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
         if topology.rank == root:
-            lay(piece, own)
+            write_piece(piece, own)
         topology.lock.meet()
         if topology.rank != root:
-            take(piece, slots[root])
+            read_piece(piece, slots[root])
 
 
 def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
@@ -82,14 +82,14 @@ def _with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int,
     own, slots = memory.slots(_BYTE, memory.slot_bytes)
     (piece,) = cut(data, nbytes)
     if topology.rank == root:
-        lay(piece, own)
+        write_piece(piece, own)
 
     def fill(message: np.ndarray) -> None:
         message[...] = slots[place][:nbytes] if topology.leaders.rank == home else 0
 
     topology.lock.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
     if topology.rank != root:
-        take(piece, memory.result)
+        read_piece(piece, memory.result)
 
 
 def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
@@ -105,14 +105,14 @@ def _on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> 
         slot = memory.slots(_BYTE, memory.slot_bytes)[1][source]
         message = slot[: _end(piece)]
         if topology.rank == root:
-            lay(piece, slot)
+            write_piece(piece, slot)
         elif not at_home and leaders is not None:
             leaders.Bcast(message, home)
         topology.lock.meet()
         if at_home and leaders is not None:
             leaders.Bcast(message, home)
         if topology.rank != root:
-            take(piece, slot)
+            read_piece(piece, slot)
 
 
 def _end(piece: Piece) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.exchange import exchange
-from mpistrat.collectives.pieces import cut, lay, take
+from mpistrat.collectives.packing import cut, read_piece, write_piece
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
@@ -53,7 +53,7 @@ def all_gather(topology: Topology, value: np.ndarray, axis: int, timeout_seconds
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
     what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.lock.turn(what, topology.memory is not None, timeout_seconds):
+    with topology.lock.collective(what, topology.memory is not None, timeout_seconds):
         if topology.size == 1:
             return value.copy(order="C")
         if topology.memory is None:
@@ -98,13 +98,13 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     own_length[0] = len(rows)
     if rows.nbytes <= room:
         own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
-    topology.lock.only_meets = False  # until the number of rows is known
+    topology.lock.is_shared_memory_only = False  # until the number of rows is known
     topology.lock.meet()
     counts = [int(each[0]) for each in lengths]
     row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
     if max(counts) * row_bytes > room:
         return _by_mpi(topology, rows, counts)
-    topology.lock.only_meets = True
+    topology.lock.is_shared_memory_only = True
     array = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
     ends = [_LENGTH_BYTES + count * row_bytes for count in counts]
     found = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]
@@ -167,11 +167,11 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
     streams = [cut(parts, memory.slot_bytes) for parts in by_rank]
     for pieces in itertools.zip_longest(*streams, fillvalue=()):
         own, slots = memory.slots(_BYTE, memory.slot_bytes)
-        lay(pieces[memory.rank], own)
+        write_piece(pieces[memory.rank], own)
         topology.lock.meet()
         for rank, (piece, slot) in enumerate(zip(pieces, slots, strict=True)):
             if rank != memory.rank:
-                take(piece, slot)
+                read_piece(piece, slot)
 
 
 def all_gather_parts(
@@ -184,7 +184,7 @@ def all_gather_parts(
     lengths = tuple(sum(map(len, each)) for each in parts)
     one_node = topology.shares_all
     what = operation("all_gather of parts", form, lengths)
-    with topology.lock.turn(what, one_node and any(lengths), timeout_seconds):
+    with topology.lock.collective(what, one_node and any(lengths), timeout_seconds):
         if one_node:
             _exchange(topology, parts)
         elif topology.memory is None or len(set(topology.ranks_per_node)) > 1:
@@ -204,11 +204,11 @@ def _exchange_by_mpi(comm: Any, limits: Limits, by_rank: Sequence[Sequence[np.nd
         ends = [*itertools.accumulate(counts)]
         got = np.empty(ends[-1], np.uint8)
         of_ranks = [got[end - count : end] for end, count in zip(ends, counts, strict=True)]
-        lay(pieces[comm.rank], of_ranks[comm.rank])
+        write_piece(pieces[comm.rank], of_ranks[comm.rank])
         comm.Allgatherv(mpi.start().IN_PLACE, [got, counts])
         for rank, piece in enumerate(pieces):
             if rank != comm.rank:
-                take(piece, of_ranks[rank])
+                read_piece(piece, of_ranks[rank])
 
 
 def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
@@ -237,7 +237,7 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
     what = operation("gather", root, axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.lock.turn(what):
+    with topology.lock.collective(what):
         if topology.size == 1:
             return value.copy(order="C")
         lengths = lengths_by_mpi(topology, rows)
@@ -255,9 +255,9 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
     """Return every rank's (pickled) object, in the order of ranks. Return None on other ranks than ``root``."""
     what = operation("gather_object", root)
     if topology.size == 1:
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             return [value]
     mine = topology.pickled("gather_object", value)
-    with topology.lock.turn(what):
+    with topology.lock.collective(what):
         told = topology.world.gather(mine, root)
     return None if told is None else [mpi.start().pickle.loads(each) for each in told]

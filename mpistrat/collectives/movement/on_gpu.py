@@ -11,8 +11,7 @@ import numpy as np
 
 from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import as_bits, copy_each
-from mpistrat.collectives.arithmetic.division import finish
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.packing import Laid, widened
@@ -34,7 +33,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
             return None
         rows = cupy.ascontiguousarray(cupy.moveaxis(value, axis, 0) if axis else value)
         what = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
-        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
             if topology.size == 1:
                 return value.copy()
             lengths = lengths_by_mpi(topology, rows)
@@ -73,7 +72,7 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
         if not gpu_pointers.possible(topology, device, "Bcast"):
             return None
         what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
-        with topology.lock.turn(what):
+        with topology.lock.collective(what):
             total = value.copy() if topology.rank == root else cupy.empty(value.shape, value.dtype)
             if total.nbytes and topology.size > 1:
                 with gpu_pointers.scratch(device) as memory:
@@ -111,7 +110,7 @@ def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: floa
         total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
         job = Laid(whole, flat, total.reshape(-1))
         what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
-        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
             wide_send = widened(job)
             wide = job.total if whole.result == whole.wire else cupy.empty(own, whole.wire)
             parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]

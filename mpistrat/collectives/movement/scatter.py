@@ -43,7 +43,7 @@ def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: i
         axes = [checked_axis(each, axis) for each in values] if is_root else []
     described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
     noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
-    with topology.lock.turn(operation("scatter", root, axis)):
+    with topology.lock.collective(operation("scatter", root, axis)):
         if topology.size == 1:
             return Scattered([each.copy(order="C") for each in values], note)
         described, noted = topology.world.bcast((described, noted), root)
@@ -84,7 +84,7 @@ def all_to_all(
     rows = np.ascontiguousarray(value)
     ends = [0, *itertools.accumulate(lengths)]
     sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
-    with topology.lock.turn(operation("all_to_all", value.ndim, (value.dtype, value.shape[1:]))):
+    with topology.lock.collective(operation("all_to_all", value.ndim, (value.dtype, value.shape[1:]))):
         if topology.size == 1:
             return rows.copy(), lengths
         announced = np.empty(topology.size, np.int64)

@@ -17,7 +17,7 @@ from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts
 from mpistrat.collectives.reduction import Reduction
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
 
@@ -25,8 +25,8 @@ IN_PAIRS = "in pairs"  # the form that `CrossDeviceOps.batch_reduce` lets the ra
 
 HOOKS = ("reduce_implementation", "batch_reduce_implementation")  # what `CrossDeviceOps.all_reduce` calls
 
-_whole = whole(attrgetter("_ranks"))
-whole_all_reduce = whole(attrgetter("_ranks"), "all_reduce")
+_collective_call = collective_call(attrgetter("_ranks"))
+collective_all_reduce = collective_call(attrgetter("_ranks"), "all_reduce")
 
 
 class CrossDeviceOps:
@@ -71,7 +71,7 @@ class CrossDeviceOps:
             )
         return topology
 
-    @_whole
+    @_collective_call
     def reduce(
         self,
         reduce_op: Op | str,
@@ -112,7 +112,7 @@ class CrossDeviceOps:
             return Mirrored((snapshot(value),))
         return mirrored(self.reduce_implementation(op, value, destinations, options))
 
-    @_whole
+    @_collective_call
     def batch_reduce(
         self,
         reduce_op: Op | str,
@@ -150,7 +150,7 @@ class CrossDeviceOps:
         done = iter(self.batch_reduce_implementation(op, todo, options) if todo else ())
         return [Mirrored((snapshot(v),)) if isinstance(v, Mirrored) else mirrored(next(done)) for v in values]
 
-    @_whole
+    @_collective_call
     def broadcast(self, tensor: Any, destinations: Any) -> Mirrored:
         """Return the value of replica 0 on every replica.
 
@@ -209,7 +209,7 @@ class CrossDeviceOps:
         """
         return None
 
-    @_whole
+    @_collective_call
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Combine plain values of this replica through the hooks. Strategies call this method.
 

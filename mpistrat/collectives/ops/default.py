@@ -18,11 +18,10 @@ from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arenas.all_reduce import reduction_in_place
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op, divide
 from mpistrat.collectives.movement.broadcast import broadcast
 from mpistrat.collectives.on_host import reduction_of_arrays, reduction_of_joined
-from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, whole_all_reduce
+from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, collective_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
@@ -132,7 +131,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         def rows_of(array: np.ndarray) -> list[np.ndarray]:
             assert home is not None
             (place,) = arena.places(home, [array])
-            return arena.rows(home, arena.Stretch(place, len(array), dtype), self._ranks.node.size)
+            return arena.rows(home, arena.ArenaSpan(place, len(array), dtype), self._ranks.node.size)
 
         how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
         return reduce_parts(self._ranks, op, dtype, parts, *how)
@@ -203,7 +202,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._reductions.keep(key, found)
         return found.run(values, options.timeout_seconds)
 
-    @whole_all_reduce
+    @collective_all_reduce
     def _reduce_groups(
         self,
         op: Op,
@@ -412,7 +411,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         dtypes.accumulator(host.dtype, op)
         what = operation("reduce to one device", op.name, (host.dtype, host.shape))
-        with topology.lock.turn(what, timeout_seconds=timeout_seconds):
+        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
         total = host
 

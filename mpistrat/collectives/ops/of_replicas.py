@@ -20,9 +20,8 @@ from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact import exact_sum_over_ranks, settle_extremes
 from mpistrat.collectives.algorithms.tree import Shares, reduce_by_tree
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import finish
 from mpistrat.collectives.arithmetic.fixed_tree import tree_of_right
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.on_host import HostRoute, reduce_one
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
@@ -144,7 +143,7 @@ class ReplicaSums:
         """Return the reductions of all replicas' arrays. Collective."""
         topology, out = self._topology, [np.empty(0)] * len(self.key)
         meets = self._algorithm == TREE and topology.memory is not None and bool(self._rows)
-        with topology.lock.turn(self._operation, meets, timeout_seconds):
+        with topology.lock.collective(self._operation, meets, timeout_seconds):
             for rows in self._rows:
                 total = topology.lock.ignoring_float_errors(self._total, rows)
                 unpack(rows.message, total, out)
@@ -213,7 +212,7 @@ class ReplicasAllReduce(CrossDeviceOps):
         return any_library.broadcasted(self._ranks, components_of(tensor, 1)[0])
 
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
-        total = GrowingTotal(self, op, options, form)
+        total = IncrementalAllReduce(self, op, options, form)
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
             for leaves in zip(*(components_of(value, len(self.local)) for value in values), strict=True):
                 total.give([*leaves])
@@ -237,10 +236,10 @@ class ReplicasAllReduce(CrossDeviceOps):
             return found
         ends = itertools.accumulate(topology.all_gather_object(arrays.to_host(value).shape[axis]))
         parts = np.split(arrays.to_host(found), [*ends][:-1], axis)
-        return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis), found)
+        return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis, dtype=parts[0].dtype), found)
 
 
-class GrowingTotal:
+class IncrementalAllReduce:
     """An all-reduce to which the replicas of this rank give values one by one. The ranks compare ``form``."""
 
     def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):
@@ -294,7 +293,7 @@ class GrowingTotal:
             totals = iter(self._sums.total(seconds))
             out = [each if i in self._rows else arrays.from_host(next(totals), each) for i, each in enumerate(out)]
         for i, given in self._rows.items():
-            values, indices = (np.concatenate(each) for each in zip(*given, strict=True))
+            values, indices = (np.concatenate(each, dtype=each[0].dtype) for each in zip(*given, strict=True))
             mine = IndexedSlices(values, indices, out[i].dense_shape)
             size = len(ops.shares.tree)
             out[i] = all_reduce_slices(ops.topology, self._op, mine, seconds, ops.gathered, size)

@@ -87,7 +87,9 @@ class Strategy(v2.Strategy):
     2.0
     """
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reduce(  # type: ignore[override]  # its default is another
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None = None
+    ) -> Any:
         """Return the reduction of a value, as `mpistrat.Strategy.reduce`; here ``axis`` has a default. Collective."""
         return super().reduce(reduce_op, value, axis)
 

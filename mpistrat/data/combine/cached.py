@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.parts import CombinedSource, DatasetPart
+from mpistrat.data.combine.combined import CombinedSource, DatasetPart
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
@@ -23,9 +23,6 @@ class CachedSource(CombinedSource):
         super().__init__(parts)
         (self._part,) = parts
         self._lock = MakingLock()
-        self._forget()
-
-    def _forget(self) -> None:
         self._held: np.ndarray | None = None
         self._columns: list[_Kept] = []
         self._rebuild: Any = None

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import nest
 from mpistrat.data.combine import streamed
 from mpistrat.data.combine.cached import CachedSource
-from mpistrat.data.combine.chosen import ConcatenatedSource, ZippedSource
+from mpistrat.data.combine.combined import ConcatenatedSource, DatasetPart, ZippedSource
 from mpistrat.data.combine.mixed import MixedSource, MixedStream
-from mpistrat.data.combine.parts import DatasetPart
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.chain import Chain
 from mpistrat.data.pipeline.definition import Definition
@@ -59,7 +58,7 @@ class Combining(Chain):
         """
         if not callable(predicate):
             raise TypeError(f"filter() needs a function, not {predicate!r}")
-        return self._by_function("filter", _part(self._definition, "filter"), streamed.filtered(predicate))
+        return self._by_function("filter", part_of_rows(self._definition, "filter"), streamed.filtered(predicate))
 
     def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Self:
         return self._of(streamed.StreamByFunction(word, [part], combine), (), self._definition.options)
@@ -100,7 +99,7 @@ class Combining(Chain):
         if ends[0] and isinstance(ends[0][0], Batch) and all(end == ends[0] for end in ends):
             after = ends[0]
             definitions = [replace(each, transforms=each.transforms[:-1]) for each in definitions]
-        parts = [_part(each, "zip") for each in definitions]
+        parts = [part_of_rows(each, "zip") for each in definitions]
         rows = partial(ZippedSource, structure=rebuild([*range(len(leaves))]))
         source = _combined("zip", parts, rows, streamed.zipped(rebuild))
         return cls._of(source, after, _merged(definitions))
@@ -125,7 +124,7 @@ class Combining(Chain):
         [0, 1, 7, 8]
         """
         definitions = [self._definition, _definition(dataset, "concatenate")]
-        parts = [_part(each, "concatenate") for each in definitions]
+        parts = [part_of_rows(each, "concatenate") for each in definitions]
         source = _combined("concatenate", parts, ConcatenatedSource, streamed.concatenated)
         return self._of(source, (), _merged(definitions))
 
@@ -144,7 +143,7 @@ class Combining(Chain):
         [(0, 5), (1, 6), (2, 7)]
         """
         start = integer(start, "the start of enumerate()", -(2**62))
-        part = _part(self._definition, "enumerate")
+        part = part_of_rows(self._definition, "enumerate")
         if part.streamed:
             return self._by_function(f"enumerate({start})", part, streamed.numbered(start))
         source = ZippedSource([DatasetPart(CountSource(start), ()), part], (0, 1))
@@ -188,7 +187,7 @@ class Combining(Chain):
             raise ValueError(
                 f"cache() keeps single rows, but {after[1]} follows batch(): call it before batch(), or directly after"
             )
-        part = _part(replace(own, transforms=own.transforms[:at]), "cache")
+        part = part_of_rows(replace(own, transforms=own.transforms[:at]), "cache")
         if part.endless:
             raise ValueError("cache() keeps all rows, but this dataset is endless: call cache() before repeat()")
         kind = streamed.CachedStream if part.streamed else CachedSource
@@ -245,7 +244,7 @@ class Combining(Chain):
         drawn = seed is None
         number = secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
         definitions = [_definition(each, "sample_from_datasets") for each in datasets]
-        parts = [_part(each, "sample_from_datasets") for each in definitions]
+        parts = [part_of_rows(each, "sample_from_datasets") for each in definitions]
         kind = MixedStream if any(part.streamed for part in parts) else MixedSource
         source = kind(parts, given, Seed(number, not drawn), bool(stop_on_empty_dataset))
         return cls._of(source, (), _merged(definitions))
@@ -257,7 +256,7 @@ def _definition(dataset: Any, what: str) -> Definition:
     return dataset.definition
 
 
-def _part(definition: Definition, what: str) -> DatasetPart:
+def part_of_rows(definition: Definition, what: str) -> DatasetPart:
     if definition.batch_size is not None:
         raise ValueError(f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it")
     return DatasetPart(definition.source, definition.transforms)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.data.combine.chosen import ChosenSource
-from mpistrat.data.combine.parts import DatasetPart, OfParts
+from mpistrat.data.combine.combined import ChosenSource, DatasetPart, OfParts
 from mpistrat.data.combine.streamed import Openers, StreamedSource, alike
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.rows.contracts import Seed
@@ -75,25 +74,20 @@ class Choices:
 
     def __call__(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the dataset of each row, and the number of the row in it."""
-        with self._lock:
-            return self._chosen(ks)
-
-    def _chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        last = int(ks.max())
-        while self._ends[-1] <= last and not self._over:
-            self._draw()
-        ends = np.array(self._ends)
-        blocks = ends.searchsorted(ks, side="right") - 1
         which, number = np.empty(len(ks), np.int64), np.empty(len(ks), np.int64)
-        for block in np.unique(blocks).tolist():
-            here = np.flatnonzero(blocks == block)
-            chosen = self._block(block)
-            inside = ks[here] - ends[block]
-            which[here] = chosen[inside]
-            for each in np.unique(which[here]).tolist():
-                mine = here[which[here] == each]
-                counted = np.cumsum(chosen == each) - 1
-                number[mine] = self._before[block][each] + counted[ks[mine] - ends[block]]
+        with self._lock:
+            while self._ends[-1] <= ks.max() and not self._over:
+                self._draw()
+            ends = np.array(self._ends)
+            blocks = ends.searchsorted(ks, side="right") - 1
+            for block in np.unique(blocks).tolist():
+                here = np.flatnonzero(blocks == block)
+                chosen = self._block(block)
+                which[here] = chosen[ks[here] - ends[block]]
+                for part in np.unique(which[here]).tolist():
+                    mine = here[which[here] == part]
+                    counted = np.cumsum(chosen == part) - 1
+                    number[mine] = self._before[block][part] + counted[ks[mine] - ends[block]]
         return which, number
 
     def _draw(self) -> None:
@@ -115,8 +109,8 @@ class Choices:
         if not len(chosen):
             return chosen, True
         keep = np.ones(len(chosen), bool)
-        for each in np.flatnonzero(left < len(chosen)).tolist():
-            keep[np.flatnonzero(chosen == each)[left[each] :]] = False
+        for part in np.flatnonzero(left < len(chosen)).tolist():  # which may have no row left in the block
+            keep[np.flatnonzero(chosen == part)[left[part] :]] = False
         if self._stop and not keep.all():
             return chosen[: int(keep.argmin())], True
         return chosen[keep], False
@@ -168,7 +162,7 @@ class MixedSource(Drawn, ChosenSource):
 class MixedStream(Drawn, StreamedSource):
     """The mixture of parts of which one can be read only in order, or has an unknown length."""
 
-    def combine(self, openers: Openers) -> Iterator[Any]:
+    def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
         """Yield elements of the parts, as they are drawn."""
         streams = alike(openers)
         left = np.ones(len(streams), bool)

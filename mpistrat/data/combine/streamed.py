@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.combine.chosen import common_spec
-from mpistrat.data.combine.parts import DatasetPart, OfParts
+from mpistrat.data.combine.combined import DatasetPart, OfParts, common_spec
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Openers: TypeAlias = "Sequence[Callable[[], Iterator[Any]]]"
-Combine: TypeAlias = "Callable[[Openers], Iterator[Any]]"
+Combine: TypeAlias = "Callable[[Openers, int], Iterator[Any]]"
 
 
 class StreamedSource(OfParts, StreamSource):
@@ -28,15 +27,15 @@ class StreamedSource(OfParts, StreamSource):
     _first: Any = None
     _begun: Iterator[Any] | None = None
 
-    def combine(self, openers: Openers) -> Iterator[Any]:
-        """Return the elements. A part is opened when its opener is called."""
+    def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
+        """Return the elements of an iteration. A part is opened when its opener is called."""
         raise NotImplementedError
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
         begun, self._begun = self._begun, None
         if begun is not None and iteration == 0:
             return begun
-        return self.combine([partial(part.plan.elements, iteration) for part in self.parts])
+        return self.combine([partial(part.plan.elements, iteration) for part in self.parts], iteration)
 
     def first(self) -> Any:
         """Return the first element, or raise ValueError. The next `open` yields it: parts may be read only once."""
@@ -56,8 +55,8 @@ class StreamByFunction(StreamedSource):
         super().__init__(parts)
         self.word, self._function = word, combine
 
-    def combine(self, openers: Openers) -> Iterator[Any]:
-        return self._function(openers)
+    def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
+        return self._function(openers, iteration)
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
         return type(self)(self.word, parts, self._function)
@@ -73,7 +72,7 @@ class CachedStream(StreamedSource):
         """Return an iterator over the elements, the same in every iteration."""
         return super().open(0)
 
-    def combine(self, openers: Openers) -> Iterator[Any]:
+    def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
         """Yield the elements, from memory if they are kept."""
         if self._kept is not None:
             yield from (nest.map_structure(_copy, each) for each in self._kept)
@@ -87,10 +86,10 @@ class CachedStream(StreamedSource):
 
 def zipped(rebuild: Callable[[list[Any]], Any]) -> Combine:
     """Return the combination of elements with the same number."""
-    return lambda openers: (rebuild([*row]) for row in zip(*(each() for each in openers), strict=False))
+    return lambda openers, _: (rebuild([*row]) for row in zip(*(each() for each in openers), strict=False))
 
 
-def concatenated(openers: Openers) -> Iterator[Any]:
+def concatenated(openers: Openers, iteration: int) -> Iterator[Any]:
     """Yield the elements of one part after another."""
     for stream in alike(openers):
         yield from stream
@@ -114,21 +113,22 @@ def alike(openers: Openers) -> list[Iterator[Any]]:
 
 def filtered(predicate: Callable[..., Any]) -> Combine:
     """Return the combination that keeps the elements of one part for which a function is true."""
-    return lambda openers: (each for each in openers[0]() if _is_true(elements.call(predicate, each)))
+    return lambda openers, _: (each for each in openers[0]() if is_true(elements.call(predicate, each), "filter"))
 
 
 def numbered(start: int) -> Combine:
     """Return the combination of a number and each element of one part."""
-    return lambda openers: ((np.int64(number), each) for number, each in enumerate(openers[0](), start))
+    return lambda openers, _: ((np.int64(number), each) for number, each in enumerate(openers[0](), start))
 
 
 def _copy(leaf: Any) -> Any:
     return leaf.copy()
 
 
-def _is_true(answer: Any) -> bool:
+def is_true(answer: Any, word: str) -> bool:
+    """Return the answer of a predicate. Raise ValueError if it is not a truth value."""
     if not isinstance(answer, (bool, np.bool_)) and not (
         getattr(answer, "dtype", None) == np.bool_ and np.ndim(answer) == 0
     ):
-        raise ValueError(f"the function given to filter() must return True or False, not {answer!r:.100}")
+        raise ValueError(f"the function given to {word}() must return True or False, not {answer!r:.100}")
     return bool(answer)

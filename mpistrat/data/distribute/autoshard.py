@@ -7,16 +7,17 @@ do not depend on the number of ranks. Otherwise each rank has one, and deals its
 from __future__ import annotations
 
 import heapq
-import warnings
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
+from functools import cache, partial
+from itertools import chain, dropwhile, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.data.errors import explain_empty_parts
 from mpistrat.data.options import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -25,18 +26,29 @@ from mpistrat.data.options import (
     UNKNOWN_CARDINALITY,
     AutoShardPolicy,
 )
+from mpistrat.data.pipeline.chosen import Chosen
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.plan import PipelinePlan, in_a_list
-from mpistrat.data.pipeline.transforms import Batch, Shard, Skip, Take, Transform, before_batch, length_of
+from mpistrat.data.pipeline.transforms import (
+    Batch,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Take,
+    Transform,
+    before_batch,
+    length_of,
+)
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Seed
+from mpistrat.data.rows.lanes import Lanes
 from mpistrat.data.rows.split import part_of, pieces
-from mpistrat.process.own_files import level_of_program
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
 
-MOST_IMBALANCE = 0.05
+_log = logging.getLogger("mpistrat.data")
 
 
 class Reading(NamedTuple):
@@ -68,6 +80,8 @@ class Division:
     """
 
     name: str
+    why: str = ""
+    """Why AUTO does not give lanes to a dataset of files."""
     steps: int | None
     readings: Sequence[Reading]
     _rows: Callable[..., Any]
@@ -175,6 +189,11 @@ class Division:
         assert self.plan.batch is not None
         return self.plan.batch.size
 
+    @property
+    def lanes(self) -> Lanes | None:
+        """The lanes of the files, if the division keeps files apart."""
+        return next((each.lanes for each in self.whole.transforms if isinstance(each, Shuffle) and each.lanes), None)
+
     def rebuilt(self, whole: Definition) -> Division:
         """Return the same division of another definition of the dataset."""
         return type(self)(whole, self.replicas, self.ranks, self.balance)
@@ -216,6 +235,16 @@ class ByData(Division):
         return part_of(plan.rows(k // fed, iteration, self._cut), fed, k % fed)
 
 
+class ByLanes(ByData):
+    """The division that cuts every global batch, of shuffled files in lanes: a replica reads files of its own."""
+
+    name = "AUTO"
+
+    def in_lanes(self, lanes: Lanes) -> Division:
+        """Return the same division with other lanes."""
+        return self.rebuilt(_in_lanes(self.whole, lanes))
+
+
 class ByFile(Division):
     """The division that deals files to the pipelines."""
 
@@ -240,7 +269,10 @@ class ByFile(Division):
                 "AutoShardPolicy.DATA"
             )
         dealt = deal(rows, len(fed), self.balance)
-        shares = [_of_share(transforms, replicas.size, block) for block in fed]
+        shares = [
+            _of_share(_of_files(transforms, rows, mine), replicas.size, block)
+            for mine, block in zip(dealt, fed, strict=True)
+        ]
         self.steps = _longest(
             length_of(sum(rows[i] for i in mine), share) for mine, share in zip(dealt, shares, strict=True)
         )
@@ -299,6 +331,8 @@ def divide(
     ranks: Topology | None = None,
 ) -> Division:
     """Return the division that a policy asks for. Raise ValueError on every replica if it does not suit the dataset."""
+    if policy is AutoShardPolicy.FILE and replicas.size > 1 and replicas.is_chief:
+        _say_that_files_depend_on_replicas()
     return _DIVISIONS[policy](Definition(source, tuple(transforms)), replicas, ranks, balance)
 
 
@@ -344,25 +378,51 @@ def _too_few(rows: Sequence[int], pipelines: int, replicas: ReplicaGroup) -> str
 
 
 def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None, balance: bool) -> Division:
-    """Return the FILE division if it keeps the rows and, nearly, the number of steps; otherwise DATA."""
-    rows, fed = _file_rows(whole), len(pipelines_of(replicas))
-    # Under FILE, take, skip and shard would count the rows of each replica's own files.
-    if fed == 1 or not rows or any(isinstance(each, (Take, Skip, Shard)) for each in whole.transforms):
+    """Return the division in lanes for shuffled files, where nothing needs another order; otherwise DATA."""
+    files = sum(rows > 0 for rows in _file_rows(whole))
+    if files < 2:
         return ByData(whole, replicas, ranks)
-    why = _too_few(rows, fed, replicas)
-    if not why and (whole.batch_size or 0) < replicas.size:
-        why = f"a batch of {whole.batch_size} rows is shared by {replicas.size} replicas"
-    if not why and (excess := imbalance(rows, fed, balance)) > MOST_IMBALANCE:
-        why = f"one replica would have {excess:.0%} more rows than the mean"
+    count = min(files, whole.batch_size or 0, whole.source.side_by_side())
+    why = why_not_lanes(whole.transforms) or ("" if count > 1 else "batches, or the memory, have room for one file")
     if not why:
-        return ByFile(whole, replicas, ranks, balance)
+        whole = _in_lanes(replace(whole, source=whole.source.by_file()), Lanes(whole.batch_size or 1, count))
+        return ByLanes(whole, replicas, ranks)
     if replicas.is_chief:
-        warnings.warn(
-            f"AutoShardPolicy.AUTO divides every batch instead of the files (DATA), because {why}; "
-            "set AutoShardPolicy.DATA to do the same without this warning",
-            stacklevel=level_of_program(),
-        )
-    return ByData(whole, replicas, ranks)
+        _log.info("AutoShardPolicy.AUTO divides every batch of %s (DATA): %s", whole.source, why)
+    division = ByData(whole, replicas, ranks)
+    division.why = why
+    return division
+
+
+def why_not_lanes(transforms: Sequence[Transform]) -> str:
+    """Return why the transforms of rows need another order than that of lanes, or an empty text."""
+    reordering = [each for each in before_batch(transforms) if each.reorders]
+    reordering = [*dropwhile(lambda each: isinstance(each, Chosen) and each.ascending, reordering)]
+    first = reordering[0] if reordering else None
+    if not any(isinstance(each, Shuffle) for each in reordering):
+        return "the files are read in order, as there is no shuffle()"
+    if not isinstance(first, Shuffle):
+        return f"{first} stands before shuffle()"
+    if first.mode != "block":
+        return "shuffle(mode='exact') permutes all rows"
+    other = next((each for each in reordering[1:] if not isinstance(each, (Repeat, Take, Skip))), None)
+    return "" if other is None else f"{other} follows shuffle()"
+
+
+def _in_lanes(whole: Definition, lanes: Lanes) -> Definition:
+    """Return a definition with lanes for its first shuffle."""
+    at = next(i for i, each in enumerate(whole.transforms) if isinstance(each, Shuffle))
+    shuffle: Any = whole.transforms[at]
+    transforms = (*whole.transforms[:at], replace(shuffle, lanes=lanes), *whole.transforms[at + 1 :])
+    return replace(whole, transforms=transforms)
+
+
+@cache
+def _say_that_files_depend_on_replicas() -> None:
+    _log.warning(
+        "AutoShardPolicy.FILE: the rows of a batch, and the number of steps, depend on the number of replicas, as in "
+        "tf.distribute; AutoShardPolicy.AUTO gives the same batches to any number"
+    )
 
 
 _DIVISIONS: dict[AutoShardPolicy, Callable[..., Division]] = {
@@ -386,6 +446,24 @@ def _of_share(transforms: Sequence[Transform], replicas: int, block: range) -> l
             each = replace(each, size=last - first)
         shared.append(each)
     return shared
+
+
+def _of_files(transforms: Sequence[Transform], rows: Sequence[int], which: Sequence[int]) -> list[Transform]:
+    """Return the transforms for the rows of some files: what is chosen of all rows is chosen of these."""
+    found: list[Transform] = []
+    starts, apart = np.cumsum([0, *rows]), True
+    for each in transforms:
+        if isinstance(each, Chosen):
+            if not (apart and each.ascending):
+                raise ValueError(
+                    f"AutoShardPolicy.FILE keeps files apart, but {each} does not: use AutoShardPolicy.AUTO"
+                )
+            found.append(each.of_files(starts, which))
+            starts = each.numbers(int(starts[-1])).searchsorted(starts)
+        else:
+            found.append(each)
+            apart = apart and not each.reorders
+    return found
 
 
 def _longest(lengths: Iterable[int | None]) -> int | None:
@@ -452,4 +530,6 @@ class OwnDatasets(Division):
             ended = self.ranks.all_true(first is None)
         if ended:
             raise StopIteration
+        if any(each is None for each in batches):
+            explain_empty_parts()
         return self.formed([spec.no_rows_of(self._spec) if each is None else each for each in batches])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,8 +26,10 @@ from mpistrat.data.options import (
     check_input_options,
 )
 from mpistrat.data.pipeline.definition import Definition
-from mpistrat.data.pipeline.transforms import Map, Shuffle, Transform
+from mpistrat.data.pipeline.mapping import generators_of
+from mpistrat.data.pipeline.transforms import Map, Seeded, Transform
 from mpistrat.data.rows.contracts import Seed, ranks_of_node
+from mpistrat.process.own_files import level_of_program
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.environment import rc
 
@@ -112,9 +115,11 @@ class DistributedDataset:
         }
         if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
             mine["checksum"] = definition.source.checksum()
+        if ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF:
+            _warn_of_generators(definition)
         everyone = ranks.all_gather_object((mine, definition.seeds()))
         _check_equal([description for description, _ in everyone])
-        definition.source.agree(ranks)
+        definition.agree(ranks)
         drawn = everyone[0][1]
         if all_ranks is not None and all_ranks is not ranks:  # the ranks of one replica read the same rows
             drawn = all_ranks.broadcast_object(drawn)
@@ -151,7 +156,11 @@ class DistributedDataset:
 
     def _facts(self) -> dict[str, Any]:
         words = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "unknown"}
-        return {"of": self._made_of, "steps": words.get(self.cardinality, self.cardinality)}
+        division = self._passes.division
+        facts = {"of": self._made_of, "steps": words.get(self.cardinality, self.cardinality)}
+        if division.lanes is not None:
+            return {**facts, "lanes": division.lanes.number}
+        return {**facts, "no lanes": division.why} if division.why else facts
 
     def __repr__(self) -> str:
         return representation.text("DistributedDataset", self._facts())
@@ -160,7 +169,10 @@ class DistributedDataset:
         return representation.table("DistributedDataset", self._facts())
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the newest iterator; see `DistributedIterator.state`."""
+        """Return the position of the newest iterator, or the start of the next epoch if that iterator has ended.
+
+        See `DistributedIterator.state`.
+        """
         return self._passes.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -210,10 +222,24 @@ class DistributedDataset:
         return state
 
 
+def _warn_of_generators(definition: Definition) -> None:
+    """Warn of functions of ``map`` that draw from a generator of the program: the numbers depend on the ranks."""
+    for part in getattr(definition.source, "parts", ()):
+        _warn_of_generators(part)
+    for each in definition.transforms:
+        if isinstance(each, Map) and (names := generators_of(each.fn)):
+            warnings.warn(
+                f"the function {getattr(each.fn, '__qualname__', each.fn)} of map() draws from the random generator "
+                f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
+                "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)",
+                stacklevel=level_of_program(),
+            )
+
+
 def _description(transform: Transform) -> str:
     if isinstance(transform, Map):
-        return "map"
-    if isinstance(transform, Shuffle) and not transform.seeded:
+        return str(transform)
+    if isinstance(transform, Seeded) and not transform.seeded:
         return repr(replace(transform, seed=0))
     return repr(transform)
 

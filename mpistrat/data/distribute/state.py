@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpistrat.data.distribute.autoshard import Division
+from mpistrat.data.distribute.autoshard import ByData, ByLanes, Division
 from mpistrat.data.hdf5.manifest import unpacked
 from mpistrat.data.pipeline.transforms import Batch
+from mpistrat.data.rows.lanes import MOST_LANES, Lanes
 
 _VERSION = 1
 _FILES_SHOWN = 3
 _MOST = 2**62
 _TYPES: dict[str, Any] = {
+    "lanes": list,
     "epoch": int,
     "step": int,
     "position": int,
@@ -30,12 +32,17 @@ _TYPES: dict[str, Any] = {
 
 @dataclass
 class Position:
-    """A position in an epoch: so many steps of a division that begins after its first ``skipped`` rows."""
+    """A position in an epoch: so many steps of a division that begins after its first ``skipped`` rows.
+
+    ``made`` is the line that made the iterator. ``ended`` says whether the iterator has raised StopIteration.
+    """
 
     division: Division
     epoch: int
     step: int = 0
     skipped: int = 0
+    made: str = ""
+    ended: bool = False
 
 
 def state_of(whole: Division, at: Position) -> dict[str, Any]:
@@ -49,6 +56,8 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
         **described,
         "seeds": [each.value for each in described["seeds"]],
     }
+    if at.division.lanes is not None:  # of the batch size with which the epoch began
+        state["lanes"] = [*at.division.lanes]
     if not _by_rows(whole):
         if len(whole.pipelines) != whole.replicas.size:
             state["pipelines"] = len(whole.pipelines)
@@ -72,26 +81,27 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         )
     by_rows, now = _by_rows(whole), whole.described()
     _check_types(state, state_of(whole, Position(whole, 0)))
-    _same("policy", state["policy"], whole.name, "set the policy of the saved run")
+    require_same("policy", state["policy"], whole.name, "set the policy of the saved run")
     if not by_rows:
-        which = f"under the policy {whole.name}" if whole.name != "DATA" else "with transforms after batch()"
+        by_batch = isinstance(whole, ByData)
+        which = "with transforms after batch()" if by_batch else f"under the policy {whole.name}"
         hint = f"{which} a state can be continued only with the same number; use AutoShardPolicy.DATA"
-        if whole.name == "DATA":
+        if by_batch:
             hint += " and put everything but map() before batch()"
         else:
-            _same("number of replicas", state["replicas"], whole.replicas.size, hint)
+            require_same("number of replicas", state["replicas"], whole.replicas.size, hint)
             pipelines = state.get("pipelines", state["replicas"])
-            _same("number of input pipelines", pipelines, len(whole.pipelines), hint)
+            require_same("number of input pipelines", pipelines, len(whole.pipelines), hint)
     _same_source(state["source"], now["source"])
-    _same("pipeline", state["pipeline"], now["pipeline"], "chain the same transforms")
+    require_same("pipeline", state["pipeline"], now["pipeline"], "chain the same transforms")
     if not by_rows:
-        _same("batch size", state["batch"], now["batch"], hint)
+        require_same("batch size", state["batch"], now["batch"], hint)
         for replica, (one, other) in enumerate(zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)):
-            _same(f"dataset of replica {replica}", one, other, "let dataset_fn return that of the saved run")
+            require_same(f"dataset of replica {replica}", one, other, "let dataset_fn return that of the saved run")
     given = now["seeds"]
     if given:
         blocks = "shuffled blocks (rows, blocks of a window)"
-        _same(
+        require_same(
             blocks,
             state["source"].get("blocks"),
             now["source"].get("blocks"),
@@ -101,7 +111,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         raise TypeError(f"restore() needs what state() returned: {len(state['seeds'])} seeds for {len(given)} shuffles")
     for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
         if each.given:
-            _same(f"seed of shuffle number {number}", seed, each.value, "give the seed of the saved run")
+            require_same(f"seed of shuffle number {number}", seed, each.value, "give the seed of the saved run")
     place = "position" if by_rows else "step"
     if place not in state:
         raise TypeError(f"restore() needs all that state() returned, but {place!r} is missing")
@@ -113,15 +123,18 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         )
     if list(state["seeds"]) != [each.value for each in given]:
         whole = whole.with_seeds(state["seeds"])
+    rest = whole.in_lanes(Lanes(*state["lanes"])) if isinstance(whole, ByLanes) else whole
     if by_rows:
         rows = state["position"]
-        return whole, Position(whole.after(rows), state["epoch"], 0, rows)
-    return whole, Position(whole, state["epoch"], state["step"])
+        return whole, Position(rest.after(rows), state["epoch"], 0, rows)
+    return whole, Position(rest, state["epoch"], state["step"])
 
 
 def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
     missing = {*own} - {*state} - {"step", "position"}
+    if state.get("policy") != own["policy"]:
+        missing -= {"lanes"}
     if missing or not {"step", "position"} & {*state}:
         raise TypeError(f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing")
     for name, kind in _TYPES.items():
@@ -134,9 +147,18 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise ValueError(f"restore() needs what state() returned: {name} is {value}, which is below 0")
     if state["epoch"] > _MOST:
         raise ValueError(f"restore() needs what state() returned: epoch is {state['epoch']}, beyond {_MOST}")
+    if "lanes" in own and not _are_lanes(state.get("lanes", [1, 1])):
+        raise TypeError(f"restore() needs what state() returned: lanes are {state['lanes']!r:.100}")
     for seed in state["seeds"]:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"restore() needs what state() returned: a seed is {seed!r:.100}")
+
+
+def _are_lanes(given: list[Any]) -> bool:
+    """Return whether a list has the size of a batch, and a number of lanes."""
+    if len(given) != 2 or any(type(each) is not int for each in given):
+        return False
+    return 1 <= given[1] <= min(given[0], MOST_LANES) and given[0] <= _MOST
 
 
 def _by_rows(division: Division) -> bool:
@@ -145,11 +167,15 @@ def _by_rows(division: Division) -> bool:
     for each in division.whole.transforms:
         if after_batch and each.reorders:
             return False
-        after_batch = after_batch or isinstance(each, Batch)
-    return division.name == "DATA"
+        if isinstance(each, Batch):
+            after_batch = True
+            if not each.consecutive:
+                return False
+    return isinstance(division, ByData)
 
 
-def _same(what: str, then: Any, now: Any, fix: str) -> None:
+def require_same(what: str, then: Any, now: Any, fix: str) -> None:
+    """Raise ValueError if what a state has is not what is here."""
     if then != now:
         raise ValueError(f"the state cannot be restored: its {what} is {then}, but here it is {now}; {fix}")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.layouts.chunks import by_number
-from mpistrat.data.hdf5.layouts.descriptors import changed
+from mpistrat.data.hdf5.chunks import by_number, run_of
+from mpistrat.data.hdf5.raw import changed
 from mpistrat.data.hdf5.reader import KeepingReader
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 from mpistrat.data.rows.spec import native
@@ -24,17 +24,25 @@ _LINE = 64  # bytes of a cache line
 class BlockFormat(Format):
     """A format whose rows are read in blocks. All columns of a file have the same blocks."""
 
+    in_blocks: ClassVar[bool] = True
+
     @abstractmethod
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         """Return block ``number`` of a file: an array for each column. Any error is raised as a `DataFileError`."""
+
+    def state(self, path: str, names: Sequence[str], found: os.stat_result) -> int:
+        """Return a number that changes when a file is written to."""
+        return found.st_mtime_ns
 
     def reader(self, most_decoded: int) -> BlockReader:
         return BlockReader(self, most_decoded)
 
 
-def column_in_blocks(name: str, stored: np.dtype, shape: tuple[int, ...], layout: InBlocks, block_rows: int) -> Column:
+def column_in_blocks(
+    name: str, stored: np.dtype, shape: tuple[int, ...], layout: InBlocks, block_rows: int, meaning: str = ""
+) -> Column:
     """Return the description of a column that is read in blocks: the dtype in the file, and the shape of a row."""
-    return Column(name, shape, native(stored), block_rows, 0, True, False, stored, layout, ())
+    return Column(name, shape, native(stored), block_rows, 0, True, False, stored, layout, (), meaning=meaning)
 
 
 def blocks_of(record: FileRecord) -> InBlocks:
@@ -102,9 +110,11 @@ class BlockReader(KeepingReader):
                     into[...] = values
             return block
 
+        where, which = run_of(places), run_of(rows - first)
+
         def use(block: Any) -> None:
             for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):
-                values[places] = column[rows - first]
+                values[where] = column[which]
 
         return Chunk((path, self._written.get(path), number), ends[-1], 0, count, make, use)
 
@@ -117,8 +127,8 @@ class BlockReader(KeepingReader):
             raise
         except Exception as error:
             raise DataFileError(
-                f"file {path!r}: rows {first} to {last - 1} cannot be read ({type(error).__name__}: {error}); fix: the "
-                "file is damaged, copy or write it again"
+                f"file {path!r}: rows {first} to {last - 1} cannot be read ({type(error).__name__}: {error}); fix: "
+                "see the error, and copy or write the file again if it is damaged"
             ) from error
         for column, values in zip(record.columns, found, strict=True):
             if values.shape != (last - first, *column.shape):
@@ -136,8 +146,9 @@ class BlockReader(KeepingReader):
             raise DataFileError.of_file(
                 path, f"it can no longer be found ({error.strerror}); fix: bring it back"
             ) from None
-        same = found.st_mtime_ns == record.mtime_ns  # else the keys of its blocks change
-        if found.st_size != record.size or not (same or self.is_as_described(path, path, record, found.st_mtime_ns)):
+        state = self._format.state(path, [column.name for column in record.columns], found)
+        same = state == record.mtime_ns  # else the keys of its blocks change
+        if found.st_size != record.size or not (same or self.is_as_described(path, path, record, state)):
             raise changed(path, record.size, found.st_size)
 
     def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:

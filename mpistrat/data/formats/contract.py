@@ -13,12 +13,16 @@ class Format(Protocol):
     """A format of files.
 
     ``name`` says in messages what the files are, and ``named`` what the program names in a file. ``folders`` tells
-    whether a "file" is a folder.
+    whether a "file" is a folder, ``columns_apart`` whether a column is read without others, ``in_blocks`` whether
+    blocks of rows are decoded and kept, and ``filtered`` whether rows of files are left out.
     """
 
     name: ClassVar[str]
     named: ClassVar[str] = "datasets"
     folders: ClassVar[bool] = False
+    columns_apart: ClassVar[bool] = True
+    in_blocks: ClassVar[bool] = False
+    filtered: bool = False
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file, if possible without its rows. Raise errors that name it."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
-import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -15,48 +15,87 @@ import numpy as np
 
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
-from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
+from mpistrat.data.formats.block_reader import blocks_of, column_in_blocks
+from mpistrat.data.formats.contract import needed
+from mpistrat.data.formats.lines import BLOCK_ROWS, LineFormat, require_text
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
-from mpistrat.data.hdf5.signatures import not_of_format, told
 from mpistrat.runtime.environment import rc
 
-_BLOCK_ROWS = 4096
+_PIECE = 1 << 22
+_WHITE = b" \t\r\f\v"
+_STARTS_WHITE = np.isin(np.arange(256), [*_WHITE, *b"\n"])
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
+_OTHER_WIDTH = re.compile(r"Row #([0-9]+): Expected [0-9]+ columns, got ([0-9]+)")
 _UNFIT = (ValueError, OverflowError, FloatingPointError)
 # Python and NumPy also take 1_000, digits of other scripts, control characters as white space, and "today".
 _NUMBERS = re.compile(r"[0-9A-Za-z+\-.() \t\n]*")
 _TIMES = re.compile(r"[0-9T:.+\-NaZ \t\n]*")
 
 
-class Csv(BlockFormat):
-    """Files of lines of values. Columns have ``dtypes``; without ``header`` they are named ``0``, ``1``, ..."""
+class Csv(LineFormat):
+    """Files of lines of values. Columns have ``dtypes``; without ``header`` they are named ``0``, ``1``, ...
+
+    ``na_values`` are texts of missing values, and ``comment`` begins lines that are left out.
+    """
 
     name: ClassVar[str] = "CSV"
     named: ClassVar[str] = "columns"
 
-    def __init__(self, dtypes: Mapping[str, Any], delimiter: str = ",", header: bool = True):
+    def __init__(
+        self,
+        dtypes: Mapping[str, Any],
+        delimiter: str = ",",
+        header: bool = True,
+        na_values: Sequence[str] = (),
+        comment: str | None = None,
+        encoding: str = "utf-8",
+    ):
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"a delimiter must be one character, no quote and no line end, not {delimiter!r}")
         self._dtypes = {name: _dtype(kind) for name, kind in dtypes.items()}
         self._delimiter, self._header = delimiter, bool(header)
+        if isinstance(na_values, str) or not all(isinstance(each, str) for each in na_values):
+            raise ValueError(f"na_values must be a sequence of texts, not {na_values!r}")
+        wrong = (
+            not isinstance(comment, str) or len(comment) != 1 or not comment.isascii() or comment in f'{delimiter}"\n'
+        )
+        if comment is not None and wrong:
+            raise ValueError(f"comment must be a character, no quote and no delimiter, not {comment!r}")
+        self._na, self._comment = (*na_values,), comment
+        super().__init__(encoding)
+        blank = rb"[%s]+" % _WHITE.replace(delimiter.encode(), b"")
+        also = b"" if comment is None else rb"|" + re.escape(comment.encode()) + rb"[^\n]*"
+        self._blank_lines = re.compile(rb"^(?:%s%s)(?:\n|\Z)" % (blank, also), re.MULTILINE)
 
-    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
-        """Return the record of some columns of a file. Reads the file once, to find the lines."""
+    def columns(self, path: str) -> list[str]:
+        """Return the names of all columns of a file."""
+        return self._head(path)[1]
+
+    def _head(self, path: str) -> tuple[tuple[int, list[int], int, os.stat_result], list[str]]:
+        """Return the number of rows, where blocks begin, the end and the state of a file, and the names of columns."""
         try:
-            with open(path, "rb") as file:
-                found = os.fstat(file.fileno())
-                first, rows, places = _lines(file, self._header, self._delimiter.encode(), path)
+            with self._opened(path) as (file, found):
+                end = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                first, rows, places = _lines(file, self._header, self._delimiter.encode(), path, end, self._comment)
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
         if not first:
             raise DataFileError.of_file(path, "it is empty; fix: copy or write it again")
-        if told(path):
-            raise not_of_format(path, "from_csv", "")
+        require_text(path, "from_csv")
         try:
-            (head,) = csv.reader([first.decode("utf-8-sig")], delimiter=self._delimiter, strict=True)
+            needed("pyarrow.csv", "CSV files")
+            text = first.decode("utf-8-sig" if self._encoding == "utf-8" else self._encoding)
+            (head,) = csv.reader([text], delimiter=self._delimiter, strict=True)
         except (ValueError, csv.Error) as error:
-            raise DataFileError.of_file(path, f"it is not a CSV file ({error}); fix: write it again") from None
-        known = head if self._header else [str(number) for number in range(len(head))]
+            raise DataFileError.of_file(
+                path, f"its first line is not CSV in {self._encoding} ({error}); fix: give encoding=, or convert it"
+            ) from None
+        return (rows, places, end, found), head if self._header else [str(number) for number in range(len(head))]
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of some columns of a file. Reads the file once, to find the lines."""
+        (rows, places, end, found), known = self._head(path)
         for name in (*names, *self._dtypes):
             if name not in known:
                 raise DatasetNotFoundError(
@@ -67,10 +106,11 @@ class Csv(BlockFormat):
                 raise DataFileError.of_file(
                     path, f"it has {known.count(name)} columns named {name!r}; fix: rename them, or header=False"
                 )
-        starts = np.array([*range(0, rows, _BLOCK_ROWS), rows], np.int64)
-        layout = InBlocks(starts, np.array([*places, found.st_size, *map(known.index, names), len(known)], np.int64))
+        # The places: where blocks begin, the end of the file, the numbers of the columns, and how many a line has.
+        starts = np.array([*range(0, rows, BLOCK_ROWS), rows], np.int64)
+        layout = InBlocks(starts, np.array([*places, end, *map(known.index, names), len(known)], np.int64))
         kinds = [self._dtypes.get(name, np.dtype(float)) for name in names]
-        columns = [column_in_blocks(*each, (), layout, _BLOCK_ROWS) for each in zip(names, kinds, strict=True)]
+        columns = [column_in_blocks(*each, (), layout, BLOCK_ROWS) for each in zip(names, kinds, strict=True)]
         return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
@@ -78,51 +118,103 @@ class Csv(BlockFormat):
         blocks = len(layout.starts) - 1
         begin, end = layout.places[number : number + 2].tolist()
         *which, width = layout.places[blocks + 1 :].tolist()
-        with open(path, "rb") as file:
+        with self._opened(path) as (file, _):
             file.seek(begin)
-            text = file.read(end - begin).decode()
-        found = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter)
-        lines = [line for line in found if len(line) > 1 or (line and (not line[0] or line[0].strip()))]
-        first = int(layout.starts[number])
-        for row, line in enumerate(lines, first):
-            if len(line) != width:
+            text = file.read(end - begin)
+        if self._encoding != "utf-8":
+            text = text.decode(self._encoding).encode()
+        # `_lines` counts no line of spaces, and pyarrow would take it for a value.
+        # The pattern takes as long as pyarrow, so it is not tried where each line is a row.
+        lines = text.count(b"\n") + (text[-1:] != b"\n")
+        if self._comment or (lines != np.diff(layout.starts)[number] and b'"' not in text):
+            text = self._blank_lines.sub(b"", text)
+        read = partial(self._columns, path, record, text, which, width, int(layout.starts[number]))
+        # pyarrow takes fewer texts for numbers, as +1, and takes 1e400 for an infinite one, 0x for the start of one.
+        if b"0x" not in text and b"0X" not in text:
+            with contextlib.suppress(*_UNFIT):
+                return read(_arrow_type)
+        return read(lambda dtype: "string")
+
+    def _columns(
+        self,
+        path: str,
+        record: FileRecord,
+        text: bytes,
+        which: list[int],
+        width: int,
+        first: int,
+        type_of: Callable[[np.dtype], str],
+    ) -> list[np.ndarray]:
+        """Return the columns ``which`` of lines, whose values pyarrow converts to ``type_of(dtype)``."""
+        csv, pyarrow = needed("pyarrow.csv", "CSV files"), needed("pyarrow", "CSV files")
+        kinds = {str(at): type_of(column.dtype) for at, column in zip(which, record.columns, strict=True)}
+        try:
+            table = csv.read_csv(
+                pyarrow.BufferReader(text),
+                csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=[*map(str, range(width))]),
+                csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=b'"' in text),
+                csv.ConvertOptions(column_types=kinds, include_columns=list(kinds), null_values=list(self._na)),
+            )
+        except ValueError as error:
+            if wrong := _OTHER_WIDTH.search(str(error)):
                 raise DataFileError(
-                    f"file {path!r}: row {row} has {len(line)} values, but the first line has {width}; fix: write the "
-                    "row again"
-                )
+                    f"file {path!r}: row {first + int(wrong[1]) - 1} has {wrong[2]} values, but the first line has "
+                    f"{width}; fix: write the row again"
+                ) from None
+            raise
         return [
-            _converted([line[at] for line in lines], column, f"file {path!r}, column {column.name!r}", first)
+            _converted(table.column(str(at)), column, f"file {path!r}, column {column.name!r}", first, self._na)
             for at, column in zip(which, record.columns, strict=True)
         ]
 
     def __str__(self) -> str:
         kinds = {name: str(dtype) for name, dtype in self._dtypes.items()}
-        return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}"
+        read = {"na_values": self._na, "comment": self._comment, "encoding": self._encoding.replace("utf-8", "")}
+        told = "".join(f", {name} {value!r}" for name, value in read.items() if value)
+        return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}{told}"
 
 
-def _lines(file: Any, header: bool, delimiter: bytes, path: str) -> tuple[bytes, int, list[int]]:
+def _lines(
+    file: Any, header: bool, delimiter: bytes, path: str, size: int, comment: str | None
+) -> tuple[bytes, int, list[int]]:
     """Return the first line, the number of rows, and where each block of rows begins."""
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-        file.seek(0)
-    first, rows, place, begin = b"", 0, file.tell(), 0
+    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    file.seek(start)
+    if comment is None and (found := _unquoted_lines(file, header, delimiter)) is not None:
+        return found
+    file.seek(start)
+    first, rows, place, begin = b"", 0, start, 0
     places: list[int] = []
-    quoted = False
+    quoted, values = False, _quoted_values(delimiter)
     most = rc.data_block_bytes
-    small = os.fstat(file.fileno()).st_size <= most
+    small, skipped = size <= most, None if comment is None else comment.encode()
     for line in file if small else iter(partial(file.readline, most + 1), b""):  # which takes a third more time
         if len(line) > most:
             limits.check_bytes(len(line), f"file {path!r}", f"the line of row {rows}")
         begin = begin if quoted else place
         place += len(line)
+        if skipped is not None:
+            if quoted:
+                raise DataFileError.of_file(
+                    path, f"row {rows} has a line end in quotes, and comment= is given; fix: drop it"
+                )
+            if line.startswith(skipped):
+                continue
         if quoted or b'"' in line:
-            quoted = _in_quotes(line, quoted, delimiter)
+            ends = values.findall(b'"' + line if quoted else line)
+            quoted = not all(closing for closing, _ in ends)
+            if any(more for _, more in ends):
+                raise DataFileError.of_file(
+                    path,
+                    f"in row {rows} a text follows a closing quote; fix: write quotes in values twice, not after \\",
+                )
         if quoted or not (line.strip() or delimiter in line or begin < place - len(line)):
             continue  # a line end in quotes, or an empty line
         if not first:
             first = line
             if header:
                 continue
-        if rows % _BLOCK_ROWS == 0:
+        if rows % BLOCK_ROWS == 0:
             places.append(begin)
         rows += 1
     if quoted:
@@ -132,25 +224,39 @@ def _lines(file: Any, header: bool, delimiter: bytes, path: str) -> tuple[bytes,
     return first, rows, places
 
 
-def _in_quotes(line: bytes, quoted: bool, delimiter: bytes) -> bool:
-    """Return whether the end of a line lies in quotes. Only a quote at the start of a value opens quotes."""
-    place = 0
-    if not quoted and line.startswith(b'"'):
-        quoted, place = True, 1
-    while True:
-        if quoted:
-            place = line.find(b'"', place) + 1
-            if not place:
-                return True
-            if line.startswith(b'"', place):  # two quotes stand for one
-                place += 1
-            else:
-                quoted = False
-        else:
-            found = line.find(delimiter + b'"', place)
-            if found < 0:
-                return False
-            quoted, place = True, found + len(delimiter) + 1
+def _unquoted_lines(file: Any, header: bool, delimiter: bytes) -> tuple[bytes, int, list[int]] | None:
+    """Return as `_lines`, in a tenth of its time. Return None if a value may be quoted, or a line is too long."""
+    first, rows, place, most = b"", 0, file.tell(), rc.data_block_bytes
+    places: list[int] = []
+    while text := file.read(_PIECE) + file.readline(most + 1):
+        raw = np.frombuffer(text, np.uint8)
+        ends = np.flatnonzero(raw == ord("\n")) + 1
+        if not len(ends) or ends[-1] < len(text):
+            ends = np.append(ends, len(text))
+        starts = np.append(0, ends[:-1])
+        if b'"' in text or (ends - starts).max() > most:
+            return None
+        filled = np.ones(len(starts), bool)
+        for at in np.flatnonzero(_STARTS_WHITE[raw[starts]]).tolist():
+            line = text[starts[at] : ends[at]]
+            filled[at] = bool(line.strip()) or delimiter in line
+        starts, ends = starts[filled], ends[filled]
+        if not first and len(starts):
+            first = text[starts[0] : ends[0]]
+            starts = starts[int(header) :]
+        places += (place + starts[-rows % BLOCK_ROWS :: BLOCK_ROWS]).tolist()
+        rows, place = rows + len(starts), place + len(text)
+    return first, rows, places
+
+
+def _quoted_values(delimiter: bytes) -> re.Pattern[bytes]:
+    """Return a pattern of quoted values, in which two quotes stand for one. Group 1 is empty in one that is open.
+
+    Group 2 is what should not follow on the closing quote.
+    """
+    # Only a quote at the start of a value opens quotes. The pattern never goes back, so its time is linear in the text.
+    between = re.escape(delimiter)
+    return re.compile(rb"(?:^|" + between + rb')"[^"]*(?:""[^"]*)*("?)([^\s' + between + rb"]?)")
 
 
 def _dtype(kind: Any) -> np.dtype:
@@ -158,11 +264,28 @@ def _dtype(kind: Any) -> np.dtype:
     return np.dtype(object) if dtype.kind in "US" and not dtype.itemsize else dtype
 
 
-def _converted(texts: list[str], column: Column, where: str, first: int) -> np.ndarray:
+def _arrow_type(dtype: np.dtype) -> str:
+    """Return the type that pyarrow converts texts to. It is string where NumPy converts them."""
+    return {"f": "double", "i": dtype.name, "u": dtype.name}.get(dtype.kind, "string")
+
+
+def _converted(found: Any, column: Column, where: str, first: int, na: Sequence[str]) -> np.ndarray:
+    if str(found.type) != "string":
+        if found.null_count and column.dtype.kind != "f":
+            raise ValueError("integers cannot be missing")
+        with np.errstate(over="raise"):
+            values = found.to_numpy().astype(column.dtype, copy=False)
+        if column.dtype.kind == "f" and np.isinf(values).any():
+            raise FloatingPointError("a number may be too large")
+        return values
+    texts = found.to_pylist()
     if column.dtype.hasobject:
         made = np.empty(len(texts), object)
         made[:] = texts
         return made
+    if na and column.dtype.kind in "fcmM":
+        missing = "NaT" if column.dtype.kind in "mM" else "nan"
+        texts = [missing if text in na else text for text in texts]
     try:
         return _cast(texts, column.dtype)
     except _UNFIT:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import h5py
+import numpy as np
 
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError, naming
+from mpistrat.data.formats import cf
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.describe import describe
-from mpistrat.data.hdf5.open_file import opened
+from mpistrat.data.hdf5.open_file import check_links, opened
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.data.hdf5.records import FileRecord
+from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
+from mpistrat.data.rows.spec import native
 
-_PACKED = ("scale_factor", "add_offset")
+_HIDDEN = "_nc4_non_coord_"  # before the name of a variable that is named as a dimension that it does not describe
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
 class Hdf5(Format):
@@ -30,13 +35,19 @@ class Hdf5(Format):
 
 
 class NetCdf(Hdf5):
-    """netCDF-4 files: a column is a variable, which is an HDF5 dataset. Packed variables are refused.
+    """netCDF-4 files: a column is a variable, which is an HDF5 dataset, decoded as the CF conventions say.
 
     An unlimited dimension is as long as the longest of its variables. Others have fill values for the rest.
     """
 
     name: ClassVar[str] = "netCDF"
     named: ClassVar[str] = "variables"
+
+    def __init__(self, decode: bool = True):
+        self._decode = decode
+
+    def __str__(self) -> str:
+        return self.name if self._decode else f"{self.name} as stored"
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         try:
@@ -46,23 +57,102 @@ class NetCdf(Hdf5):
             classic = False  # described below, with a message that says what is wrong
         if classic:
             raise DataFileError.of_file(path, "it is a classic netCDF file; fix: nccopy -k nc4 OLD.nc NEW.nc")
-        found = describe(path, names, _length_of_dimension)
-        with opened(path) as file:
-            for name in names:
-                packed = [each for each in _PACKED if each in file[name].attrs]
-                axes = range(1, file[name].ndim)
-                short = [it for it in axes if _length_of_dimension(file[name], it) > file[name].shape[it]]
-                if short:
-                    raise DataFileError(
-                        f"file {path!r}, variable {name!r}: it is shorter than its unlimited dimension along axis "
-                        f"{short[0]}; fix: write all of it"
-                    )
-                if packed:
-                    raise DataFileError(
-                        f"file {path!r}, variable {name!r}: it is packed ({', '.join(packed)}), and values would be "
-                        "read as they are stored; fix: read it with Dataset.from_hdf5() and unpack it in map()"
-                    )
-        return found
+        with opened(path) as file, naming(f"file {path!r}"):
+            stored = [_stored_name(path, file, name) for name in names]
+            found = describe(path, stored, _length_of_dimension)
+            for group in {name.rpartition("/")[0] or "/" for name in stored}:
+                _refuse_endless_coordinates(path, file[group])
+            return found._replace(columns=tuple(self._described(path, file[it.name], it) for it in found.columns))
+
+    def as_stored(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of what is stored, before it is decoded."""
+        return _as_stored(self.describe(path, names))
+
+    def reader(self, most_decoded: int) -> FileReader:
+        return _DecodingReader(most_decoded=most_decoded, describe=self.as_stored)
+
+    def _described(self, path: str, variable: h5py.Dataset, column: Column) -> Column:
+        where = f"file {path!r}, variable {column.name!r}"
+        short = [it for it in range(1, variable.ndim) if _length_of_dimension(variable, it) > variable.shape[it]]
+        if short:
+            raise DataFileError(
+                f"{where}: it is shorter than its unlimited dimension along axis {short[0]}; fix: write all of it"
+            )
+        defined = variable.id.get_create_plist().fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED
+        if isinstance(column.layout, ThroughHdf5) and column.layout.lacking and not defined:
+            column = column._replace(layout=column.layout._replace(fill=_default_fill(column.dtype, where)))
+        attributes = {name: variable.attrs[name] for name in variable.attrs if name in cf.USED}
+        return cf.decoded(column, attributes, where) if self._decode else column
+
+
+class _DecodingReader(FileReader):
+    """Reader of variables of which some are decoded by their attributes."""
+
+    def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
+        with _decoding(path, record, out, slice(None)) as stored:
+            super().read_run(path, _as_stored(record), first, stored)
+
+    def read_rows(
+        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+    ) -> None:
+        with _decoding(path, record, out, where) as stored:
+            super().read_rows(path, _as_stored(record), rows, stored, where)
+
+    def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
+        super().will_need(path, _as_stored(record), first, last)
+
+
+def _as_stored(record: FileRecord) -> FileRecord:
+    if not any(it.attributes for it in record.columns):
+        return record
+    columns = [it._replace(dtype=native(it.stored)) if it.attributes else it for it in record.columns]
+    return record._replace(columns=tuple(columns))
+
+
+@contextlib.contextmanager
+def _decoding(path: str, record: FileRecord, out: Sequence[np.ndarray], rows: Any) -> Iterator[list[np.ndarray]]:
+    """Yield memory for stored values: that of ``out`` where they are not decoded. Decode these rows at the end."""
+    pairs = list(zip(record.columns, out, strict=True))
+    stored = [np.empty(it.shape, native(column.stored)) if column.attributes else it for column, it in pairs]
+    yield stored
+    for (column, it), values in zip(pairs, stored, strict=True):
+        if column.attributes:
+            it[rows] = cf.decode(values[rows], column.attributes, f"file {path!r}, variable {column.name!r}")
+
+
+def _stored_name(path: str, file: h5py.File, name: str) -> str:
+    """Return the name of the dataset that has the values of a variable."""
+    check_links(file, name, f"file {path!r}, variable {name!r}")
+    group, slash, last = name.rpartition("/")
+    hidden = f"{group}{slash}{_HIDDEN}{last}"
+    if hidden in file:
+        return hidden
+    if name in file and bytes(np.bytes_(file[name].attrs.get("NAME", b""))).startswith(_NO_VARIABLE):
+        raise DatasetNotFoundError(f"file {path!r} has no variable {name!r}, only a dimension; fix: name a variable")
+    return name
+
+
+def _refuse_endless_coordinates(path: str, group: h5py.Group) -> None:
+    """Raise DataFileError if the length of a dimension is that of a coordinate's second or later axis."""
+    for name in group:
+        # A link may lead to any file.
+        each = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+        if isinstance(each, h5py.Dataset) and each.ndim > 1 and None in each.maxshape[1:] and each.is_scale:
+            raise DataFileError(
+                f"file {path!r}: the coordinate {each.name!r} has several axes, one of them unlimited, and netCDF "
+                "keeps no length of that; fix: give it another name than that of a dimension"
+            )
+
+
+def _default_fill(dtype: np.dtype, where: str) -> np.ndarray:
+    """Return the value that netCDF gives for rows without a value, where the file does not say."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        inward = int(dtype.itemsize == 8)
+        return np.array([limits.min + 1 + inward if dtype.kind == "i" else limits.max - inward], dtype)
+    if dtype.kind not in "fSO":
+        raise DataFileError(f"{where}: it has rows without a value, and no fill value; fix: write all of it")
+    return np.array([9.969209968386869e36], dtype) if dtype.kind == "f" else np.empty(0)
 
 
 def _length_of_dimension(variable: h5py.Dataset, axis: int = 0) -> int:

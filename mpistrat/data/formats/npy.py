@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpistrat.data.errors import DataFileError, DatasetMismatchError
+from mpistrat.data.errors import DataFileError, DatasetMismatchError, not_of_format
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.records import Column, Contiguous, Extent, FileRecord
-from mpistrat.data.hdf5.signatures import not_of_format
 from mpistrat.data.rows.spec import native
 
 _MOST_HEADER = 64 << 10  # NumPy takes 10,000 characters

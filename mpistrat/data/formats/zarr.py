@@ -6,30 +6,36 @@ unpickled when an array is opened. So the metadata of the arrays that are read i
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
 import json
 import math
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError
+from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError, not_of_format
+from mpistrat.data.formats import cf
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.contract import needed
-from mpistrat.data.hdf5.records import FileRecord, InBlocks
-from mpistrat.data.hdf5.signatures import not_of_format
+from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
 from mpistrat.data.rows.spec import in_native_order
+from mpistrat.process.cache import Cache
 
 _FILES = (".zarray", "zarr.json", ".zmetadata")  # of version 2, of version 3, and of all arrays of a store together
+_FILES_OF_ARRAYS = (".zarray", ".zattrs", "zarr.json")
 _LARGEST = 64 << 20
+_MOST_KEPT = 256  # open arrays
 _KEYS_OF_CODECS = ("id", "name")
 _KEYS_OF_DTYPES = ("dtype", "data_type")
-_OBJECTS = re.compile(r"[|<>=]?O\d*|object")
+_OBJECTS = re.compile(r'"([|<>=]?O\d*|object)"')  # a text in a description of a dtype, which may be one of fields
 ITSELF = "."
 """The name of the array of a store that holds a single one."""
 
@@ -61,7 +67,7 @@ def _refuse_in(store: str, path: str) -> None:
             raise DataFileError.of_file(
                 store, f"{path!r} names the codec {value!r}, which can run any code; fix: write it with another codec"
             )
-        if key in _KEYS_OF_DTYPES and any(map(_OBJECTS.fullmatch, _texts(value))):
+        if key in _KEYS_OF_DTYPES and _OBJECTS.search(json.dumps(value)):
             raise DataFileError.of_file(
                 store, f"{path!r} has an array of Python objects ({value}); fix: write numbers, or strings of a length"
             )
@@ -79,28 +85,36 @@ def _entries(found: Any) -> Iterator[tuple[str, Any]]:
             pending += each
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a description of a dtype, which may be one of fields."""
-    pending = [value]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, (list, dict)):
-            pending += each.values() if isinstance(each, dict) else each
-
-
 class Zarr(BlockFormat):
-    """Zarr stores: an array, or a group of arrays."""
+    """Zarr stores: an array, or a group of arrays. With ``decode``, values are what the CF conventions say."""
 
     name: ClassVar[str] = "Zarr"
     named: ClassVar[str] = "arrays"
     folders: ClassVar[bool] = True
 
+    def __init__(self, decode: bool = True):
+        self._decode = decode
+        self._kept = Cache[tuple[str, ...], tuple[int, FileRecord, list[_Opened]]](_MOST_KEPT)
+
+    def __reduce__(self) -> tuple[type[Zarr], tuple[bool]]:
+        return Zarr, (self._decode,)
+
+    def __str__(self) -> str:
+        return self.name if self._decode else f"{self.name} as stored"
+
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some arrays of a store, from its metadata."""
+        return self._opened(path, names)[1]
+
+    def _opened(self, path: str, names: Sequence[str]) -> tuple[int, FileRecord, list[_Opened]]:
+        """Return the state, the record and the arrays of a store, which is opened once for each state."""
+        kept = self._kept.get((path, *names))
+        if kept is not None and kept[0] == self.state(path, names, os.stat(path)):
+            return kept
         refuse_code(path, names)
-        store = _opened(path)
+        found = os.stat(path)
+        state = self.state(path, names, found)
+        store = _store(path)
         arrays = [_array(store, path, name) for name in names]
         lengths = {name: array.shape[0] for name, array in zip(names, arrays, strict=True)}
         rows = arrays[0].shape[0]
@@ -108,28 +122,66 @@ class Zarr(BlockFormat):
             raise DatasetMismatchError(
                 f"store {path!r}: its arrays have the lengths {lengths}; fix: arrays read together must be equally long"
             )
-        largest = max(arrays, key=lambda each: each.nbytes)
+        # All columns have the same blocks. A chunk in two of them is decoded twice, so the largest array has none.
+        largest = max(arrays, key=lambda array: array.nbytes)
         step = max(1, _stored_chunk(largest)[0])
         for array in arrays:
             files = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True))
             limits.check_blocks(files, f"store {path!r}")
         layout = InBlocks(np.append(np.arange(0, rows, step), rows), np.empty(0, np.int64))
-        columns = [
-            column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
-            for name, array in zip(names, arrays, strict=True)
-        ]
-        found = os.stat(path)
-        return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+        columns, opened = [], []
+        for name, array in zip(names, arrays, strict=True):
+            where = f"store {path!r}, array {name!r}"
+            column = column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
+            columns.append(cf.decoded(column, _attributes(array), where) if self._decode else column)
+            folder = path if name == ITSELF else os.path.join(path, name)
+            opened.append(_Opened(array, _codecs_of(folder), folder, where))
+        record = FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+        return self._kept.keep((path, *names), (state, record, opened))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        refuse_code(path, [column.name for column in record.columns])
-        store = _opened(path)
         first, last = blocks_of(record).starts[number : number + 2].tolist()
-        arrays = [(_array(store, path, column.name), column.name) for column in record.columns]
-        for array, name in arrays:
-            for file in _chunk_files(array, first, last):
-                limits.check_path(os.path.join(path, name, file), f"store {path!r}, array {name!r}")
-        return [in_native_order(as_numpy(array[first:last])) for array, _ in arrays]
+        arrays = self._opened(path, [column.name for column in record.columns])[2]
+        return [each.rows(first, last, column) for each, column in zip(arrays, record.columns, strict=True)]
+
+    def state(self, path: str, names: Sequence[str], found: os.stat_result) -> int:
+        """Return a number that changes when the store, or the metadata of one of its arrays, is written to."""
+        stats = [found]
+        for file in (os.path.join(path, name, each) for name in names for each in _FILES_OF_ARRAYS):
+            with contextlib.suppress(OSError):
+                stats.append(os.stat(file))
+        return hash(tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats))
+
+
+class _Opened(NamedTuple):
+    """An open array, its codecs, and its folder."""
+
+    array: Any
+    codecs: list[dict[str, Any]]
+    folder: str
+    where: str
+
+    def rows(self, first: int, last: int, column: Column) -> np.ndarray:
+        """Return some rows, decoded."""
+        shape = _stored_chunk(self.array)
+        for name in _chunk_files(self.array, first, last):
+            path = os.path.join(self.folder, name)
+            limits.check_path(path, self.where)
+            _check_file(path, self.codecs, shape, self.where)
+        found = in_native_order(as_numpy(self.array[first:last]))
+        return cf.decode(found, column.attributes, self.where) if column.attributes else found
+
+
+def _attributes(array: Any) -> dict[str, Any]:
+    """Return the attributes of an array. Where xarray takes the fill value for a missing one, so does this."""
+    found = dict(array.attrs)
+    fill = found.get("_FillValue")
+    if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2:
+        if array.fill_value is not None and "_ARRAY_DIMENSIONS" in found:
+            found["_FillValue"] = array.fill_value
+    elif isinstance(fill, str) and array.dtype.kind == "f":
+        found["_FillValue"] = np.frombuffer(base64.b64decode(fill), "<f8")
+    return found
 
 
 def _stored_chunk(array: Any) -> tuple[int, ...]:
@@ -148,10 +200,12 @@ def _chunk_files(array: Any, first: int, last: int) -> Iterator[str]:
             yield from (separator.join(map(str, place)) for separator in "./")
 
 
-def _opened(path: str) -> Any:
+def _store(path: str) -> Any:
     zarr = needed("zarr", "Zarr stores")
     try:
-        return zarr.open(path, mode="r")
+        # Consolidated metadata may name arrays that are no longer there, or have another shape. zarr 2 does not use it.
+        alone = {} if zarr.__version__.startswith("2.") else {"use_consolidated": False}
+        return zarr.open(path, mode="r", **alone)
     except Exception as error:
         raise not_of_format(
             path, "from_zarr", f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path"
@@ -171,3 +225,67 @@ def _array(store: Any, path: str, name: str) -> Any:
     if not found.shape:
         raise DatasetMismatchError(f"store {path!r}, array {name!r}: a scalar; fix: axis 0 must be that of the samples")
     return found
+
+
+# --- the lengths in the files of chunks, compared before zarr believes them -------------
+#
+# zarr takes an empty file for one that does not exist. Blosc reads as many bytes as the header of a chunk says, also
+# beyond the end of the chunk.
+
+_BLOSC = struct.Struct("<4x3I")  # the sizes of a chunk when decoded, of a block, and of a chunk as it is stored
+_ABSENT = 2**64 - 1
+
+
+def _codecs_of(folder: str) -> list[dict[str, Any]]:
+    """Return the codecs of the array in a folder as version 3 names them, as far as lengths need them."""
+    for name in ("zarr.json", ".zarray"):
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            continue
+        return found["codecs"] if "codecs" in found else [{"name": (found["compressor"] or {}).get("id")}]
+    return []
+
+
+def _check_file(path: str, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str) -> None:
+    """Check the lengths in the file of a chunk or a shard, if there is one. Raise DataFileError if they do not fit."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise ValueError("it has 0 bytes")
+            _check_chunk(file.fileno(), 0, size, codecs, shape, where)
+    except (FileNotFoundError, IsADirectoryError):
+        return
+    except (ValueError, struct.error) as error:
+        raise DataFileError(f"{where}: {path!r}: {error}; fix: it is damaged, copy or write it again") from None
+
+
+def _check_chunk(
+    fd: int, start: int, size: int, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str
+) -> None:
+    kind = str(codecs[-1].get("name")).removeprefix("numcodecs.") if codecs else ""
+    if kind == "blosc":
+        nbytes, _, stored = _BLOSC.unpack(os.pread(fd, min(_BLOSC.size, size), start))
+        if stored != size:
+            raise ValueError(f"a Blosc chunk of {size} bytes says that it has {stored}")
+        limits.check_bytes(nbytes, where, "a Blosc chunk")
+    elif kind == "sharding_indexed":
+        given = codecs[-1]["configuration"]
+        index = given["index_codecs"]
+        if [codec["name"] for codec in index] not in (["bytes"], ["bytes", "crc32c"]):
+            raise DataFileError(f"{where}: its shards have an index by the codecs {index}; fix: write it by others")
+        inner = tuple(given["chunk_shape"])
+        count = 16 * (math.prod(shape) // math.prod(inner))
+        length = count + 4 * (len(index) - 1)
+        if length > size:
+            raise ValueError(f"a shard of {size} bytes has an index of {length}")
+        order = ">" if index[0].get("configuration", {}).get("endian") == "big" else "<"
+        at = start if given.get("index_location") == "start" else start + size - length
+        for offset, nbytes in np.frombuffer(os.pread(fd, count, at), f"{order}u8").reshape(-1, 2).tolist():
+            if offset == nbytes == _ABSENT:
+                continue
+            if not nbytes or offset + nbytes > size:
+                raise ValueError(f"a shard of {size} bytes has a chunk of {nbytes} at {offset}")
+            _check_chunk(fd, start + offset, nbytes, given["codecs"], inner, where)

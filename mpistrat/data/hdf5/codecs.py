@@ -37,7 +37,7 @@ def missing(filters: Sequence[int]) -> str | None:
     for each in filters:
         if each not in CODECS:
             return f"its filter {name_of(each)} is HDF5's own"
-        if each == ZSTD and _zstd() is None:
+        if each == ZSTD and _package("zstandard") is None:
             return "there is no Python package for zstd: install zstandard"
     return None
 
@@ -66,7 +66,8 @@ def decode(
 
 def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
     most = _most(nbytes)
-    inflate = _zlib().decompressobj()  # as fast as one call of decompress(), which takes any memory
+    # isal takes half the time of zlib or less. An object is as fast as a call of decompress(), which takes any memory.
+    inflate = (_package("isal.isal_zlib") or zlib).decompressobj()
     try:
         found = inflate.decompress(raw, most + 1)
     except Exception as error:
@@ -133,50 +134,31 @@ def _folded(value: int) -> int:
 
 
 def _decode_zstd(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
-    codec = _zstd()
-    assert codec is not None
+    package = _package("zstandard")
     try:
-        return codec(raw, nbytes, into)
+        if not hasattr(_local, "zstd"):
+            _local.zstd = package.ZstdDecompressor()
+        if into is None:
+            # -1 if the frame does not say: only then does zstandard heed max_output_size.
+            if (size := package.frame_content_size(raw)) > _most(nbytes):
+                raise ValueError(f"a chunk of {nbytes} bytes says that it has {size}")
+            return _local.zstd.decompress(raw, max_output_size=_most(nbytes))
+        count = 0
+        with _local.zstd.stream_reader(raw) as reader:
+            while count < nbytes and (more := reader.readinto(into[count:].data)):
+                count += more
+        return into if count == nbytes else into[:count]
     except Exception as error:
         raise ValueError(f"zstd: {error}") from error
 
 
+_local = threading.local()  # a decompressor is for one thread at a time
 CODECS: dict[int, Codec] = {DEFLATE: _inflate, SHUFFLE: _unshuffle, FLETCHER32: _check_fletcher32, ZSTD: _decode_zstd}
 
 
 @cache
-def _zlib() -> Any:
-    """Return isal's zlib, which takes less than half the time, or else the standard one."""
-    return _import("isal.isal_zlib") or zlib
-
-
-@cache
-def _zstd() -> Callable[[Any, int, np.ndarray | None], Any] | None:
-    package = _import("zstandard")
-    return _by_package(package) if package else None
-
-
-def _by_package(package: Any) -> Callable[[Any, int, np.ndarray | None], Any]:
-    local = threading.local()  # a decompressor is for one thread at a time
-
-    def decompress(raw: Any, nbytes: int, into: np.ndarray | None) -> Any:
-        if not hasattr(local, "decompressor"):
-            local.decompressor = package.ZstdDecompressor()
-        if into is None:
-            said = package.frame_content_size(raw)  # -1 if the frame does not say; the limit below does not hold else
-            if said > _most(nbytes):
-                raise ValueError(f"a chunk of {nbytes} bytes says that it has {said}")
-            return local.decompressor.decompress(raw, max_output_size=_most(nbytes))
-        with local.decompressor.stream_reader(raw) as reader:
-            count = 0
-            while count < nbytes and (more := reader.readinto(into[count:].data)):
-                count += more
-        return into if count == nbytes else into[:count]
-
-    return decompress
-
-
-def _import(name: str) -> Any:
+def _package(name: str) -> Any:
+    """Return a module, or None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

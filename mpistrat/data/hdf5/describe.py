@@ -6,20 +6,20 @@ import contextlib
 import importlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import h5py
 
 from mpistrat.data import errors
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.locate import Locator
-from mpistrat.data.hdf5.open_file import opened
+from mpistrat.data.hdf5.open_file import check_links, opened
 from mpistrat.data.hdf5.records import Chunked, Column, FileRecord, Joined, Layout, ThroughHdf5
 from mpistrat.data.rows.spec import native
 
 _NAMES_SHOWN = 20
+_UNITS = ("units", "calendar")  # attributes of numbers, as in netCDF and NeXus
 
 
 def _length(dataset: h5py.Dataset) -> int:
@@ -77,12 +77,36 @@ def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dat
         stored=stored,
         layout=layout,
         others=tuple(locator.others),
+        meaning=", ".join([*_of_type(found.id.get_type()), *_of_attributes(found)]),
     )
     return column, rows
 
 
+def _of_type(kind: h5py.h5t.TypeID) -> Iterator[str]:
+    """Yield what NumPy's dtype for an HDF5 type lacks: the names of enumerations, and the tags of opaque types."""
+    if isinstance(kind, h5py.h5t.TypeCompoundID):
+        for i in range(kind.get_nmembers()):
+            name = kind.get_member_name(i).decode(errors="replace")
+            yield from (f"{name!r}: {text}" for text in _of_type(kind.get_member_type(i)))
+    elif isinstance(kind, h5py.h5t.TypeEnumID):
+        numbers = {kind.get_member_name(i): kind.get_member_value(i) for i in range(kind.get_nmembers())}
+        names = [f"{name.decode(errors='replace')} = {number}" for name, number in numbers.items()]
+        yield f"enumeration of {', '.join(sorted(names))}"
+    elif isinstance(kind, h5py.h5t.TypeOpaqueID):
+        yield f"opaque {kind.get_tag().decode(errors='replace')!r}"
+    elif isinstance(kind, (h5py.h5t.TypeArrayID, h5py.h5t.TypeVlenID)):
+        yield from _of_type(kind.get_super())
+
+
+def _of_attributes(dataset: h5py.Dataset) -> Iterator[str]:
+    for name in _UNITS:
+        if name in dataset.attrs:
+            value = dataset.attrs[name]
+            yield f"{name} {value.decode(errors='replace') if isinstance(value, bytes) else value}"
+
+
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
-    links.check(file, name, f"file {path!r}, dataset {name!r}")
+    check_links(file, name, f"file {path!r}, dataset {name!r}")
     try:
         found = file[name]
     except Exception as error:  # RuntimeError: links form a circle. A damaged file: any class

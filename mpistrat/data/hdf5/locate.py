@@ -2,27 +2,314 @@
 
 The index of chunks in a file of HDF5's default format has no checksum. HDF5 follows a damaged one and takes whatever
 lies at the places it names for rows. Most damage contradicts the shape of the dataset, or other entries of the index.
+
+HDF5 returns fill values where a source of a virtual dataset is missing, so all sources are checked. Then rows are read
+from the sources directly: through h5py an epoch takes 1.8 times as long in order and 2.0 times shuffled (16 files of 24
+MiB).
 """
 
 from __future__ import annotations
 
+import glob
 import math
 import os
+import re
 from array import array
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import h5py
 import numpy as np
 
 from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5 import virtual as virtual_hdf5
 from mpistrat.data.hdf5.codecs import SHUFFLE
-from mpistrat.data.hdf5.records import Chunked, Contiguous, Extent, Layout, OtherFile, ThroughHdf5
-from mpistrat.data.hdf5.virtual import never_written
+from mpistrat.data.hdf5.open_file import check_links, opened
+from mpistrat.data.hdf5.records import (
+    Chunked,
+    Contiguous,
+    Extent,
+    InBlocks,
+    Joined,
+    Layout,
+    OtherFile,
+    Part,
+    ThroughHdf5,
+)
 from mpistrat.runtime.environment import rc
 
+# `Locator.locate`: called with a path, a dataset, and the dataset's name for errors. Returns its layout.
+Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
+_BLOCK = re.compile("%(%|[0-9]*b)")
+
+
+def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
+    """Return the layout of unwritten rows. Raise DataFileError if the program that wrote it chose no fill value."""
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
+        raise DataFileError(
+            f"{where}: {what}; fix: write it again, or give it a fill value if that stands for unwritten rows"
+        )
+    return ThroughHdf5("a fill value stands for some of its rows")
+
+
+class _Box(NamedTuple):
+    """A box of elements, given by its first and its last corner (inclusive)."""
+
+    first: np.ndarray
+    last: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Number of elements in the box."""
+        return int(np.prod(self.last - self.first + 1))
+
+    def is_rows_of(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the box consists of whole rows of an array of this shape."""
+        return bool((self.first[1:] == 0).all() and (self.last[1:] + 1 == shape[1:]).all())
+
+
+class _Mapping(NamedTuple):
+    """A source of a virtual dataset: the box ``out_of`` of the source becomes the box ``into`` of the dataset.
+
+    ``odd`` says why the selections are not boxes. ``elements`` is the number of elements that are mapped; None
+    if the selection ``endless`` maps as many as the source has at the moment.
+    """
+
+    file: str
+    dataset: str
+    into: _Box
+    out_of: _Box | None
+    odd: str
+    elements: int | None
+    endless: Any = None
+
+
+def locate_virtual(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
+    """Return the layout of a virtual dataset: `Joined` if it is the rows of its sources, one after another.
+
+    Raise if a source is missing or too small, or sources leave gaps, where HDF5 would return fill values.
+    """
+    mappings = _mappings(home, dataset, where)
+    covered = 0
+    parts: list[Part] = []
+    reason = ""
+    for mapping in mappings:
+        path = home if mapping.file == "." else _source_path(home, mapping.file)
+        if path is None:
+            raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
+        limits.check_path(path, where)
+        with opened(path) as file:
+            check_links(file, mapping.dataset, where)
+            source = file.get(mapping.dataset)
+            if not isinstance(source, h5py.Dataset):
+                raise DatasetNotFoundError(
+                    f"{where}: its rows lie in dataset {mapping.dataset!r} of {path!r}, which does not have that "
+                    "dataset; fix: write it again"
+                )
+            # A source that was made anew may be smaller: HDF5 would give fill values for what it lacks.
+            _check_inside(mapping, source, f"{where}: its rows lie in {path!r}")
+            covered += _elements_now(mapping, source.shape)
+            here = f"file {path!r}, dataset {mapping.dataset!r}"
+            layout = locate_source(path, source, here)
+            reason = reason or _why_not(mapping, source, layout, dataset)
+            if not reason:
+                start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])
+                first, last = int(mapping.into.first[0]), int(mapping.into.last[0])
+                assert not isinstance(layout, (ThroughHdf5, InBlocks))
+                parts.append(Part(first, last - first + 1, start, source.shape[0], layout))
+    if covered < dataset.size:
+        return never_written(dataset.id.get_create_plist(), where, "it has rows without a source")
+    _check_covered_once(mappings, dataset, where)
+    parts.sort(key=lambda part: part.first)
+    ends = np.cumsum([part.rows for part in parts])
+    if not parts:
+        reason = reason or "it is empty"
+    if reason or any(part.first + part.rows != end for part, end in zip(parts, ends, strict=True)):
+        return ThroughHdf5(reason or "its sources overlap")
+    return Joined(tuple(parts))
+
+
+def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
+    """Return the sources; a file name pattern gives one source for each file."""
+    plist = dataset.id.get_create_plist()
+    everything = _Box(np.zeros(dataset.ndim, np.int64), np.array(dataset.shape) - 1)
+    found = []
+    for i in range(plist.get_virtual_count()):
+        file, name = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
+        into = plist.get_virtual_vspace(i)
+        if _is_empty(into):
+            continue
+        of_source = plist.get_virtual_srcspace(i)
+        out_of = _selected(of_source)
+        if _is_pattern(file) or _is_pattern(name):
+            blocks = _blocks(into, dataset, where)
+            found += [
+                _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of, block.size)
+                for number, block in enumerate(blocks)
+            ]
+            _check_no_gap(home, file, len(blocks), where)
+            continue
+        box, odd = _selected(into)
+        elements = None if _is_endless(into) else into.get_select_npoints()
+        names = _numbered(file, 0), _numbered(name, 0)
+        found.append(_Mapping(*names, box or everything, out_of[0], odd or out_of[1], elements, of_source))
+    return found
+
+
+def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
+    """Return the number of elements that a source of this shape provides."""
+    if mapping.elements is not None:
+        return mapping.elements
+    if not _is_endless(mapping.endless):
+        return int(np.prod(shape))
+    selected = 1
+    for start, stride, count, block, size in zip(*mapping.endless.get_regular_hyperslab(), shape, strict=True):
+        room = max(0, size - start)
+        if block == h5py.h5s.UNLIMITED:
+            selected *= room
+        elif count == h5py.h5s.UNLIMITED:
+            selected *= room // stride * block + min(block, room % stride)
+        else:
+            selected *= count * block
+    return int(selected)
+
+
+def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: str) -> None:
+    """Raise if sources overlap and leave a gap elsewhere. HDF5 only counts elements, and leaves memory as it was."""
+    if any(mapping.elements is None for mapping in mappings):
+        return
+    rows = sorted((int(mapping.into.first[0]), int(mapping.into.last[0])) for mapping in mappings)
+    if all(last < first for (_, last), (first, _) in pairwise(rows)):
+        return
+    plist = dataset.id.get_create_plist()
+    union = h5py.h5s.create_simple(dataset.shape)
+    union.select_none()
+    for i in range(plist.get_virtual_count()):
+        into = plist.get_virtual_vspace(i)
+        if _is_empty(into):
+            continue
+        if into.get_select_type() != h5py.h5s.SEL_HYPERSLABS or _is_endless(into):
+            return  # the whole dataset, or a pattern with blocks that follow each other
+        if into.is_regular_hyperslab():
+            start, stride, count, block = into.get_regular_hyperslab()
+            union.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
+            continue
+        for first, last in into.get_select_hyper_blocklist().tolist():
+            size = tuple(b - a + 1 for a, b in zip(first, last, strict=True))
+            union.select_hyperslab(tuple(first), (1,) * len(size), None, size, op=h5py.h5s.SELECT_OR)
+    if union.get_select_npoints() < dataset.size:
+        raise DataFileError(
+            f"{where}: its sources overlap, and it has rows without a source, which HDF5 would leave "
+            "uninitialized; fix: make it again"
+        )
+
+
+def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
+    """Return the blocks of an endless selection that lie in the dataset at its present size."""
+    start, stride, count, block = (np.array(each, np.uint64) for each in into.get_regular_hyperslab())
+    endless = count == h5py.h5s.UNLIMITED
+    axis = int(np.argmax(endless)) if endless.any() else 0
+    number = int(count[axis])
+    if endless.any():
+        length = dataset.shape[axis] - int(start[axis])
+        number = -(-length // int(stride[axis])) if length > 0 else 0
+    limits.check_blocks(number, where)
+    size = np.where(np.arange(len(start)) == axis, block, count * block).astype(np.int64)
+    found = []
+    for i in range(number):
+        first = start.astype(np.int64)
+        first[axis] += i * int(stride[axis])
+        found.append(_Box(first, np.minimum(first + size, dataset.shape) - 1))
+    return found
+
+
+def _is_pattern(name: str) -> bool:
+    return any(match[1] != "%" for match in _BLOCK.finditer(name))
+
+
+def _numbered(name: str, number: int) -> str:
+    return _BLOCK.sub(lambda match: "%" if match[1] == "%" else str(number), name)
+
+
+def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
+    """Raise if a file of a pattern is missing while a later one exists, since HDF5 would end the dataset there."""
+    if not _is_pattern(pattern):
+        return
+    numbers = re.compile(_BLOCK.sub(r"(\\d+)", re.escape(pattern).replace(r"%%", "%")))
+    any_number = _BLOCK.sub(lambda match: "%" if match[1] == "%" else "*", glob.escape(pattern))
+    for path in glob.glob(os.path.join(glob.escape(os.path.dirname(home)), any_number)):
+        match = numbers.search(path)
+        if match and int(match[1]) >= count:
+            raise DataFileError(
+                f"{where}: its rows lie in {_numbered(pattern, count)!r}, which does not exist while "
+                f"{os.path.basename(path)!r} does; fix: bring it back"
+            )
+
+
+def _source_path(home: str, name: str) -> str | None:
+    """Return the path where HDF5 finds a source, or None if the file does not exist."""
+    folder = os.path.dirname(os.path.abspath(home))
+    prefix = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder)
+    folders = [*([prefix] if prefix else []), folder, ""]
+    return next((p for p in (os.path.join(each, name) for each in folders) if os.path.exists(p)), None)
+
+
+def _is_endless(space: Any) -> bool:
+    if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return False
+    _, _, count, block = space.get_regular_hyperslab()
+    return h5py.h5s.UNLIMITED in (*count, *block)
+
+
+def _is_empty(space: Any) -> bool:
+    return not _is_endless(space) and not space.get_select_npoints()
+
+
+def _selected(space: Any) -> tuple[_Box | None, str]:
+    """Return the selected box, or None for everything, and why the selection is not a box."""
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return None, ""
+    if _is_endless(space):
+        return None, "its sources may grow"
+    box = _Box(*(np.array(corner, np.int64) for corner in space.get_select_bounds()))
+    return box, "" if space.get_select_npoints() == box.size else "its sources have gaps"
+
+
+def _check_inside(mapping: _Mapping, source: h5py.Dataset, where: str) -> None:
+    box = mapping.out_of
+    if box is None:
+        fits = bool(mapping.odd) or source.size >= mapping.into.size
+    else:
+        fits = len(box.last) == len(source.shape) and bool((box.last < source.shape).all())
+    if not fits:
+        wanted = mapping.into if box is None else box
+        raise DataFileError(
+            f"{where}, where the shape is {source.shape}, too small for the {wanted.size} elements up to "
+            f"{tuple(wanted.last.tolist())} that are needed; fix: write it again"
+        )
+
+
+def _why_not(mapping: _Mapping, source: h5py.Dataset, layout: Layout, dataset: h5py.Dataset) -> str:
+    if mapping.odd:
+        return mapping.odd
+    if isinstance(layout, ThroughHdf5):
+        return f"a source is not direct: {layout.reason}"
+    if not (source.shape and dataset.shape):
+        return "a source is a scalar"
+    if not source.id.get_type().equal(dataset.id.get_type()):  # HDF5 also converts enumerations, by name
+        return "a source has another type"
+    out_of = mapping.out_of or _Box(np.zeros(source.ndim, np.int64), np.array(source.shape) - 1)
+    alike = source.shape[1:] == dataset.shape[1:]
+    if not (alike and mapping.into.is_rows_of(dataset.shape) and out_of.is_rows_of(source.shape)):
+        return "its sources are not whole rows"
+    if out_of.size != mapping.into.size:
+        return "its sources are not whole rows"
+    return ""
+
+
+_FEWEST_BOUND = 1 << 12  # of the chunks that are looked at
 _WHOLE_FILE = h5py.h5f.UNLIMITED
 
 
@@ -40,12 +327,21 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
     shape, chunk = np.array(dataset.shape, np.uint64), np.array(dataset.chunks, np.uint64)
     grid = -(-np.array(dataset.shape) // dataset.chunks)
     possible = math.prod(grid.tolist())
-    found = _chunks(dataset, min(possible, rc.data_blocks))
+    most = min(max(2 * possible, _FEWEST_BOUND), rc.data_blocks)
+    found = _chunks(dataset, most)  # a damaged index may go in circles, and have no end
     limits.check_blocks(min(len(found), possible), where)
-    if len(found) > possible:
-        raise _damaged(where, f"it has more than the {possible} chunks that shape {dataset.shape} allows")
+    if len(found) > most:
+        raise _damaged(where, f"it has more than {most} chunks, where shape {dataset.shape} has {possible}")
+    # HDF5 leaves chunks outside of the shape if one axis of a dataset shrinks while another one grows.
+    found = found[(found[:, : len(grid)] < shape).all(axis=1)]
     corners, (masks, offsets, sizes) = found[:, : len(grid)], found[:, len(grid) :].T
-    _check_corners(where, corners, shape, chunk)
+    wrong = np.flatnonzero((corners % chunk != 0).any(axis=1))
+    if len(wrong):
+        raise _damaged(
+            where,
+            f"it has a chunk that begins at element {corners[wrong[0]].tolist()}, where none of shape {dataset.chunks} "
+            f"can in a dataset of shape {dataset.shape}",
+        )
     numbers = np.ravel_multi_index(tuple((corners // chunk).astype(np.int64).T), tuple(grid))
     order = np.argsort(numbers)
     index = ChunkIndex(numbers[order], offsets[order], sizes[order], masks[order])
@@ -92,38 +388,24 @@ def _chunks(dataset: h5py.Dataset, most: int) -> np.ndarray:
     return np.array(numbers, np.uint64).reshape(-1, width)
 
 
-def _check_corners(where: str, corners: np.ndarray, shape: np.ndarray, chunk: np.ndarray) -> None:
-    wrong = np.flatnonzero(((corners >= shape) | (corners % chunk != 0)).any(axis=1))
-    if len(wrong):
-        corner = corners[wrong[0]].tolist()
-        raise _damaged(
-            where,
-            f"it has a chunk that begins at element {corner}, where none of shape {tuple(chunk.tolist())} can in a "
-            f"dataset of shape {tuple(shape.tolist())}",
-        )
-
-
 def _check_filters(where: str, index: ChunkIndex, dataset: h5py.Dataset) -> None:
     plist = dataset.id.get_create_plist()
     filters = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
     all_skipped = np.uint64((1 << len(filters)) - 1)
-    if (index.masks > all_skipped).any():
-        raise _damaged(where, f"it has a chunk that skips filters which the dataset, with {len(filters)}, lacks")
     element = dataset.id.get_type().get_size()
     whole = math.prod(dataset.chunks) * element
-    wrong = np.flatnonzero((index.masks == all_skipped) & (index.sizes != whole))
+    wrong = np.flatnonzero((index.masks & all_skipped == all_skipped) & (index.sizes != whole))
     if len(wrong) and not dataset.dtype.hasobject:  # a string of variable length has another size in the file
         raise _damaged(where, f"it has a chunk of {index.sizes[wrong[0]]} bytes where unfiltered chunks have {whole}")
     if SHUFFLE in filters:
-        # A chunk that another filter made smaller was shuffled before, as all others: HDF5 never fails in that.
         number = filters.index(SHUFFLE)
         shuffled = plist.get_filter(number)[2]
         # HDF5 sets it, but not for types of variable length. It would mix the bytes of several elements.
         if shuffled != (element,) and not dataset.dtype.hasobject:
-            raise _damaged(where, f"its shuffle filter has parameters {shuffled} for elements of {element} bytes")
-        skips = (index.masks >> np.uint64(number) & np.uint64(1)).astype(bool)
-        if (skips & (index.masks != all_skipped)).any() and not skips.all():
-            raise _damaged(where, "it has a chunk that skips the shuffle filter, and another that does not")
+            raise DataFileError(
+                f"{where}: its shuffle filter has parameters {shuffled}, but its elements have {element} bytes, and "
+                "HDF5 stores no such dataset; fix: write it again"
+            )
 
 
 def _damaged(where: str, what: str) -> DataFileError:
@@ -149,11 +431,11 @@ class Locator:
             if key in self._virtual:
                 raise DataFileError(f"{where}: its rows would lie in itself; fix: write it again")
             self._virtual.append(key)
-            found = virtual_hdf5.locate(self.locate, home, dataset, where)
+            found = locate_virtual(self.locate, home, dataset, where)
             self._virtual.pop()
             return found
         kind = dataset.id.get_create_plist().get_layout()
-        if dataset.shape[0] == 0 or dataset.size == 0:
+        if not dataset.size:  # None without a data space
             found = ThroughHdf5("it is empty")
         elif kind == h5py.h5d.CONTIGUOUS:
             found = self._contiguous(number, dataset, where)
@@ -189,15 +471,14 @@ class Locator:
                 break
             path = _external_path(dataset.file.filename, os.fsdecode(name))
             limits.check_path(path, where)
+            lies = f"{where}: its rows lie in {os.fsdecode(name)!r}, which"
             if not os.path.exists(path):
-                raise DataFileError(
-                    f"{where}: its rows lie in {os.fsdecode(name)!r}, which does not exist; fix: bring it back"
-                )
+                raise DataFileError(f"{lies} does not exist; fix: bring it back, or write these rows")
             size = nbytes - start if size == _WHOLE_FILE else min(size, nbytes - start)
             if os.path.getsize(path) < offset + size:
                 raise DataFileError(
-                    f"{where}: its rows lie in {os.fsdecode(name)!r}, which is truncated "
-                    f"({os.path.getsize(path)} bytes instead of {offset + size}); fix: copy it again"
+                    f"{lies} has {os.path.getsize(path)} bytes instead of {offset + size}: the rest was never written, "
+                    "or is cut off; fix: copy it again, or write these rows"
                 )
             extents.append(Extent(start, self.number(path), offset, size))
             start += size

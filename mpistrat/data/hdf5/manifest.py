@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import json
 import logging
@@ -13,12 +14,12 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data import errors
-from mpistrat.data.hdf5.file_list import FileList
+from mpistrat.data import errors, limits
+from mpistrat.data.errors import what_it_is
 from mpistrat.data.hdf5.records import (
     Column,
     FileRecord,
@@ -30,9 +31,91 @@ from mpistrat.data.hdf5.records import (
     without_times,
 )
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
-from mpistrat.process.atomic_file import appearing
+from mpistrat.process.files import appearing, local_path
 from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
+
+_ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
+
+
+class FileList:
+    """The files of a path, a glob pattern, or an iterable of those. They are searched when first needed.
+
+    They keep this order, but the matches of a pattern are sorted. ``format`` says in messages what they are, and
+    ``folders`` whether a "file" is a folder. Raise TypeError or ValueError for what is not a path.
+    """
+
+    def __init__(self, files: Any, format: str = "HDF5", folders: bool = False):
+        self._format, self._folders = format, folders
+        if isinstance(files, (str, bytes, os.PathLike)):
+            files = [files]
+        self.given: list[str] = []
+        for each in files:
+            if not isinstance(each, (str, bytes, os.PathLike)):
+                raise TypeError(f"files are named by strings or paths, not {each!r}")
+            self.given.append(os.path.abspath(local_path(each)))
+        if not self.given:
+            raise ValueError("a dataset needs at least one file, but the list of files is empty")
+        self._found: Sequence[str] | None = None
+
+    def paths(self) -> Sequence[str]:
+        """Return the absolute paths. Raise FileNotFoundError for a missing file, IsADirectoryError for a folder."""
+        if self._found is None:
+            self._found = [path for name in self.given for path in _matches(name, self._folders, self._format)]
+        return self._found
+
+    def take(self, paths: Sequence[str]) -> None:
+        """Take the paths that another rank has found."""
+        self._found = paths
+
+    def names(self) -> str:
+        """Return the number of given names and a hash of them, without folders, which may differ between nodes."""
+        text = "/".join(os.path.basename(name) for name in self.given)
+        digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=6).hexdigest()
+        return f"files of {len(self.given)} names (which hash to {digest})"
+
+    def __len__(self) -> int:
+        return len(self.given if self._found is None else self._found)
+
+    def __repr__(self) -> str:
+        return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} {self._format} files"
+
+
+def _once(paths: list[str]) -> list[str]:
+    """Return each file once, if links to folders lead to it again. Paths without links, and short ones, win."""
+    real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
+    ways: dict[tuple[str, str], list[str]] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        ways.setdefault((real[folder], name), []).append(path)
+
+    def worse(path: str) -> tuple[bool, int, str]:
+        folder = os.path.dirname(path)
+        return real[folder] != folder, path.count(os.sep), path
+
+    return sorted(min(each, key=worse) for each in ways.values())
+
+
+def _matches(name: str, folders: bool, form: str) -> list[str]:
+    if os.path.isdir(name) and not folders:
+        if what := what_it_is(name):
+            raise IsADirectoryError(f"{name!r}: {what}")
+        pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
+        raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
+    if os.path.exists(name):
+        limits.check_path(name)
+        return [name]
+    if not glob.has_magic(name):
+        raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
+    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders)
+    for path in found:
+        limits.check_path(path)
+    if "**" in name:
+        found = _once(found)
+    if not found:
+        raise FileNotFoundError(f"pattern {name!r} matches no file: check the path, also on the other nodes")
+    return found
+
 
 _log = logging.getLogger("mpistrat.data")
 _MOST_IN_IDENTITY = 64 << 10
@@ -114,7 +197,8 @@ def unpacked(packed: str) -> list[tuple[str, int, int]]:
 class Manifests:
     """Builder of a manifest. It remembers the files that were described already.
 
-    ``kept_in`` is the file that keeps the manifest between jobs, or None.
+    ``kept_in`` is the file that keeps the manifest between jobs, or None. ``filtered`` says that rows are left out on
+    purpose, so that files without rows are expected.
     """
 
     def __init__(
@@ -123,8 +207,10 @@ class Manifests:
         names: Sequence[str],
         kept_in: str | None,
         describe: Callable[[str, Sequence[str]], FileRecord],
+        reader: str = "HDF5",
+        filtered: bool = False,
     ):
-        self._describer = describe
+        self._describer, self._reader, self._filtered = describe, reader, filtered
         self.files = files
         self._names = names
         self._kept_in = kept_in
@@ -148,79 +234,65 @@ class Manifests:
     def local(self) -> Manifest:
         """Return the manifest of all files, described by this process alone."""
         kept = self._kept()
+        self._known |= self._described(range(len(self.files.paths())), kept)
         if kept is None:
-            records = [self._describe(number) for number in range(len(self.files.paths()))]
-            self._keep(records)
-        else:
-            records = kept
-            for number in range(len(records)):
-                self._check(number, records)
-        return self._joined(records, warn=True)
+            self._keep()
+        return self._joined(warn=True)
 
     def shared(self, ranks: Topology) -> Manifest:
         """Return the manifest, described by the ranks together. Collective; a fault in a file raises on all ranks."""
         start = time.perf_counter()
-        host = socket.gethostname()
-        asked = (host, hashlib.blake2b("\0".join(self.files.given).encode(errors="surrogateescape")).digest())
-        everyone = ranks.all_gather_object(asked)
-        kept = None
-        if all(digest == everyone[0][1] for _, digest in everyone):
-            found = self._look(lambda: (self.files.paths(), self._kept())) if ranks.rank == 0 else None
-            found = ranks.broadcast_object(found)
-            if isinstance(found, Exception):
-                _raise(found, "", ranks)
-            paths, kept = found
-            self.files.found(paths)
+        digest = hashlib.blake2b("\0".join(self.files.given).encode(errors="surrogateescape")).digest()
+        hosts, digests = zip(*ranks.all_gather_object((socket.gethostname(), digest)), strict=True)
+
+        def where(rank: int) -> str:
+            return f"rank {rank} ({hosts[rank]}): " if ranks.size > 1 else ""
+
+        def together(fn: Callable[[], Any]) -> list[Any]:
+            """Return what a function returns on each rank. All ranks raise the first error, in the same words."""
+            everyone = ranks.all_gather_object(self._look(fn))
+            for rank, error in enumerate(everyone):
+                if isinstance(error, Exception):
+                    if ranks.size == 1 or len(error.args) != 1:  # those of the system have a number, and a path
+                        raise error
+                    raise type(error)(where(rank) + str(error)) from None
+            return everyone
+
+        def on_first(fn: Callable[[], Any]) -> Any:
+            return together(fn if ranks.rank == 0 else _nothing)[0]
+
+        if len({*digests}) == 1:
+            paths, kept = on_first(lambda: (self.files.paths(), self._kept()))
+            self.files.take(paths)
         else:  # the nodes may have copies of the files in different folders
-            self._alike(ranks.all_gather_object((host, self._look(self.files.paths))), ranks)
-            kept = self._kept()
-        mine = range(ranks.rank, len(self.files.paths()), ranks.size)
-        described = ranks.all_gather_object((host, self._described(mine, kept)))
-        _raise_first(described, ranks)
-        if kept is not None:
-            self._known.update(enumerate(kept))
-        for _, theirs in described:
-            self._known.update((number, record) for number, record in theirs.items() if record is not None)
-        records = [self._known[number] for number in range(len(self.files.paths()))]
-        if self._kept_in is not None and kept is None:
-            failed = self._look(lambda: self._keep(records)) if ranks.rank == 0 else None
-            failed = ranks.broadcast_object(failed)
-            if failed is not None:
-                _raise(failed, "", ranks)
-
-        def where(number: int) -> str:
-            rank = number % ranks.size
-            return f"rank {rank} ({described[rank][0]}): " if ranks.size > 1 else ""
-
-        manifest = self._joined(records, warn=ranks.rank == 0, where=where)
+            found = together(lambda: ([*map(os.path.basename, self.files.paths())], self._kept() is None))
+            for rank, (names, _) in enumerate(found):
+                if names != found[0][0]:
+                    raise ValueError(
+                        f"the replicas must distribute the same files, but there are {len(names)} on rank {rank} "
+                        f"({hosts[rank]}) and {len(found[0][0])} on rank 0, or their names differ: give the same "
+                        "files on all ranks, or use distribute_datasets_from_function"
+                    )
+            # A rank that lacks the manifest must describe its files, so all do: a file has one description.
+            kept = None if any(lacks for _, lacks in found) else self._kept()
+        own = range(ranks.rank, len(self.files.paths()), ranks.size)
+        for records in together(partial(self._described, own, kept)):
+            self._known |= records
+        if kept is None and self._kept_in is not None:
+            on_first(self._keep)
+        manifest = self._joined(ranks.rank == 0, lambda number: where(number % ranks.size))
         if ranks.rank == 0:
-            _log.info("%d files described in %.3f s", len(records), time.perf_counter() - start)
+            _log.info("%d files described in %.3f s", len(self._known), time.perf_counter() - start)
         return manifest
 
-    def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, Any]:
-        """Return this process's results for some files: a record, None where the manifest has it, or an error."""
-        found: dict[int, Any] = {}
+    def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, FileRecord]:
+        """Return the records of some files that are not known yet: none, if those that are kept are still right."""
+        if kept is None:
+            return {number: self._describe(number) for number in numbers}
         for number in numbers:
-            if kept is None:
-                found[number] = self._look(partial(self._describe, number))
-            else:
-                found[number] = self._look(partial(self._check, number, kept))
-            if isinstance(found[number], Exception):
-                break
-        return found
-
-    def _alike(self, everyone: list[tuple[str, Any]], ranks: Topology) -> None:
-        for rank, (host, found) in enumerate(everyone):
-            if isinstance(found, Exception):
-                _raise(found, f"rank {rank} ({host}): ", ranks)
-        names = [[os.path.basename(path) for path in paths] for _, paths in everyone]
-        for rank, theirs in enumerate(names):
-            if theirs != names[0]:
-                raise ValueError(
-                    f"the replicas must distribute the same files, but there are {len(theirs)} on rank {rank} "
-                    f"({everyone[rank][0]}) and {len(names[0])} on rank 0, or their names differ: give the same "
-                    "files on all ranks, or use distribute_datasets_from_function"
-                )
+            self._check(number, kept)
+        self._known |= enumerate(kept)
+        return {}
 
     def _look(self, fn: Callable[[], Any]) -> Any:
         """Return the result of a function, or the error that it raises."""
@@ -253,24 +325,24 @@ class Manifests:
     def _kept(self) -> list[FileRecord] | None:
         if self._kept_in is None:
             return None
-        return _read(self._kept_in, self.files.paths(), self._names)
+        return _read(self._kept_in, self.files.paths(), self._names, self._reader)
 
-    def _keep(self, records: Sequence[FileRecord]) -> None:
+    def _keep(self) -> None:
         if self._kept_in is not None:
-            _write(self._kept_in, self.files.paths(), self._names, records)
+            files = self.files.paths()
+            _write(self._kept_in, files, self._names, self._reader, [self._known[i] for i in range(len(files))])
 
-    def _joined(
-        self, records: Sequence[FileRecord], warn: bool, where: Callable[[int], str] = lambda number: ""
-    ) -> Manifest:
-        """Return the manifest of these records. ``where`` names the rank that described a file."""
+    def _joined(self, warn: bool, where: Callable[[int], str] = lambda number: "") -> Manifest:
+        """Return the manifest of the known records, of all files. ``where`` names the rank that described a file."""
         files = self.files.paths()
+        records = [self._known[i] for i in range(len(files))]
         kept = [number for number, record in enumerate(records) if record.rows]
         if not kept:
             raise errors.EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
                 f"{files[0]!r}; fix: check the program that wrote them"
             )
-        if warn:
+        if warn and not self._filtered:
             for number, record in enumerate(records):
                 if not record.rows:
                     warnings.warn(f"file {files[number]!r} has no rows and is skipped", stacklevel=level_of_program())
@@ -280,50 +352,39 @@ class Manifests:
 
     def _check_alike(self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
-            if (a.dtype, a.shape, varying(a.dtype)) != (b.dtype, b.shape, varying(b.dtype)):
+            if _alike(a) != _alike(b):
                 files = self.files.paths()
                 raise errors.DatasetMismatchError(
                     f"{where(other)}dataset {a.name!r} has rows of {_rows_of(a)} in file {files[one]!r} and of "
-                    f"{_rows_of(b)} in file {files[other]!r}; fix: give all rows of a dataset one dtype and shape"
+                    f"{_rows_of(b)} in file {files[other]!r}; fix: give all rows of a dataset one type and shape"
                 )
+
+
+def _alike(column: Column) -> tuple[Any, ...]:
+    return column.dtype, column.shape, varying(column.dtype), column.meaning
 
 
 def _rows_of(column: Column) -> str:
     kind = varying(column.dtype)
     name = str(column.dtype) if kind is None else "strings" if kind is str else f"lists of {kind}"
-    return f"{name} {column.shape}"
+    return f"{name} {column.shape}" + (f" ({column.meaning})" if column.meaning else "")
 
 
-def _raise_first(described: list[tuple[str, dict[int, Any]]], ranks: Topology) -> None:
-    """Raise the error of the first file that has one."""
-    failed = [
-        (number, rank)
-        for rank, (_, theirs) in enumerate(described)
-        for number, record in theirs.items()
-        if isinstance(record, Exception)
-    ]
-    if failed:
-        number, rank = min(failed)
-        host, theirs = described[rank]
-        _raise(theirs[number], f"rank {rank} ({host}): ", ranks)
-
-
-def _raise(error: Exception, where: str, ranks: Topology) -> NoReturn:
-    if ranks.size == 1 or not where or len(error.args) != 1:
-        raise error
-    raise type(error)(where + str(error)) from None
+def _nothing() -> None:
+    """Do nothing: another rank does."""
 
 
 # --- the file that keeps it ---------------------------------------------------------------
 
 
-def _write(path: str, files: Sequence[str], names: Sequence[str], records: Sequence[FileRecord]) -> None:
+def _write(path: str, files: Sequence[str], names: Sequence[str], reader: str, records: Sequence[FileRecord]) -> None:
     """Write the records of these files to ``path``. Their paths are stored relative to its folder."""
     folder = os.path.dirname(path)
     kept = {
         "format": _FORMAT,
         "version": _VERSION,
         "datasets": list(names),
+        "reader": reader,
         "files": [
             {"name": os.path.relpath(file, folder), "record": to_json(record)}
             for file, record in zip(files, records, strict=True)
@@ -338,7 +399,7 @@ def _write(path: str, files: Sequence[str], names: Sequence[str], records: Seque
         raise OSError(error.errno, f"{what}; {fix}", path) from error
 
 
-def _read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRecord] | None:
+def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) -> list[FileRecord] | None:
     """Return the records from the manifest ``path``, None if it is absent. Raise DataFileError if it is another."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -361,6 +422,8 @@ def _read(path: str, files: Sequence[str], names: Sequence[str]) -> list[FileRec
         raise errors.DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
     if datasets != list(names):
         raise _stale(path, f"it describes the datasets {datasets}, but these are {list(names)}")
+    if (then_by := kept.get("reader", reader)) != reader:  # manifests of older versions name none
+        raise _stale(path, f"its files were read as {then_by}, and now as {reader}")
     now = [os.path.relpath(file, os.path.dirname(path)) for file in files]
     for name in sorted(set(then) - set(now))[:1]:
         raise _stale(path, f"file {name!r} is no longer among the files")

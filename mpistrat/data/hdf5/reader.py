@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,16 +13,17 @@ import numpy as np
 
 from mpistrat.data.errors import ChecksumError, DataFileError
 from mpistrat.data.hdf5 import records
+from mpistrat.data.hdf5.chunks import ChunkedRows, DecodedChunks
 from mpistrat.data.hdf5.describe import describe
-from mpistrat.data.hdf5.layouts.chunks import ChunkedRows, DecodedChunks
-from mpistrat.data.hdf5.layouts.descriptors import Descriptor, Files, KeptOpen
-from mpistrat.data.hdf5.layouts.raw import RawRows
-from mpistrat.data.hdf5.layouts.through_h5py import Hdf5Rows
+from mpistrat.data.hdf5.raw import Descriptor, Files, KeptOpen, RawRows
+from mpistrat.data.hdf5.through_h5py import Hdf5Rows
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.memory.made_once import MadeOnce
 from mpistrat.process.cache import Cache
 
-_LAYOUTS_KEPT = 256
+_LIMIT, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+_MOST_OPEN = 512 if _LIMIT < 0 else min(512, _LIMIT // 2)  # batches may have rows of 256 files
+_LAYOUTS_KEPT = 1024
 
 
 class KeepingReader:
@@ -74,7 +76,7 @@ class FileReader(KeepingReader):
 
     def __init__(
         self,
-        most_open: int = 64,
+        most_open: int = _MOST_OPEN,
         most_decoded: int = MOST_DECODED,
         describe: Callable[[str, Sequence[str]], records.FileRecord] = describe,
     ):
@@ -129,7 +131,7 @@ class FileReader(KeepingReader):
         return self._rows[key]
 
     def __reduce__(self) -> tuple[type[FileReader], tuple[Any, ...]]:
-        return FileReader, (self._most_open, self._most_decoded, self._describe)
+        return type(self), (self._most_open, self._most_decoded, self._describe)
 
 
 class _Files:
@@ -189,9 +191,12 @@ class _Files:
             self._check(number)
 
     def _unreadable(self, error: BaseException) -> str:
+        fix = "see the error, and copy or write the file again if it is damaged"
+        if isinstance(error, ChecksumError):
+            fix = "the file is damaged, copy or write it again"
         return (
             f"file {self._path!r}, dataset {self._column.name!r}: rows {self._rows[0]} to {self._rows[1]} cannot "
-            f"be read ({error}); fix: the file is damaged, copy or write it again"
+            f"be read ({error}); fix: {fix}"
         )
 
     def _check(self, number: int) -> None:

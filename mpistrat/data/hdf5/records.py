@@ -5,17 +5,20 @@ Records are small, plain and without HDF5 objects, because they are sent to all 
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mpistrat.arrays.json_arrays import packed, unpacked
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.rows.blocks import WholeChunks
+
+Attributes: TypeAlias = tuple[tuple[str, Any], ...]
+"""Attributes of a column that say what its stored values mean: texts, numbers, and arrays of one axis."""
 
 
 class OtherFile(NamedTuple):
@@ -107,10 +110,14 @@ class Joined(NamedTuple):
 
 
 class ThroughHdf5(NamedTuple):
-    """Layout of rows that only HDF5 can read, and why. ``lacking`` rows follow, which have the fill value."""
+    """Layout of rows that only HDF5 can read, and why. ``lacking`` rows follow, which have the fill value.
+
+    That is HDF5's, unless ``fill`` has a value.
+    """
 
     reason: str
     lacking: int = 0
+    fill: np.ndarray = np.empty(0)
 
 
 class InBlocks(NamedTuple):
@@ -135,8 +142,9 @@ class Column(NamedTuple):
     """One HDF5 dataset: the type of its rows, and their layout. ``stored`` is the dtype as it is in the file.
 
     A chunk has ``chunk_rows`` rows, and ``chunk_bytes`` when decoded; 0 without chunks. ``filtered`` says whether a row
-    can be read only by decoding its whole chunk. File 0 of the layout is the file that has the dataset, and file ``i +
-    1`` is ``others[i]``.
+    can be read only by decoding its whole chunk. ``meaning`` is what files must share beyond the dtype, as text: a time
+    zone, or the names of an enumeration. File 0 of the layout is the file that has the dataset, and file ``i + 1`` is
+    ``others[i]``. With ``attributes``, values of the dtype ``stored`` mean others, of ``dtype``.
     """
 
     name: str
@@ -149,6 +157,8 @@ class Column(NamedTuple):
     stored: np.dtype
     layout: Layout
     others: tuple[OtherFile, ...]
+    attributes: Attributes = ()
+    meaning: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -160,7 +170,8 @@ class Column(NamedTuple):
         """The kinds of chunks that are always read as wholes."""
         if isinstance(self.layout, ThroughHdf5):
             kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
-            return frozenset([WholeChunks(self.chunk_rows, self.chunk_rows * self.row_bytes)] if kept else [])
+            nbytes = self.chunk_rows * math.prod(self.shape) * self.stored.itemsize
+            return frozenset([WholeChunks(self.chunk_rows, nbytes)] if kept else [])
         if isinstance(self.layout, InBlocks):
             rows = self.layout.most_rows
             return frozenset([WholeChunks(rows, rows * self.row_bytes)] if rows else [])
@@ -257,8 +268,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.dtype):
         return {"kind": "dtype", "type": _plain_dtype(value)}
     if isinstance(value, np.ndarray):
-        data = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        return {"kind": "array", "dtype": data.dtype.str, "base64": base64.b64encode(data.tobytes()).decode()}
+        array = packed(value)  # of one axis
+        return {"kind": "array", "dtype": array["dtype"], "base64": array["array"]}
     return value
 
 
@@ -271,8 +282,7 @@ def _from_plain(value: Any) -> Any:
     if value["kind"] == "dtype":
         return _dtype(fields["type"])
     if value["kind"] == "array":
-        raw = np.frombuffer(base64.b64decode(fields["base64"]), fields["dtype"])
-        return raw.astype(raw.dtype.newbyteorder("="))
+        return unpacked({"array": fields["base64"], "dtype": fields["dtype"], "shape": [-1]})
     return _KINDS[value["kind"]](**{key: _from_plain(each) for key, each in fields.items()})
 
 

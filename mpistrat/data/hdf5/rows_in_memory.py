@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import fcntl
@@ -16,7 +17,7 @@ import numpy as np
 from mpistrat.data.hdf5.manifest import Manifest
 from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.memory.buffer_pool import Buffers, new_memory
-from mpistrat.memory.shared import pages, share_in_pieces
+from mpistrat.memory.node import pages, share_in_pieces
 
 _PIECE_BYTES = 4 << 20
 _LINE = 64  # bytes of a cache line
@@ -60,6 +61,7 @@ class FilledOnce:
         with self._locked(piece):
             if not self._filled[piece]:
                 if self._descriptor is not None:
+                    # A page that the node has no memory for would end the process when it is written to.
                     for start, nbytes in spans:
                         os.posix_fallocate(self._descriptor, start, max(1, nbytes))
                 load()
@@ -101,9 +103,9 @@ class RowsInMemory:
 
     def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
         self._manifest, self._reader = manifest, reader
-        self._files: Sequence[int] = range(len(manifest.files))
+        self._missing = np.ones(len(manifest.files), bool)
+        self._filled = self._by_file = False
         self._offsets: np.ndarray | None = None
-        self._filled = False
         columns, rows = manifest.columns, manifest.rows
         step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * manifest.row_bytes)))
         # File, first row, and one past the last row of each piece, counted in all files.
@@ -128,10 +130,18 @@ class RowsInMemory:
     def of_files(self, which: Sequence[int]) -> RowsInMemory:
         """Return the rows of some files, in the same memory. Only these files are read for them."""
         part = copy.copy(self)
-        part._files, part._filled = which, False
+        part._missing = np.zeros_like(self._missing)
+        part._missing[[*which]] = True
+        part._filled = False
         offsets = self._manifest.offsets
         part._offsets = np.cumsum([0, *(offsets[i + 1] - offsets[i] for i in which)])
         part._shifts = offsets[[*which]] - part._offsets[:-1]
+        return part
+
+    def by_file(self) -> RowsInMemory:
+        """Return the rows in the same memory. A file is read when a row of it is first taken."""
+        part = copy.copy(self)
+        part._missing, part._by_file = self._missing.copy(), True
         return part
 
     def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
@@ -140,8 +150,8 @@ class RowsInMemory:
         Raise DataFileError if a file cannot be read or has changed, and OSError if the node has not enough memory.
         """
         if not self._filled:
-            self._fill()
-            self._filled = True
+            self._fill(self._files_of(rows) if self._by_file else np.flatnonzero(self._missing))
+            self._filled = not self._missing.any()
         if self._offsets is not None:
             rows = rows + self._shifts[self._offsets.searchsorted(rows, side="right") - 1]
         out = []
@@ -150,10 +160,16 @@ class RowsInMemory:
             out.append(values.take(rows, 0, taken, "clip"))  # "raise" would copy the result once more
         return out
 
-    def _fill(self) -> None:
-        """Read the rows, except for those that a rank of the node has read already."""
-        wanted = {*self._files}
-        numbers = [i for i, (file, _, _) in enumerate(self._pieces) if file in wanted]
+    def _files_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the files of these rows that are missing."""
+        files = self._manifest.offsets.searchsorted(rows, side="right") - 1
+        return np.unique(files[self._missing[files]])
+
+    def _fill(self, files: np.ndarray) -> None:
+        """Read the rows of files, except for those that a rank of the node has read already."""
+        numbers: list[int] = []
+        for each in files.tolist():
+            numbers += range(bisect.bisect_left(self._pieces, (each,)), bisect.bisect_left(self._pieces, (each + 1,)))
         start = int(self._shared.part * len(numbers))
         for number in numbers[start:] + numbers[:start]:
             file, first, stop = self._pieces[number]
@@ -162,8 +178,8 @@ class RowsInMemory:
                 for begin, size in zip(self._begins, self._row_bytes, strict=True)
             ]
             self._shared.fill(number, spans, partial(self._load, file, first, stop))
+        self._missing[files] = False
 
     def _load(self, file: int, first: int, stop: int) -> None:
         path, record, begin = self._manifest.file(file)
-        out = [values[first:stop] for values in self._columns]
-        self._reader.read_run(path, record, first - begin, out)
+        self._reader.read_run(path, record, first - begin, [values[first:stop] for values in self._columns])

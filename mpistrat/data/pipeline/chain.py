@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpistrat import representation
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
 from mpistrat.data.pipeline.definition import Definition
+from mpistrat.data.pipeline.mapping import generators_of
 from mpistrat.data.pipeline.transforms import (
     Batch,
     Map,
@@ -36,7 +38,12 @@ class Chain:
         self._definition = Definition(source, transforms, options or Options())
 
     def map(
-        self, fn: Callable[..., Any], num_parallel_calls: int | None = None, deterministic: bool | None = None
+        self,
+        fn: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        seed: int | None = None,
+        workers: int | Literal["auto"] | None = None,
     ) -> Self:
         """Apply a function to every element.
 
@@ -51,19 +58,36 @@ class Chain:
         num_parallel_calls : int, optional
             How many calls for rows of a batch run at the same time, in threads. `AUTOTUNE` (-1) takes one for each
             core of this rank. That helps functions that wait, or that run outside of Python: decoders, large
-            NumPy operations. By default calls follow each other. After `batch` it has no effect.
+            NumPy operations. Quick functions get slower. By default calls follow each other. It has no effect after
+            `batch`, and on calls in ``workers``.
         deterministic : bool, optional
             Accepted for programs written for tf.data. The order of the elements is always kept.
+        seed : int, optional
+            Before `batch`: the function gets a random generator as its last argument. Its numbers depend on the seed,
+            the epoch and the number of the row in the source alone. They are the same on any number of ranks and
+            threads, and after a resume: ``Generator(Philox(key=[seed, epoch], counter=[0, row, 0, 0]))``.
+        workers : int or "auto", optional
+            Before `batch`: how many processes of this rank call the function for the rows of a batch. That helps slow
+            functions in Python. "auto" takes one for each core of this rank, and none while a call takes less than
+            0.2 ms, or if the rank has one core. Elements and their order stay the same.
 
         Raises
         ------
         TypeError
-            If ``fn`` is not a function, or ``num_parallel_calls`` is not an integer.
+            If ``fn`` is not a function, or ``num_parallel_calls`` or ``seed`` is not an integer. If ``fn`` cannot be
+            pickled for ``workers``.
         ValueError
-            If ``num_parallel_calls`` is 0 or less than -1.
+            If ``num_parallel_calls`` is 0 or less than -1. If ``seed`` is not from 0 to 2**64 - 1, is that of another
+            `map` of the dataset, or is given after `batch`. If ``workers`` is not "auto" or an integer of at least 1,
+            or is given after `batch`.
+        RuntimeError
+            When rows are read, if a worker process was killed.
 
         Notes
         -----
+        Workers get a copy of ``fn`` when the first batch is read: what it changes is not seen by the program. They do
+        not import the program, have no strategy, and end with their rank.
+
         `element_spec` calls ``fn`` on the first row of the source. So does an empty piece on a replica that had
         no row yet.
 
@@ -73,6 +97,9 @@ class Chain:
         >>> pairs = Dataset.from_arrays(([1, 2], [10, 20]))
         >>> [int(x) for x in pairs.map(lambda a, b: a + b)]
         [11, 22]
+        >>> noisy = Dataset.range(3).map(lambda x, rng: x + rng.integers(100), seed=7)
+        >>> [int(x) for x in noisy] == [int(x) for x in noisy]  # of another epoch
+        False
         """
         if not callable(fn):
             raise TypeError(f"map() needs a function, not {fn!r}")
@@ -81,7 +108,37 @@ class Chain:
             raise ValueError("num_parallel_calls of map() must be at least 1, or AUTOTUNE (-1), got 0")
         if calls == AUTOTUNE:
             calls = len(affinity.cores() or range(affinity.cores_of_machine()))
-        return self._then(Map(fn, calls))
+        if seed is not None:
+            seed = integer(seed, "the seed of map()", 0)
+            if seed >= 1 << 64:
+                raise ValueError(f"the seed of map() must be below 2**64, got {seed}")
+            if self.batch_size is not None:
+                raise ValueError(
+                    "map(seed=...) needs rows, as a replica's piece of a batch depends on the ranks: call "
+                    "it before batch()"
+                )
+            if any(isinstance(each, Map) and each.seed == seed for each in self._definition.transforms):
+                raise ValueError(
+                    f"another map() has the seed {seed}, and would get the same numbers: give another seed"
+                )
+        made = None
+        if workers is not None:
+            is_number = isinstance(workers, Integral) and not isinstance(workers, bool)
+            if not (is_number and int(workers) > 0) and workers != "auto":
+                raise ValueError(f"workers of map() must be 'auto', or an integer of at least 1, not {workers!r}")
+            if self.batch_size is not None:
+                raise ValueError("map(workers=...) needs rows, which workers share: call it before batch()")
+            from mpistrat.data.pipeline.workers import Workers  # a late import: takes 20 ms
+
+            made = Workers(fn, seed, workers)
+            if names := generators_of(fn):
+                warnings.warn(
+                    f"the function of map() draws from the random generator {', '.join(map(repr, names))} of the "
+                    "program: each worker process has a copy, so rows of other workers get the same numbers; take "
+                    "map(fn, seed=...)",
+                    stacklevel=2,
+                )
+        return self._then(Map(fn, calls, seed, made))
 
     def shuffle(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpistrat.data.options import Options
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.stream import StreamPlan
-from mpistrat.data.pipeline.transforms import Batch, Shard, Shuffle, Transform, before_batch, length_of
+from mpistrat.data.pipeline.transforms import Batch, Seeded, Shard, Shuffle, Transform, before_batch, length_of
 from mpistrat.data.rows.contracts import Seed
 from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
@@ -57,7 +57,7 @@ class Definition:
 
     def seeds(self) -> list[Seed]:
         """Return the seeds of all shuffles, those inside the source first."""
-        shuffles = [each for each in self.transforms if isinstance(each, Shuffle)]
+        shuffles = [each for each in self.transforms if isinstance(each, Seeded)]
         return [*self.source.seeds(), *(Seed(each.seed, each.seeded) for each in shuffles)]
 
     def with_seeds(self, seeds: Sequence[int]) -> Self:
@@ -65,7 +65,7 @@ class Definition:
         inside = len(self.source.seeds())
         left = iter(seeds[inside:])
         changed = tuple(
-            replace(each, seed=next(left)) if isinstance(each, Shuffle) else each for each in self.transforms
+            replace(each, seed=next(left)) if isinstance(each, Seeded) else each for each in self.transforms
         )
         source = self.source.with_seeds(seeds[:inside]) if inside else self.source
         return replace(self, source=source, transforms=changed)
@@ -74,6 +74,12 @@ class Definition:
         """Return the definition with the seeds of another rank where the program gave none."""
         left = iter([each.value for each in seeds if not each.given])
         return self.with_seeds([each.value if each.given else next(left, each.value) for each in self.seeds()])
+
+    def agree(self, ranks: Topology) -> None:
+        """Find out, together with the other ranks, which rows there are. Collective."""
+        self.source.agree(ranks)
+        for each in self.transforms:
+            each.agree(ranks)
 
     def described(self) -> dict[str, Any]:
         """Return what a state says of the dataset."""
@@ -92,14 +98,15 @@ class Definition:
         memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)
         of_rows = before_batch(self.transforms)
-        if not self.streamed and any(isinstance(each, Shuffle) for each in of_rows):
+        if not self.streamed and any(isinstance(each, Seeded) for each in of_rows):
             if ranks is not None:  # which together read all shards
                 of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
             source = source.for_shuffle(memory, length_of(source.length, of_rows), sharing, ranks)
-            exact = any(isinstance(each, Shuffle) and each.mode == "exact" for each in of_rows)
+            exact = next((each for each in of_rows if isinstance(each, Seeded) and each.by_row), None)
             if exact and source.decodes_again and (ranks is None or ranks.rank == 0):
+                what = "shuffle(mode='exact')" if isinstance(exact, Shuffle) else "sample()"
                 warnings.warn(
-                    f"shuffle(mode='exact') takes the rows of {source} one by one, and decodes nearly all chunks again "
+                    f"{what} takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",
                     stacklevel=level_of_program(),
                 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,17 +66,102 @@ class Making:
         return elements.batch_of_dtypes(batch, self._batch_dtypes)
 
 
+def generators_of(fn: Any) -> list[str]:
+    """Return the names of the random generators that a function captures, or that its object has."""
+    from mpistrat.messages.functions import captured  # a late import: takes 9 ms, and only several ranks call this
+
+    inner = generators_of(fn.func) if isinstance(fn, partial) else []
+    kept: dict[Any, Any] = {**fn.keywords, **dict(enumerate(fn.args))} if isinstance(fn, partial) else {}
+    fn = getattr(fn, "__wrapped__", fn)
+    kept |= {**getattr(getattr(fn, "__self__", fn), "__dict__", {}), **dict(captured(fn))}
+    kinds = (np.random.Generator, np.random.RandomState, random.Random)
+    return inner + [str(name) for name, value in kept.items() if isinstance(value, kinds)]
+
+
+class Numbered(NamedTuple):
+    """A row with its number in the source, and its epoch: what a generator of ``map(fn, seed=...)`` depends on."""
+
+    row: Any
+    number: Any
+    epoch: Any
+
+
+class NumberedSource:
+    """A source whose rows are `Numbered`. It has the other attributes of the source."""
+
+    def __init__(self, source: Any):
+        self._source = source
+        self._flat = source.streamed or source.numbers(np.empty(0, np.int64), 0).ndim == 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":  # a copy has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def element_spec(self) -> Numbered:
+        """Return the structure of a numbered row."""
+        number = spec.ArraySpec((), np.int64)
+        return Numbered(self._source.element_spec(), number, number)
+
+    def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
+        """Return the numbers by which `read` knows rows, with two more columns: their numbers, and their epoch."""
+        own = self._source.numbers(ks, iteration)
+        columns = own if own.ndim == 2 else own[:, np.newaxis]
+        return np.column_stack([columns, self._source.numbers_of_all(ks), np.full(len(ks), iteration)])
+
+    def read(self, rows: np.ndarray) -> Numbered:
+        """Return rows, their numbers and their epochs, stacked on axis 0."""
+        return Numbered(self._source.read(self._own(rows)), rows[:, -2], rows[:, -1])
+
+    def each(self, rows: np.ndarray) -> list[Numbered]:
+        """Return rows one by one."""
+        return [*map(Numbered, self._source.each(self._own(rows)), rows[:, -2], rows[:, -1])]
+
+    def _own(self, rows: np.ndarray) -> np.ndarray:
+        return rows[:, 0] if self._flat else rows[:, :-2]
+
+    def open(self, iteration: int) -> Iterator[Numbered]:
+        """Return an iterator over the numbered rows of a stream."""
+        return (Numbered(row, number, iteration) for number, row in enumerate(self._source.open(iteration)))
+
+    def first(self) -> Numbered:
+        """Return the first row of a stream."""
+        return Numbered(self._source.first(), 0, 0)
+
+
+def numbered(source: Any, transforms: Sequence[Transform]) -> Any:
+    """Return the source with `Numbered` rows if a function needs generators, or a worker tells which row failed.
+
+    Not for ``workers="auto"``: a quick function would take a tenth longer.
+    """
+    needed = (isinstance(each, Map) and (each.seed is not None or each.is_by_workers) for each in transforms)
+    return NumberedSource(source) if any(needed) else source
+
+
 def mapped_rows(rows: Iterable[Any], maps: Sequence[Map]) -> list[Any]:
-    """Return rows after all functions, in order. Neighbours with the same number of calls are called row by row."""
+    """Return rows after all functions, in order. Neighbours with the same number of calls are called row by row.
+
+    A single row is not sent to a worker.
+    """
     found = [*rows]
-    for calls, same in groupby(maps, lambda each: each.calls):
-        functions = [each.fn for each in same]
+    places: list[Any] = []
+    if found and type(found[0]) is Numbered:
+        places = [(int(each.number), int(each.epoch)) for each in found]
+        found = [each.row for each in found]
+    for (calls, workers), same in groupby(maps, attrgetter("calls", "workers")):
+        group = [*same]
+        if workers is not None and len(found) > 1:
+            found = workers.mapped(found, places)
+            continue
+        functions: Iterable[Any] = repeat([each.fn for each in group])
+        if places:
+            functions = [[elements.seeded(each.fn, each.seed, place) for each in group] for place in places]
         if calls == 1 or len(found) < 2:
-            found = [elements.mapped(row, functions) for row in found]
+            found = [*map(elements.mapped, found, functions)]
         else:
-            call = partial(_in_thread, [*context.stack()], functions)
+            call = partial(_in_thread, [*context.stack()])
             with ThreadPoolExecutor(min(calls, len(found)), "mpistrat-map") as pool:
-                found = [*pool.map(call, found)]
+                found = [*pool.map(call, functions, found)]
     return found
 
 

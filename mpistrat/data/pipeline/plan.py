@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import nest
+from mpistrat.data.errors import explain_empty_parts
 from mpistrat.data.options import MOST_PREFETCH
-from mpistrat.data.pipeline.mapping import Making, mapped_rows
+from mpistrat.data.pipeline.mapping import Making, mapped_rows, numbered
 from mpistrat.data.pipeline.stream import Cut
 from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform, before_batch
 from mpistrat.data.rows import elements, spec
@@ -74,6 +75,7 @@ class PipelinePlan:
 
     def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
         rows = before_batch(transforms)
+        source, whole = numbered(source, rows), whole and numbered(whole, rows)
         self._source = source
         self._rows = Order(source.length, rows, source.blocks())
         self._making = Making(transforms, True, None if whole is None else partial(_first_row, whole))
@@ -193,6 +195,7 @@ class PipelinePlan:
 
     def empty(self) -> Any:
         """Return a batch without rows."""
+        explain_empty_parts()
         tree = spec.zeros(self._source.element_spec(), 0) if self._plain else self._empty_mapped_rows()
         try:
             return self._making.mapped(tree)
@@ -214,7 +217,7 @@ class PipelinePlan:
             return
         row_bytes = spec.row_bytes(self._source.element_spec())
         ahead = max(1, min(_READ_AHEAD_ROWS, _READ_AHEAD_BYTES // max(1, row_bytes)))
-        at_once = max((each.calls for each in self._row_maps), default=1)
+        at_once = max((each.at_once for each in self._row_maps), default=1)
         start = 0
         while self.length is None or start < self.length:
             stop = start + ahead if self.length is None else min(start + ahead, self.length)

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpistrat import nest
-from mpistrat.data.pipeline.mapping import Making, mapped_rows
+from mpistrat.data.errors import explain_empty_parts
+from mpistrat.data.pipeline.mapping import Making, mapped_rows, numbered
 from mpistrat.data.pipeline.transforms import Open, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
@@ -31,7 +32,7 @@ class StreamPlan:
     length = row_length = None
 
     def __init__(self, source: StreamSource, transforms: Sequence[Transform], shared: bool = False):
-        self._source, self._transforms = source, transforms
+        self._source, self._transforms = numbered(source, transforms), transforms
         self._making = Making(transforms, typed=False)
         self.batch, self._row_maps = self._making.batch, self._making.row_maps
         self._open = Cache[int, _Pass](_OPEN_AT_ONCE)
@@ -64,6 +65,7 @@ class StreamPlan:
 
     def empty(self) -> Any:
         """Return a batch without rows, with the shapes of the first batch that was read."""
+        explain_empty_parts()
         if self._empty is None:
             self.read([self._source.first()])
         return nest.map_structure(np.copy, self._empty)

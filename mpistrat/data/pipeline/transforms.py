@@ -19,9 +19,11 @@ from mpistrat import nest
 from mpistrat.data.options import SHARD_HINT
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import BlockOrder, Blocks
+from mpistrat.data.rows.lanes import LaneOrder, Lanes
 from mpistrat.data.rows.permutation import Feistel, permutation, round_keys
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.process.cache import Cache
+from mpistrat.runtime.topology import Topology
 
 # Positions in the array of requested numbers, their numbers in the input, the iteration of the input.
 Segment: TypeAlias = "tuple[Any, np.ndarray, int]"
@@ -63,6 +65,15 @@ class Transform:
         """Return `locate` for an input of ``n`` elements, which are best read in ``blocks``."""
         return partial(self.locate, n)
 
+    def blocks_after(self, n: int | None, blocks: Blocks) -> Blocks | None:
+        """Return which output elements are best read together, from the blocks of ``n`` input elements."""
+        after = self.length(n)
+        return None if after is None else blocks.in_one_run(after)
+
+    def agree(self, ranks: Topology) -> None:
+        """Find out, together with the other ranks, what the transform depends on. Collective."""
+        return
+
     def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
         """Return the output elements of an iteration. ``map`` is applied later."""
         return made(iteration)
@@ -84,20 +95,52 @@ class Map(Transform):
     fn: Callable[..., Any]
     calls: int = 1
     """How many calls for single rows run at the same time."""
+    seed: int | None = None
+    """The seed of the generator that each call gets, None for none."""
+
+    workers: Any = None
+    """The processes that call the function for single rows, None for this one."""
+
+    @property
+    def is_by_workers(self) -> bool:
+        """Whether processes call the function, however long it takes."""
+        return self.workers is not None and not self.workers.chooses
+
+    @property
+    def at_once(self) -> int:
+        """How many rows are best mapped together if there is no batch."""
+        return self.calls if self.workers is None else 4 * int(self.workers.count)
 
     def __str__(self) -> str:
-        return "map"
+        return "map" if self.seed is None else f"map(seed={self.seed})"
 
 
 @dataclass(frozen=True)
-class Shuffle(Transform):
-    """The transform that permutes the whole input, or, of an endless one, every run of ``buffer_size``."""
+class Seeded(Transform):
+    """A transform with another random order in each epoch. ``seeded`` says whether the program gave the seed."""
 
     seed: int
     seeded: bool
+
+    @property
+    def by_row(self) -> bool:
+        """Whether rows are taken one by one, from all over the input."""
+        return False
+
+
+@dataclass(frozen=True)
+class Shuffle(Seeded):
+    """The transform that permutes the whole input, or, of an endless one, every run of ``buffer_size``."""
+
     buffer_size: int | None = None
     reshuffle: bool = True
     mode: str = "block"
+    lanes: Lanes | None = None
+    """The lanes that keep files apart, of a distributed dataset."""
+
+    @property
+    def by_row(self) -> bool:
+        return self.mode == "exact"
 
     def length(self, n: int | None) -> int | None:
         if n is None and self.buffer_size is None:
@@ -110,6 +153,8 @@ class Shuffle(Transform):
         if n is None:
             assert self.buffer_size is not None
             return partial(self._in_runs, self.buffer_size)
+        if self.lanes is not None and blocks is not None:
+            return partial(self._in_lanes, LaneOrder(blocks, self.lanes))
         if self.mode == "block":
             return BlocksShuffled(self, n, blocks)
         return partial(self._exactly, n, Cache[int, np.ndarray](2))  # a batch may lie across two epochs
@@ -119,6 +164,10 @@ class Shuffle(Transform):
         key = self.key(iteration)
         order = kept[key] if key in kept else kept.keep(key, permutation(n, self.seed, key))
         return [(_ALL, order[ks].astype(np.int64), iteration)]
+
+    def _in_lanes(self, order: LaneOrder, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
+        """Permute the elements of files, in lanes."""
+        return [(_ALL, order(ks, self.seed, self.key(iteration)), iteration)]
 
     def _in_runs(self, size: int, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         """Permute every run of ``size`` elements."""
@@ -272,6 +321,8 @@ class Batch(Transform):
 
     stacks_arrays: ClassVar[bool] = True
     """Whether a batch of rows that a source stacked is these arrays."""
+    consecutive: ClassVar[bool] = True
+    """Whether batches have the rows in their order, so many as ``size``."""
 
     size: int
     drop_remainder: bool = False
@@ -323,7 +374,7 @@ class Order:
             after = transform.length(n)
             if transform.reorders:
                 self._levels.append(transform.prepared(n, blocks))
-                blocks = None if blocks is None or after is None else blocks.in_one_run(after)
+                blocks = None if blocks is None else transform.blocks_after(n, blocks)
             n = after
         self.length = n
 
@@ -370,11 +421,15 @@ class PaddedBatch(Batch):
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:
             return elements.stack(rows)
-        shapes = _for_leaves(self.shapes, rows[0], len(leaves), "padded_shapes")
+        shapes = self.shapes_of(rows[0], leaves)
         values = _for_leaves(self.values, rows[0], len(leaves), "padding_values")
         columns = zip(*(nest.flatten(row)[0] for row in rows), strict=True)
         typed = itertools.starmap(elements.of_one_dtype, itertools.zip_longest(columns, dtypes or ()))
         return rebuild([_padded(*column) for column in zip(typed, shapes, values, range(len(leaves)), strict=True)])
+
+    def shapes_of(self, row: Any, leaves: Sequence[Any]) -> list[Any]:
+        """Return the shape of each array of a padded row, None for the longest of the batch."""
+        return _for_leaves(self.shapes, row, len(leaves), "padded_shapes")
 
     def spec(self, row: Any, size: int | None) -> Any:
         """Return the specs of a batch, from those of a row: None for dimensions of the longest row."""

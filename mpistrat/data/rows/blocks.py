@@ -81,6 +81,10 @@ class Blocks(NamedTuple):
             window = max(1, min(window, most_decoded // 2 // kept))
         return cls(rows, window, starts)
 
+    def one_window(self, count: int) -> bool:
+        """Return whether ``count`` rows are so few that they are permuted as a whole."""
+        return count <= self.rows * min(_FEWEST, self.window)
+
     def in_one_run(self, count: int) -> Blocks:
         """Return blocks of the same size for ``count`` rows, without the borders of files."""
         return self._replace(starts=np.array([0, count], np.int64))
@@ -159,7 +163,7 @@ class BlockOrder:
 
     def __init__(self, n: int, blocks: Blocks | None):
         self._n = n
-        if blocks is None or n <= blocks.rows * min(_FEWEST, blocks.window):
+        if blocks is None or blocks.one_window(n):
             blocks = Blocks(max(1, n), 1, np.array([0, n], np.int64))
         self._size, self._window = blocks.rows, blocks.window
         self._layout = _Layout(blocks)

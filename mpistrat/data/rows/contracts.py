@@ -11,6 +11,7 @@ from mpistrat import nest
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.elements import rows_of
+from mpistrat.data.rows.lanes import MOST_LANES
 from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class Source(AnySource, Protocol):
         """
         return ks
 
+    def numbers_of_all(self, ks: np.ndarray) -> np.ndarray:
+        """Return the numbers of rows among those of all replicas, for a source that `of_files` returned."""
+        return ks
+
     def read(self, rows: np.ndarray) -> Any:
         """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
 
@@ -117,6 +122,18 @@ class Source(AnySource, Protocol):
     def of_files(self, which: Sequence[int]) -> Source:
         """Return a source of the rows of some files, given by their positions in `file_rows`."""
         raise ValueError(f"{self} is not made of files")
+
+    def of_column(self, name: Any) -> Source:
+        """Return the source of rows that have a column at least, with no more of the others than reading it takes."""
+        return self
+
+    def by_file(self) -> Source:
+        """Return the source that reads only those files of which a row is requested."""
+        return self
+
+    def side_by_side(self) -> int:
+        """Return of how many files a batch may have some rows, without reading any file again and again."""
+        return MOST_LANES
 
     def blocks(self) -> Blocks | None:
         """Return which rows are best read together, or None if that makes no difference."""

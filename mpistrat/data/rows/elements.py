@@ -39,6 +39,22 @@ def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     return element
 
 
+def seeded(fn: Callable[..., Any], seed: int | None, place: tuple[int, int]) -> Callable[..., Any]:
+    """Return a function with a generator as its last argument, for the number of a row and its epoch.
+
+    Without a seed it is the function itself.
+    """
+    if seed is None:
+        return fn
+    row, epoch = place
+
+    def call(*parts: Any) -> Any:
+        bits = np.random.Philox(key=[seed, epoch], counter=[0, row, 0, 0])
+        return fn(*parts, np.random.Generator(bits))
+
+    return call
+
+
 def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     """Return a batch after all functions. Raise TypeError if the last function returned a masked array."""
     for fn in functions:
@@ -104,10 +120,10 @@ def batch_of_dtypes(batch: Any, dtypes: Sequence[Any]) -> Any:
     if all(map(_is_of, found, dtypes)):
         return batch
     leaves, rebuild = nest.flatten(batch)
-    told = "a batch that map() returned has"
+    what = "a batch that map() returned has"
     return rebuild(
         [
-            leaf if _is_of(own, dtype) else _converted(leaf, dtype, told)
+            leaf if _is_of(own, dtype) else _converted(leaf, dtype, what)
             for leaf, own, dtype in zip(leaves, found, dtypes, strict=True)
         ]
     )
@@ -121,21 +137,21 @@ def _is_of(found: Any, dtype: Any) -> bool:
     return found == dtype or found.kind == dtype.kind in "USTO"
 
 
-def _converted(value: Any, dtype: Any, told: str) -> Any:
+def _converted(value: Any, dtype: Any, what: str) -> Any:
     """Return a row, or a whole batch, in a dtype; raise TypeError if a value would change."""
     if not isinstance(value, (np.ndarray, np.generic, *_NUMBERS)) or not isinstance(dtype, np.dtype):
         raise TypeError(
-            f"{told} dtype {value.dtype} in a column of {dtype}, the dtype that the dataset's first row gives: return "
+            f"{what} dtype {value.dtype} in a column of {dtype}, the dtype that the dataset's first row gives: return "
             "one dtype for all rows"
         )
     array = np.asarray(value)
     made, kept = _cast(array, dtype)
     if not kept.all():
-        if told.startswith("a batch") and kept.shape:
+        if what.startswith("a batch") and kept.shape:
             number = int(np.argmin(kept.reshape(len(kept), -1).all(axis=1)))
-            told, array = f"row {number} of {told}", array[number]
+            what, array = f"row {number} of {what}", array[number]
         raise TypeError(
-            f"{told} dtype {array.dtype} in a column of {dtype}, the dtype of the dataset's first row, which cannot "
+            f"{what} dtype {array.dtype} in a column of {dtype}, the dtype of the dataset's first row, which cannot "
             f"hold {np.array2string(array, threshold=6)}: return one dtype for all rows, such as "
             f"np.{array.dtype}(...)"
         )

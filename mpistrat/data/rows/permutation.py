@@ -24,10 +24,14 @@ def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
 
     Raw words are sorted: NumPy keeps these equal in all versions, which it does not promise for permutations.
     """
-    key = hashlib.blake2b(f"{seed}/{iteration}/0".encode(), digest_size=16).digest()
-    words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
-    order = np.argsort(words, kind="stable")
+    order = np.argsort(random_words(n, seed, iteration, 0), kind="stable")
     return order.astype(np.int32) if n < 2**31 else order
+
+
+def random_words(n: int, *what: Any) -> np.ndarray:
+    """Return n random words of 64 bits, derived from the values that identify them."""
+    key = hashlib.blake2b("/".join(map(str, what)).encode(), digest_size=16).digest()
+    return np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
 
 
 def round_keys(*what: Any) -> np.ndarray:

@@ -16,22 +16,24 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.errors import DataFileError, NotFiniteError
 from mpistrat.data.formats.contract import Format
-from mpistrat.data.hdf5.file_list import FileList
-from mpistrat.data.hdf5.manifest import Manifest, Manifests
+from mpistrat.data.hdf5.manifest import FileList, Manifest, Manifests
 from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
 from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
+from mpistrat.data.rows.lanes import MOST_LANES
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.memory.made_once import MadeOnce
-from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.memory.node import NoSharedMemoryError
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 
 _AT_ONCE_BYTES = 4 << 20
+_OBJECTS_AT_ONCE = 4096
 _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8
+_MOST_READ_BY_STEP = 256
 _SHARE = operation("experimental_distribute_dataset")
 _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _T = TypeVar("_T")
@@ -74,8 +76,10 @@ class FileSource(Source):
     _identified: tuple[Manifest, dict[str, Any]] | None = None
     _blocks: Blocks | None = None
     _shuffle_bytes: int | None = None
+    _fits = False
     _kept: RowsInMemory | None = None
     _shared: MadeOnce | None = None
+    _firsts: np.ndarray | None = None
 
     def __init__(self, manifests: Manifests, structure: Any, form: Format, check_finite: bool = False):
         self._manifests, self._structure, self._format = manifests, structure, form
@@ -106,7 +110,7 @@ class FileSource(Source):
         kept_in = None if manifest is None else os.path.abspath(manifest)
         names, _ = nest.flatten(structure)
         file_list = FileList(files, form.name, form.folders)
-        manifests = Manifests(file_list, names, kept_in, form.describe)
+        manifests = Manifests(file_list, names, kept_in, form.describe, str(form), form.filtered)
         source = cls(manifests, structure, form, check_finite)
         if not mpi.among_several():
             source._manifests.begin()
@@ -213,7 +217,39 @@ class FileSource(Source):
         blocks = self.blocks()._replace(starts=part.offsets)
         kept = None if self._kept is None else self._kept.of_files(which)
         reader = copy.copy(self._reader) if self._shared else self._reader  # without the ring
-        return self._but(_built=part, _blocks=blocks, _kept=kept, _reader=reader, _shared=None)
+        firsts = self._manifest.offsets[np.asarray(which, np.int64)]
+        return self._but(_built=part, _blocks=blocks, _kept=kept, _reader=reader, _shared=None, _firsts=firsts)
+
+    def of_column(self, name: Any) -> FileSource:
+        try:
+            column = self._structure[name]
+        except (KeyError, IndexError, TypeError):
+            return self
+        names, _ = nest.flatten(self._structure)
+        if isinstance(self._structure, str) or not isinstance(column, str) or not self._format.columns_apart:
+            return self
+        at, manifest = names.index(column), self._manifest
+        records = [each._replace(columns=(each.columns[at],)) for each in manifest.records]
+        reader, like = self._format.reader(MOST_DECODED), {name: column}
+        part = self._but(_built=Manifest.of(manifest.files, records), _structure=like, _reader=reader, _kept=None)
+        part._rebuild = nest.flatten(like)[1]
+        return part
+
+    def numbers_of_all(self, ks: np.ndarray) -> np.ndarray:
+        if self._firsts is None:
+            return ks
+        file = self._manifest.offsets.searchsorted(ks, side="right") - 1
+        return self._firsts[file] + ks - self._manifest.offsets[file]
+
+    def by_file(self) -> FileSource:
+        return self if self._kept is None else self._but(_kept=self._kept.by_file())
+
+    def side_by_side(self) -> int:
+        """Return the most files whose chunks can be kept decoded together, and that can be kept open."""
+        if self._fits:  # the first row of a file reads all
+            return MOST_LANES
+        decoded = self._chunk_bytes(2)  # chunks of one row are decoded once in any case
+        return min(_MOST_READ_BY_STEP, MOST_DECODED // 2 // decoded) if decoded else _MOST_READ_BY_STEP
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> FileSource:
         """Return the source whose rows the ranks of a node decode together, where they must be decoded."""
@@ -238,12 +274,18 @@ class FileSource(Source):
 
         They are twice what a rank would keep by itself: with less, ranks far from each other decode chunks twice.
         """
+        largest = self._chunk_bytes()
+        return 2 * max(most, largest) if largest else 0
+
+    def _chunk_bytes(self, rows: int = 1) -> int:
+        """Return the bytes of the largest decoded chunk of every dataset together, of chunks with so many rows."""
         largest: dict[str, int] = {}
         for record in self._manifest.records:
             for column in record.columns:
                 for chunk in column.decoded:
-                    largest[column.name] = max(largest.get(column.name, 0), chunk.nbytes)
-        return 2 * max(most, sum(largest.values())) if largest else 0
+                    if chunk.rows >= rows:
+                        largest[column.name] = max(largest.get(column.name, 0), chunk.nbytes)
+        return sum(largest.values())
 
     def for_shuffle(
         self, nbytes: int, wanted: int | None, sharing: int | None = None, ranks: Topology | None = None
@@ -256,7 +298,7 @@ class FileSource(Source):
         if not 0 < manifest.row_bytes < _SMALL_ROW or self._has_objects:
             return self
         own = nbytes // (sharing or 1)
-        blocks, reader, kept = self.blocks(), self._reader, None
+        blocks, reader, kept, fits = self.blocks(), self._reader, None, False
         if len(self) * manifest.row_bytes > nbytes:
             # The whole of two windows for each rank: it decodes all chunks of a window for its own rows. With a part of
             # the node's memory, 2 ranks decoded 62 row groups 118 times.
@@ -265,8 +307,9 @@ class FileSource(Source):
             if self._shared is not None:
                 self._shared.limit(self._most_decoded(decoded))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
-            kept = self._rows_in_memory(own if sharing or not mpi.among_several() else 0, ranks)
-        return self._but(_blocks=blocks, _reader=reader, _shuffle_bytes=own, _kept=kept)
+            # The order of lanes depends on `fits`, and not on `kept`: ranks may lack memory.
+            fits, kept = True, self._rows_in_memory(own if sharing or not mpi.among_several() else 0, ranks)
+        return self._but(_blocks=blocks, _reader=reader, _shuffle_bytes=own, _kept=kept, _fits=fits)
 
     def _rows_in_memory(self, nbytes: int, ranks: Topology | None) -> RowsInMemory | None:
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
@@ -288,7 +331,7 @@ class FileSource(Source):
         """Return what the ranks of a node make together; or None if they cannot or a rank is alone there."""
         node = getattr(ranks, "node", None)
         if node is not None:
-            with ranks.lock.turn(_SHARE):  # collective over all ranks, also a rank that is alone on its node
+            with ranks.lock.collective(_SHARE):  # collective over all ranks, also a rank that is alone on its node
                 if node.size > 1:
                     try:
                         return make(node)
@@ -332,8 +375,8 @@ class FileSource(Source):
 
         Small rows that are shuffled and do not fit are read a window in each call, so that every row is read once.
         """
-        if self._has_objects:
-            return 0
+        if self._has_objects:  # of unknown size. Those of a block are in memory anyway
+            return min(self.blocks().rows, _OBJECTS_AT_ONCE) if self._format.in_blocks else 0
         row_bytes = max(1, self._manifest.row_bytes)
         if self.in_memory:
             return IN_MEMORY_AT_ONCE // row_bytes

@@ -1,14 +1,23 @@
 """An HDF5 file that grows by steps, and is whole on the disk after each commit.
 
-HDF5 changes its metadata in place, in several writes: a program that is killed between two of them leaves a file that
-cannot be opened. Its SWMR mode orders these writes, but leaves a mark in the file of a killed program, which plain
-readers refuse, and neither large blocks of metadata nor a power failure keep the order. So nothing is changed in place
-here. A commit adds new metadata at the end: the groups, datasets and attributes as HDF5 writes them (it works in
-memory, behind a hole as long as the file), and those nodes of the chunk indexes that are new (B-trees of version 1,
-section III.A.1 of the HDF5 file format). Then, between two syncs, one write of 40 bytes of the superblock replaces the
-end of the file and the address of the root group. Before it the file has the old steps, after it the new ones. A reader
-that opened the file earlier goes on with the steps of that time. A commit adds about 2 KiB, and 4 KiB for each dataset
-with new chunks.
+HDF5 changes its metadata in place, in several writes. h5py with early allocation and bytes written at its offsets was
+tried in these ways, with two datasets and a flush each three steps:
+
+- In place: of the 1,271 places in 200 flushes where a program may be killed, 400 left a good file. 300 left one that
+  cannot be opened, 199 datasets of different lengths, and 372 steps without values.
+- SWMR mode: all of 60 files of killed programs were whole, but have a mark that plain readers refuse. They need
+  ``swmr=True``, also while the program runs. Neither new attributes nor new datasets are possible, and a power failure
+  does not keep the order of the writes.
+- An index that HDF5 makes anew in memory for each flush: 70 ms at 10,000 steps, and here a flush takes 1.8 ms.
+- Zarr passes the kills. On 2 ranks it took 2.0, 2.2 and 1.3 times as long for steps of 4 KiB, 256 KiB and 16 MiB of
+  each rank with a flush each 10 (each 4 of the last), and 0.9 times for steps of 8 bytes.
+
+So nothing is changed in place here. A commit adds new metadata at the end: the groups, datasets and attributes as HDF5
+writes them (it works in memory, behind a hole as long as the file), and those nodes of the chunk indexes that are new
+(B-trees of version 1, section III.A.1 of the HDF5 file format). Then, between two syncs, one write of 40 bytes of the
+superblock replaces the end of the file and the address of the root group. Before it the file has the old steps, after
+it the new ones. A reader that opened the file earlier goes on with the steps of that time. A commit adds about 2 KiB,
+and 4 KiB for each dataset with new chunks.
 """
 
 from __future__ import annotations
@@ -28,11 +37,9 @@ import numpy as np
 from mpistrat.data.errors import DataFileError, naming
 from mpistrat.data.hdf5.locate import chunk_index
 from mpistrat.data.hdf5.open_file import opened
-from mpistrat.data.write.boxes import Box, write_box
-from mpistrat.data.write.by_all_ranks import all_or_raise
-from mpistrat.data.write.sparse_file import SparseFile
-from mpistrat.data.write.storage import Storage
-from mpistrat.process.atomic_file import appearing, write_all
+from mpistrat.data.write.output_file import SparseFile, Storage, place_at_once
+from mpistrat.data.write.shared_file import Box, write_box
+from mpistrat.process.files import appearing, write_all
 
 _FIRST = 4096  # where the first commit begins, behind what HDF5 lays down when it makes a file
 _VERSION_0 = b"\x89HDF\r\n\x1a\n\0"  # of the superblock; it has no checksum
@@ -55,6 +62,7 @@ class StepSeries:
         self.steps = self.committed = 0
         self.place = 0  # where the chunk of the last step begins in the file
         self.boxes: Sequence[Box] = ()
+        self._parts: dict[int, list[tuple[int, Box, tuple[slice, ...]]]] = {}
         self.grid = tuple(-(-size // part) for size, part in zip(shape, chunk[1:], strict=True))
         self.cells = math.prod(self.grid)  # chunks that a step lies in
         self.chunk_bytes = math.prod(chunk) * dtype.itemsize
@@ -63,21 +71,22 @@ class StepSeries:
     def __str__(self) -> str:
         return f"{self.name!r} {self.dtype} {self.shape}"
 
-    def parts(self, rank: int) -> Iterator[tuple[int, Box, tuple[slice, ...]]]:
-        """Yield the cells that a rank writes to: number, the box inside of the cell, and the elements of the block."""
-        box = self.boxes[rank]
+    def parts(self, rank: int) -> list[tuple[int, Box, tuple[slice, ...]]]:
+        """Return the cells that a rank writes to: number, the box inside of the cell, and the elements of the block."""
+        if rank not in self._parts:
+            self._parts[rank] = [*self._divided(rank)]
+        return self._parts[rank]
+
+    def _divided(self, rank: int) -> Iterator[tuple[int, Box, tuple[slice, ...]]]:
+        box, sizes = self.boxes[rank], self.chunk[1:]
         if 0 in box.shape or (rank and not self.shape):  # rank 0 writes what is the same on all
             return
-        ranges = [range(o // c, -(-(o + n) // c)) for o, n, c in zip(*box, self.chunk[1:], strict=True)]
-        for cell in itertools.product(*ranges):
-            number, first, size, here = 0, [], [], []
-            for i, o, n, c, grid in zip(cell, *box, self.chunk[1:], self.grid, strict=True):
-                start, stop = max(o, i * c), min(o + n, (i + 1) * c)
-                number = number * grid + i
-                first.append(start - i * c)
-                size.append(stop - start)
-                here.append(slice(start - o, stop - o))
-            yield number, Box(tuple(first), tuple(size)), tuple(here)
+        for cell in itertools.product(*(range(o // c, -(-(o + n) // c)) for o, n, c in zip(*box, sizes, strict=True))):
+            offset = tuple(i * c for i, c in zip(cell, sizes, strict=True))
+            common = box.common(Box(offset, sizes))
+            inside = Box(tuple(o - at for o, at in zip(common.offset, offset, strict=True)), common.shape)
+            number = int(np.ravel_multi_index(cell, self.grid)) if cell else 0
+            yield number, inside, common.slices(box.offset)
 
 
 def rows_of_a_chunk(name: str, dtype: np.dtype, part: Sequence[int], largest: int) -> tuple[int, ...]:
@@ -199,7 +208,7 @@ class GrowingHdf5:
             mine.update({cell: self._compressed(chunk) for cell, chunk in chunks.items()})
             return [(cell, len(data), mask) for cell, (mask, data) in mine.items()]
 
-        everyone = all_or_raise(ranks, compress)
+        everyone = ranks.on_all_ranks(compress)
         places = {}
         for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
             places[cell] = self._room(nbytes, 1)
@@ -249,10 +258,7 @@ class GrowingHdf5:
         start, memory = -(-self.end // 8) * 8, SparseFile()
         headers: dict[str, int] = {}
         with h5py.File(memory, "w", libver="earliest", meta_block_size=0) as file:
-            hole = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            hole.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            hole.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            h5py.h5d.create(file.id, b"-", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((start,)), hole)
+            h5py.h5d.create(file.id, b"-", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((start,)), place_at_once())
             root = file.create_group("root")
             root.attrs.update(attributes)
             for name, each in series.items():

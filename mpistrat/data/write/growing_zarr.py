@@ -22,9 +22,9 @@ import numpy as np
 
 from mpistrat.data.errors import DataFileError, naming_damage
 from mpistrat.data.formats.contract import needed
-from mpistrat.data.write.boxes import write_box
 from mpistrat.data.write.growing_hdf5 import StepSeries, not_of_writer
-from mpistrat.process.atomic_file import appearing, to_disk
+from mpistrat.data.write.shared_file import write_box
+from mpistrat.process.files import replace_text, to_disk
 
 _GROUP = {"zarr_format": 2}
 _COMPRESSORS: dict[str | None, Any] = {
@@ -181,8 +181,7 @@ def _json(value: Any) -> str:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    with appearing(path, replace=True) as temporary:
-        temporary.write_text(_json(value))
+    replace_text(path, _json(value))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A new file for h5py to write to, such that HDF5 never meets an error of the system.
+"""A new HDF5 file: rows that can be written, how they are stored, and files for h5py that never give HDF5 an error.
 
 HDF5 keeps chunks and its index in memory. If these cannot be written later, as the disk is full, it crashes, or
 keeps the file open until the program ends. Here such bytes stay in memory, HDF5 closes the file in peace, and the
@@ -8,16 +8,188 @@ error is raised afterwards.
 from __future__ import annotations
 
 import io
+import math
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import h5py
+import numpy as np
 
-from mpistrat.process.atomic_file import write_all
+from mpistrat import nest
+from mpistrat.arrays.arrays import as_numpy, refuse_masked
+from mpistrat.data.dataset import Dataset
+from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
+from mpistrat.data.options import INFINITE_CARDINALITY
+from mpistrat.data.write.shared_file import Block
+from mpistrat.process.files import write_all
+from mpistrat.process.waiting import begin_call
 
+_UNKNOWN_ROW_BYTES = 4096  # assumed for types of variable length
+
+
+class NewColumn(NamedTuple):
+    """An HDF5 dataset to be written: the type and shape of a row, and its attributes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    attributes: Mapping[str, Any] = {}
+
+    @property
+    def row_bytes(self) -> int:
+        """Number of bytes of a row; 4096 is assumed for types of variable length."""
+        if self.dtype.hasobject:
+            return _UNKNOWN_ROW_BYTES
+        return max(1, self.dtype.itemsize * math.prod(self.shape))
+
+    def check(self, name: str, values: Any, first: int) -> None:
+        """Raise DatasetMismatchError if rows, of which ``first`` is the number of the first one, do not fit.
+
+        HDF5 would truncate numbers, and repeat rows that are too small.
+        """
+        if h5py.check_string_dtype(self.dtype) is not None and values.dtype.hasobject:
+            for row, value in enumerate(values.flat):
+                if not isinstance(value, (str, bytes)):
+                    raise DatasetMismatchError(
+                        f"dataset {name!r}: row {first + row // max(1, math.prod(self.shape))} has an object that is "
+                        f"not a string ({value!r:.60}); fix: give arrays of numbers, or rows padded to one shape"
+                    )
+        dtype, inner = self.dtype.subdtype or (self.dtype, ())
+        fits = dtype.hasobject or values.dtype.hasobject or np.can_cast(values.dtype, dtype, "safe")
+        if not fits or tuple(values.shape[1:]) != (*self.shape, *inner):
+            raise DatasetMismatchError(
+                f"dataset {name!r} has rows of {self.dtype} {self.shape}, but rows from row {first} on are of "
+                f"{values.dtype} {tuple(values.shape[1:])}; fix: give all rows of a dataset one dtype and shape"
+            )
+
+
+class WritableRows(NamedTuple):
+    """Rows that can be read in runs: ``read(first, stop)`` returns an array for each column."""
+
+    number: int
+    columns: dict[str, NewColumn]
+    read: Callable[[int, int], dict[str, np.ndarray]]
+
+
+def is_stream(rows: Any, files: int) -> bool:
+    """Return whether rows are read in order, as a stream of batches. Raise ValueError if that has no end."""
+    if isinstance(rows, Dataset):
+        if rows.cardinality() == INFINITE_CARDINALITY:
+            raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
+        stream = rows.batch_size is not None or rows.cardinality() < 0
+    else:
+        # A tuple is a structure, as everywhere else: `named` refuses it. Taken for batches, it appended y to x.
+        stream = not (nest.is_nested(rows) or isinstance(rows, list) or hasattr(rows, "shape"))
+    if stream and files > 1:
+        raise ValueError(
+            f"{files} files can be written only if the number of rows is known: give arrays, or a Dataset "
+            "of known length without batch()"
+        )
+    return stream
+
+
+def random_access(rows: Any) -> WritableRows:
+    """Return the rows of arrays of one length (or raise DatasetMismatchError), or of a dataset of known length."""
+    if isinstance(rows, Dataset):
+        return _of_dataset(rows)
+    arrays = named(rows)
+    columns = {name: column_of(name, array) for name, array in arrays.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DatasetMismatchError(f"the arrays must be equally long along axis 0, but their lengths are {lengths}")
+    return WritableRows(
+        next(iter(lengths.values())),
+        columns,
+        lambda first, stop: {name: as_numpy(array[first:stop]) for name, array in arrays.items()},
+    )
+
+
+def _of_dataset(dataset: Dataset) -> WritableRows:
+    columns = {}
+    for name, each in named(dataset.element_spec).items():
+        if None in each.shape:
+            raise DatasetMismatchError(
+                f"dataset {name!r} has rows of different shapes ({each}); fix: give all rows of a dataset one shape"
+            )
+        columns[name] = _column(name, each.dtype, each.shape, {})
+    epoch = next(dataset.epochs)
+
+    def read(first: int, stop: int) -> dict[str, np.ndarray]:
+        return named(dataset.skip(first).batch(stop - first).definition.ready().plan.element(0, epoch))
+
+    return WritableRows(len(dataset), columns, read)
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """Return the arrays by the names of their HDF5 datasets, ``x`` for one alone. Raise TypeError if one has none."""
+    if not nest.is_nested(tree) or isinstance(tree, list):
+        return {"x": _array("x", tree)}
+    if not isinstance(tree, Mapping) or not tree:
+        raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if not isinstance(name, str):
+            raise TypeError(f"HDF5 datasets are named by strings, not {name!r}")
+        if isinstance(value, Mapping):
+            found.update({f"{name}/{inner}": each for inner, each in named(value).items()})
+        elif nest.is_nested(value) and not isinstance(value, list):
+            raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
+        else:
+            found[name] = _array(name, value)
+    return found
+
+
+def _array(name: str, value: Any) -> Any:
+    """Return a value with NumPy's dtype. Arrays that have one, of files for instance, are read in runs later."""
+    refuse_masked(value)
+    if isinstance(value, Block):
+        raise TypeError(f"dataset {name!r}: a Block is a part of an array, not rows; fix: append it by a Writer")
+    if hasattr(value, "columns"):
+        raise TypeError(
+            f"dataset {name!r}: a table has columns of several dtypes; fix: give "
+            "{name: table[name].to_numpy() for name in table}"
+        )
+    if hasattr(value, "shape") and isinstance(getattr(value, "dtype", None), np.dtype):
+        return value
+    try:
+        return as_numpy(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"dataset {name!r}: {type(value).__name__} cannot be converted to an array ({error}); fix: give an array, "
+            "rows of different lengths padded to one"
+        ) from error
+
+
+def column_of(name: str, array: Any) -> NewColumn:
+    """Return the HDF5 dataset that an array becomes. Raise TypeError without such a type, ValueError for a scalar."""
+    if not array.shape:
+        raise ValueError(
+            f"{name!r} is a scalar, but axis 0 must be the axis of the samples; a Writer appends scalars and blocks"
+        )
+    attributes = dict(array.attrs) if isinstance(array, h5py.Dataset) else {}
+    return _column(name, array.dtype, array.shape[1:], attributes)
+
+
+def _column(name: str, dtype: Any, shape: Sequence[int], attributes: Mapping[str, Any]) -> NewColumn:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "U" or (dtype.kind == "O" and dtype.metadata is None):
+        dtype = h5py.string_dtype()
+    if dtype.kind == "V" and dtype.type is not np.void:  # h5py writes bytes without a meaning
+        raise TypeError(f"dataset {name!r}: HDF5 has no type for {dtype}; fix: write astype('f4')")
+    try:
+        h5py.h5t.py_create(dtype, logical=True)
+    except TypeError:
+        raise TypeError(
+            f"dataset {name!r}: HDF5 has no type for {dtype}; fix: give numbers or strings, for times astype('i8')"
+        ) from None
+    return NewColumn(dtype, tuple(shape), attributes)
+
+
+_BLOCK_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 20
+COMPRESSIONS = ("gzip", "zstd")
 _Result = TypeVar("_Result")
 
 
@@ -32,26 +204,14 @@ class Hdf5Output:
     def __init__(self, path: Path):
         self._raw = _RawFile(path)
         self._thread = ThreadPoolExecutor(1, "mpistrat-hdf5")
-        self._opened = self._begin(lambda: h5py.File(self._raw, "w"))
-
-    def _begin(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begin a call by the thread of this file; at the end of the program, which takes no work, make it here."""
-        try:
-            return self._thread.submit(call)
-        except RuntimeError:
-            made: Future[_Result] = Future()
-            try:
-                made.set_result(call())
-            except Exception as error:
-                made.set_exception(error)
-            return made
+        self._opened = begin_call(self._thread, lambda: h5py.File(self._raw, "w"))
 
     def do(self, write: Callable[[h5py.File], _Result]) -> _Result:
         """Return ``write(file)``, called by the thread of this file.
 
         Raise OSError if bytes cannot be written to the disk.
         """
-        result = self._begin(lambda: write(self._opened.result())).result()
+        result = begin_call(self._thread, lambda: write(self._opened.result())).result()
         self._raw.raise_error()
         return result
 
@@ -65,65 +225,182 @@ class Hdf5Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        closed = self._begin(self._close)
+        closed = begin_call(self._thread, self._close)
         self._thread.shutdown()
         if error is None:
             closed.result()
             self._raw.raise_error()
 
 
-class _RawFile(io.RawIOBase):
-    """What h5py takes for a file: it keeps what cannot be written, and the error."""
+class SparseFile(io.RawIOBase):
+    """A file in memory that h5py can write. Holes read as zeros and take no memory, but count in ``size``."""
+
+    def __init__(self) -> None:
+        self.size = self._place = 0
+        self._kept: dict[tuple[int, int], bytes] = {}  # by offset and length, in the order of the last writes
+
+    def written(self) -> list[tuple[int, bytes]]:
+        """Return the offset and the bytes of each write, of which later ones lie over earlier ones."""
+        return [(offset, data) for (offset, _), data in self._kept.items()]
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self.size)[whence]
+        return self._place
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._put(view)
+        self._place += len(view)
+        self.size = max(self.size, self._place)
+        return len(view)
+
+    def _put(self, view: memoryview) -> None:
+        self._kept.pop((self._place, len(view)), None)
+        self._kept[self._place, len(view)] = bytes(view)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer from the position."""
+        first, view = self._place, memoryview(buffer).cast("B")[: max(0, self.size - self._place)]
+        self._place = end = first + len(view)
+        view[:] = self._below(first, len(view))
+        for (start, count), data in self._kept.items():
+            low, high = max(start, first), min(start + count, end)
+            if low < high:
+                view[low - first : high - first] = data[low - start : high - start]
+        return len(view)
+
+    def _below(self, start: int, count: int) -> bytes:
+        """Return the bytes of a part of the file that lie below what is kept in memory."""
+        return bytes(count)
+
+    def truncate(self, size: int | None = None) -> int:
+        self.size = self._place if size is None else size
+        return self.size
+
+
+class _RawFile(SparseFile):
+    """A file on the disk for h5py: it keeps what cannot be written in memory, and the error."""
 
     def __init__(self, path: Path):
+        super().__init__()
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._place = 0
-        self._size = 0
         self._error: OSError | None = None
-        self._kept: list[tuple[int, bytes]] = []  # what was written since the error, and where
 
     def raise_error(self) -> None:
         if self._error is not None:
             raise OSError(self._error.errno, os.strerror(self._error.errno or 0), str(self._path)) from self._error
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self._size)[whence]
-        return self._place
+    def _put(self, view: memoryview) -> None:
+        if not self._tried(lambda: write_all(self._descriptor, view, self._place)):
+            super()._put(view)
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        if self._error is None:
-            try:
-                write_all(self._descriptor, view, self._place)
-            except OSError as error:
-                self._error = error
-        if self._error is not None:
-            self._kept.append((self._place, bytes(view)))
-        self._place += len(view)
-        self._size = max(self._size, self._place)
-        return len(view)
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")[: max(0, self._size - self._place)]
-        view[:] = os.pread(self._descriptor, len(view), self._place).ljust(len(view), b"\0")
-        for start, data in self._kept:
-            low, high = max(start, self._place), min(start + len(data), self._place + len(view))
-            if low < high:
-                view[low - self._place : high - self._place] = data[low - start : high - start]
-        self._place += len(view)
-        return len(view)
+    def _below(self, start: int, count: int) -> bytes:
+        return os.pread(self._descriptor, count, start).ljust(count, b"\0")
 
     def truncate(self, size: int | None = None) -> int:
-        self._size = self._place if size is None else size
-        if self._error is None:
-            try:
-                os.ftruncate(self._descriptor, self._size)
-            except OSError as error:
-                self._error = error
-        return self._size
+        size = super().truncate(size)
+        self._tried(lambda: os.ftruncate(self._descriptor, size))
+        return size
+
+    def _tried(self, write: Callable[[], object]) -> bool:
+        """Return whether the disk takes a write, as all before it."""
+        try:
+            if self._error is None:
+                write()
+        except OSError as error:
+            self._error = error
+        return self._error is None
 
     def close(self) -> None:
         if not self.closed:
             os.close(self._descriptor)
         super().close()
+
+
+# --- storage: chunks, filters, and where rows without chunks lie ---------------------------
+
+
+class Storage:
+    """Options of how datasets are stored: chunks and filters."""
+
+    def __init__(self, chunk: int | None, compress: str | None):
+        self.chunk, self.compress = chunk, compress
+        self.chunked = chunk is not None or compress is not None
+        self.filters: dict[str, Any] = {}
+        if compress is not None:
+            self.filters = {"shuffle": True, **_filter(compress)}
+
+    def chunk_rows(self, column: NewColumn) -> int:
+        """Return the number of rows of a chunk."""
+        return self.chunk or max(1, _CHUNK_BYTES // column.row_bytes)
+
+    def block_rows(self, columns: Mapping[str, NewColumn]) -> int:
+        """Return how many rows to hold in memory at a time: whole chunks, where there are chunks."""
+        rows = max(1, _BLOCK_BYTES // sum(column.row_bytes for column in columns.values()))
+        if not self.chunked:
+            return rows
+        longest = max(self.chunk_rows(column) for column in columns.values())
+        return max(longest, rows // longest * longest)
+
+    def blocks(
+        self, rows: WritableRows, columns: Mapping[str, NewColumn], first: int, stop: int
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Yield rows that fit the columns a few MiB at a time: the number of the first row, and the arrays."""
+        block = self.block_rows(columns)
+        for start in range(first, stop, block):
+            part = rows.read(start, min(start + block, stop))
+            for name, values in part.items():
+                columns[name].check(name, values, start)
+            yield start, part
+
+    def in_place(self, columns: Mapping[str, NewColumn]) -> bool:
+        """Return whether all rows have a place in the file as soon as the datasets are made."""
+        return not self.chunked and not any(column.dtype.hasobject for column in columns.values())
+
+    def create_all(
+        self, columns: Mapping[str, NewColumn], rows: int | None, file: h5py.File
+    ) -> dict[str, h5py.Dataset]:
+        """Create datasets of that many rows; None for some that can grow."""
+        return {name: self._create(file, name, column, rows) for name, column in columns.items()}
+
+    def _create(self, file: h5py.File, name: str, column: NewColumn, rows: int | None) -> h5py.Dataset:
+        options = dict(self.filters)
+        if self.chunked or rows is None:
+            longest = self.chunk_rows(column)
+            options["chunks"] = (longest if rows is None else max(1, min(longest, rows)), *column.shape)
+        elif not column.dtype.hasobject:
+            options["dcpl"] = place_at_once()
+        if rows is None:
+            options["maxshape"] = (None, *column.shape)
+        made = file.create_dataset(name, (rows or 0, *column.shape), column.dtype, **options)
+        made.attrs.update(column.attributes)
+        return made
+
+
+def put(datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], first: int, file: h5py.File) -> None:
+    """Write rows to the datasets of a file, from row ``first`` on. Datasets that can grow do."""
+    for name, part in rows.items():
+        if datasets[name].maxshape[0] is None:
+            datasets[name].resize(first + len(part), axis=0)
+        datasets[name][first : first + len(part)] = part
+
+
+def place_at_once() -> Any:
+    """Return the properties of a dataset that has a place in the file when it is made. No value is filled in."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
+
+
+def _filter(compress: str) -> dict[str, Any]:
+    if compress == "gzip":
+        return {"compression": "gzip", "compression_opts": 4}
+    try:
+        import hdf5plugin
+    except ImportError:
+        raise FilterUnavailableError(
+            "compress='zstd' needs the HDF5 filter 32015 (zstd), which is not installed; fix: pip install hdf5plugin"
+        ) from None
+    return dict(hdf5plugin.Zstd(clevel=3))

@@ -16,7 +16,7 @@ from mpistrat.data.formats.hdf5 import Hdf5
 from mpistrat.data.hdf5.describe import contents
 from mpistrat.data.hdf5.open_file import opened
 from mpistrat.data.sources.files import FileSource
-from mpistrat.data.write.writable import NewColumn, WritableRows
+from mpistrat.data.write.output_file import NewColumn, WritableRows
 from mpistrat.data.write.write import Storage, check_targets, write_rows
 
 
@@ -160,8 +160,5 @@ def _refuse_references(path: str, name: str, found: h5py.Dataset) -> None:
 
 
 def _common_stem(paths: Sequence[str]) -> str:
-    stems = [Path(path).stem for path in paths]
-    common = stems[0]
-    while not all(stem.startswith(common) for stem in stems):
-        common = common[:-1]
+    common = os.path.commonprefix([Path(path).stem for path in paths])  # noqa: RUF071 - of names, not of paths
     return common.rstrip("-_.0123456789 ") or "data"

@@ -16,26 +16,24 @@ from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError
 from mpistrat.data.rows.split import piece
-from mpistrat.data.write.boxes import write_box
-from mpistrat.data.write.by_all_ranks import all_or_raise, write_by_all
-from mpistrat.data.write.output_file import Hdf5Output
-from mpistrat.data.write.storage import COMPRESSIONS, Storage, put
-from mpistrat.data.write.writable import NewColumn, WritableRows, column_of, is_stream, named, random_access
+from mpistrat.data.write.output_file import (
+    COMPRESSIONS,
+    Hdf5Output,
+    NewColumn,
+    Storage,
+    WritableRows,
+    column_of,
+    is_stream,
+    named,
+    put,
+    random_access,
+)
+from mpistrat.data.write.shared_file import write_box, write_by_all
 from mpistrat.process import mpi
-from mpistrat.process.atomic_file import appearing_together
-from mpistrat.process.local_path import local_path
+from mpistrat.process.files import appearing_together, local_path
 from mpistrat.runtime.topology import Topology
 
 _TAG = 7302
-
-
-class Contribution(NamedTuple):
-    """What a rank gives: its rows, and the file as it names it."""
-
-    target: Path
-    rows: WritableRows
-    storage: Storage
-    overwrite: bool
 
 
 class _Description(NamedTuple):
@@ -46,34 +44,41 @@ class _Description(NamedTuple):
     options: tuple[Any, ...]
 
 
-def write_together(ranks: Topology, prepare: Callable[[], Contribution]) -> None:
-    """Write the rows of all ranks to one file. Collective. ``prepare()`` checks arguments, and returns a rank's part.
+def write_together(
+    ranks: Topology, targets: Sequence[Path], given: Any, chunk: Any, compress: Any, overwrite: bool
+) -> None:
+    """Write the rows of all ranks to one file. Collective.
 
     Raise on every rank: DatasetMismatchError if the datasets of the ranks differ in name, dtype or shape of a row,
     ValueError if the ranks give different files or options or no rank has rows, and whatever a rank raises. No file
     appears then.
     """
-    part: Any = None
+    rows: Any = None
 
     def described() -> _Description:
-        nonlocal part
-        part = prepare()
-        target, rows, storage, overwrite = part
-        return _Description(rows.number, rows.columns, (target.name, storage.chunk, storage.compress, overwrite))
+        nonlocal rows
+        if len(targets) > 1:
+            raise ValueError(
+                f"with strategy=, all ranks write one file, not {len(targets)}: write one, and divide it by mpistrat "
+                "shard"
+            )
+        check_targets(targets, chunk, compress, overwrite)
+        if is_stream(given, 1):
+            raise ValueError(
+                "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
+                "batch(); a Writer appends the steps of a simulation"
+            )
+        rows = random_access(given)
+        return _Description(rows.number, rows.columns, (targets[0].name, chunk, compress, overwrite))
 
-    everyone: list[_Description] = all_or_raise(ranks, described)
-    shared = _SharedFile(part, _common(everyone), [each.number for each in everyone], ranks)
-    if part.storage.in_place(shared.columns):
-        make: Callable[[Path], Any] = shared.make
-        write: Callable[[Path, Any], None] = shared.write_in_place
-    else:
-        make = _nothing
+    everyone: list[_Description] = ranks.on_all_ranks(described)
+    storage = Storage(chunk, compress)
+    shared = _SharedFile(rows, storage, _common(everyone), [each.number for each in everyone], ranks)
+    if storage.in_place(shared.columns):
+        write_by_all(ranks, "write_hdf5", targets[0], overwrite, shared.make, shared.write_in_place)
+    else:  # rank 0 makes the file when it writes
         write = shared.write_received if ranks.rank == 0 else shared.send
-    write_by_all(ranks, "write_hdf5", part.target, part.overwrite, make, write)
-
-
-def _nothing(temporary: Path) -> None:
-    """Make nothing: rank 0 makes the file when it writes."""
+        write_by_all(ranks, "write_hdf5", targets[0], overwrite, lambda temporary: None, write)
 
 
 def _common(parts: list[_Description]) -> dict[str, NewColumn]:
@@ -106,8 +111,15 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
 class _SharedFile:
     """The file as one rank writes it: ``columns`` are those of the file, ``numbers`` the rows of each rank."""
 
-    def __init__(self, part: Contribution, columns: dict[str, NewColumn], numbers: Sequence[int], ranks: Topology):
-        self.columns, self._rows, self._storage = columns, part.rows, part.storage
+    def __init__(
+        self,
+        rows: WritableRows,
+        storage: Storage,
+        columns: dict[str, NewColumn],
+        numbers: Sequence[int],
+        ranks: Topology,
+    ):
+        self.columns, self._rows, self._storage = columns, rows, storage
         self._starts, self._ranks = [0, *accumulate(numbers)], ranks
 
     def _blocks(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
@@ -123,18 +135,15 @@ class _SharedFile:
         """Write the rows of this rank where they belong in the file, without HDF5."""
         if not self._rows.number:
             return
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with open(temporary, "r+b", 0) as file:
             for start, part in self._blocks():
                 for name, values in part.items():
                     place = places[name]
                     if place is not None:
                         data = np.ascontiguousarray(values, self.columns[name].dtype)
                         offset = self._starts[self._ranks.rank] + start, *[0] * (data.ndim - 1)
-                        write_box(descriptor, data, offset, (self._starts[-1], *data.shape[1:]), place)
-            os.fsync(descriptor)  # each node holds the pages that its own ranks wrote
-        finally:
-            os.close(descriptor)
+                        write_box(file.fileno(), data, offset, (self._starts[-1], *data.shape[1:]), place)
+            os.fsync(file.fileno())  # each node holds the pages that its own ranks wrote
 
     def send(self, temporary: Path, made: None) -> None:
         """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
@@ -250,8 +259,7 @@ def write_hdf5(
     """
     targets = [local_path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if strategy is not None:
-        prepare = partial(_checked, targets, rows, chunk, compress, overwrite)
-        write_together(strategy.extended.engine.all_ranks, prepare)
+        write_together(strategy.extended.engine.all_ranks, targets, rows, chunk, compress, overwrite)
         return
     try:
         check_targets(targets, chunk, compress, overwrite)
@@ -267,21 +275,6 @@ def write_hdf5(
             f"{error}. Among several ranks, call write_hdf5() on one rank, or with strategy=strategy on all: each "
             "rank then writes its rows to one file"
         ) from None
-
-
-def _checked(targets: Sequence[Path], rows: Any, chunk: Any, compress: Any, overwrite: bool) -> Contribution:
-    """Return what a rank gives to a file that all ranks write. Raise if an argument is wrong."""
-    if len(targets) > 1:
-        raise ValueError(
-            f"with strategy=, all ranks write one file, not {len(targets)}: write one, and divide it by mpistrat shard"
-        )
-    check_targets(targets, chunk, compress, overwrite)
-    if is_stream(rows, 1):
-        raise ValueError(
-            "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
-            "batch(); a Writer appends the steps of a simulation"
-        )
-    return Contribution(targets[0], random_access(rows), Storage(chunk, compress), overwrite)
 
 
 def write_rows(
@@ -339,9 +332,9 @@ def check_targets(targets: Sequence[Path], chunk: Any, compress: Any, overwrite:
 
 
 def _bar(rows: int | None, progress: bool) -> Any:
-    from tqdm import tqdm
+    from mpistrat.runtime.progress import ProgressBar
 
-    class Bar(tqdm):
+    class Bar(ProgressBar):
         monitor_interval = 0  # without a thread, which may outlive a program that was interrupted
 
     return Bar(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
@@ -353,22 +346,21 @@ def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pr
         rows = rows.batch(1024)
     if not isinstance(rows, Iterable):
         raise TypeError(f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}")
-    blocks = _blocks_of(rows)
+    columns: dict[str, NewColumn] = {}
+    blocks = _blocks_of(rows, columns)
     with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
         found = next(blocks, None)
         if found is None:
             raise ValueError(f"there are no rows to write to {target}")
-        columns = {name: column_of(name, array) for name, array in found[1].items()}
         _write_file(temporary, partial(storage.create_all, columns, None), chain([found], blocks), bar)
 
 
-def _blocks_of(batches: Iterable[Any]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield batches that fit the first one: the number of the first row, and the arrays."""
+def _blocks_of(batches: Iterable[Any], columns: dict[str, NewColumn]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Yield batches that fit the first one: the number of the first row, and the arrays. Fill the columns."""
     count = 0
-    columns: dict[str, Any] = {}
     for batch in batches:
         arrays = {name: as_numpy(array) for name, array in named(batch).items()}
-        columns = columns or {name: column_of(name, array) for name, array in arrays.items()}
+        columns |= {} if columns else {name: column_of(name, array) for name, array in arrays.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
         if {*arrays} != {*columns} or len({*lengths.values()}) != 1:
             raise DatasetMismatchError(

@@ -20,19 +20,17 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.write.boxes import Block, Box, require_cover
-from mpistrat.data.write.by_all_ranks import all_or_raise, writers
 from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.growing_zarr import GrowingZarr
-from mpistrat.data.write.writable import column_of
+from mpistrat.data.write.output_file import column_of
+from mpistrat.data.write.shared_file import Block, Box, require_cover, writers
 from mpistrat.data.write.write import check_targets
 from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
-from mpistrat.process.atomic_file import require_space
-from mpistrat.process.local_path import local_path
-from mpistrat.process.ranges import ranges
+from mpistrat.process.files import local_path, require_space
+from mpistrat.representation import ranges
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
-from mpistrat.runtime.agreement.whole_call import whole
 from mpistrat.runtime.topology import Topology
 
 _SMALL = 64 << 10  # bytes of a chunk that has several steps
@@ -152,13 +150,12 @@ class Writer:
             if mode not in ("w", "a"):
                 raise ValueError(f"mode must be 'w' or 'a', not {mode!r}")
             check_targets([self._path], None, compress, overwrite or mode == "a")
-            kind = GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5
-            self._store = kind(self._path, compress)
+            self._store = (GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5)(self._path, compress)
             self._check(self._attributes)
             return os.fspath(path), mode, overwrite, compress
 
         self._ranks.lock.compare(operation("Writer"))  # within the limit of time, which the next call has not
-        everyone = all_or_raise(self._ranks, described)
+        everyone = self._ranks.on_all_ranks(described)
         for rank, each in enumerate(everyone):
             if each != everyone[0]:
                 raise ValueError(
@@ -173,8 +170,8 @@ class Writer:
             )
         try:
             begin = partial(self._begin, mode == "a", overwrite)
-            self._series = all_or_raise(self._ranks, begin if self._ranks.rank == 0 else dict)[0]
-            self._store.end = all_or_raise(self._ranks, self._store.attach)[0]
+            self._series = self._ranks.on_all_ranks(begin if self._ranks.rank == 0 else dict)[0]
+            self._store.end = self._ranks.on_all_ranks(self._store.attach)[0]
         except BaseException:
             self._release()
             raise
@@ -215,7 +212,7 @@ class Writer:
             pass
         return guard
 
-    @whole(_ranks_of, "Writer.append")
+    @collective_call(_ranks_of, "Writer.append")
     def append(self, name: str, block: Any, *, attributes: Mapping[str, Any] | None = None) -> None:
         """Append one step to a dataset. The step is in the file after the next `flush`.
 
@@ -225,7 +222,7 @@ class Writer:
             Name of the dataset, in which ``/`` separates groups. All ranks append to the same one.
         block : array, Block, ShardedArray or number
             This rank's part of the step. Arrays of the ranks lie side by side along their axis 0, in the order of the
-            ranks. A `Block` or a `mpistrat.experimental.ShardedArray` says where it lies, a mesh having the ranks of
+            ranks. A `Block` or a `mpistrat.ShardedArray` says where it lies, a mesh having the ranks of
             the writer. A number must be the same on all ranks. Every step of a dataset has
             the same blocks, and a dtype that converts safely to that of the first one.
         attributes : dict, optional
@@ -262,7 +259,7 @@ class Writer:
             series = self._laid_out(name, self._ranks.all_gather_object(own))
         series.attributes.update(attributes or {})
         values = values.astype(series.dtype, copy=False)
-        chunks = self._chunks(series, values) if series.compressed else None  # an error in there is told at once
+        chunks = self._chunks(series, values) if series.compressed else None  # raises at once on all ranks
         try:
             if chunks is None:
                 self._store.put(series, values, self._ranks.rank)
@@ -274,7 +271,7 @@ class Writer:
             self._failure = error
         series.steps += 1
 
-    @whole(_ranks_of, "Writer.flush")
+    @collective_call(_ranks_of, "Writer.flush")
     def flush(self) -> None:
         """Make all steps so far part of the file, on the disk. Readers that open it later see them.
 
@@ -282,7 +279,7 @@ class Writer:
         """
         self._flush("Writer.flush")
 
-    @whole(_ranks_of, "Writer.close")
+    @collective_call(_ranks_of, "Writer.close")
     def close(self) -> None:
         """Flush, and close the file. A second call does nothing. Raise as `flush`."""
         if not self._closed:
@@ -308,7 +305,7 @@ class Writer:
     def _flush(self, what: str) -> None:
         self._meet(what, lambda: (operation(what), None))
         try:
-            all_or_raise(self._ranks, self._store.sync)
+            self._ranks.on_all_ranks(self._store.sync)
             commit = partial(self._store.commit, self._series, self._attributes)
             self._store.end = self._ranks.on_first(commit, _COMMIT)
         except MismatchError:
@@ -326,14 +323,13 @@ class Writer:
         for cell, box, here in series.parts(rank):
             parts[cell % size].append((cell, box, values[here]))
         own, parts[rank] = parts[rank], []
-        with self._ranks.lock.turn(_EXCHANGE):
+        with self._ranks.lock.collective(_EXCHANGE):
             received = [own, *self._ranks.world.alltoall(parts)]
         chunks: dict[int, np.ndarray] = {}
         for cell, box, part in itertools.chain.from_iterable(received):
             if cell not in chunks:
                 chunks[cell] = np.zeros(series.chunk, series.dtype)
-            where = tuple(slice(o, o + n) for o, n in zip(*box, strict=True))
-            chunks[cell][0][where] = part
+            chunks[cell][0][box.slices((0,) * len(box.shape))] = part
         return chunks
 
     def _release(self) -> None:
@@ -351,9 +347,10 @@ class Writer:
         result: Any = None
         described = refused = operation(what, "refused")
 
-        def settle() -> None:
+        def settle() -> _Result:
             if failure is not None:
                 raise failure
+            return result
 
         try:
             if self._closed:
@@ -363,19 +360,17 @@ class Writer:
             described, result = check()
         except Exception as error:
             failure = error
-        all_come = False
         try:
             self._ranks.lock.compare(described)
         except MismatchError as error:
             # `rc.debug` appends the line that made the call.
             refusals = [each.description.startswith(str(refused)) for each in error.said]
-            all_come = any(refusals) and all(each.name == what for each in error.said)
-            if not all_come:
+            if not (any(refusals) and all(each.name == what for each in error.said)):
                 raise
-        if all_come:
-            all_or_raise(self._ranks, settle)
-        settle()
-        return result
+        else:
+            return settle()
+        self._ranks.on_all_ranks(settle)  # raises: all have come, and a rank has refused
+        return settle()
 
     def _check(self, attributes: Mapping[str, Any]) -> None:
         try:

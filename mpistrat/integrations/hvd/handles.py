@@ -16,8 +16,7 @@ import numpy as np
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.integrations.hvd import job
-from mpistrat.integrations.hvd.examples import example
-from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.job import ProcessSet, example
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Topology
 

@@ -11,10 +11,8 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast as broadcasts
 from mpistrat.collectives.movement import gather, scatter
-from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import collective, in_place, one_by_one, refusals, with_handle
-from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.process_sets import ProcessSet
+from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set
 from mpistrat.integrations.hvd.reductions import named
 
 _Result = TypeVar("_Result")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +14,71 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
 from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.division import divide
+from mpistrat.collectives.arithmetic.operations import FurtherOp, divide
+from mpistrat.collectives.arithmetic.operations import Op as OwnOp
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.hvd import job
-from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import Substitute, collective, in_place, one_by_one, refusals, with_handle
-from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.process_sets import ProcessSet
-from mpistrat.integrations.hvd.reduce_ops import OWN, Adasum, Average, Op, Sum, op_of
+from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set
+from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
+
+
+class Op(enum.Enum):
+    """How the values of all ranks are combined. The module has each of them by its name.
+
+    Attributes
+    ----------
+    Average, Sum, Min, Max, Product
+        The reductions.
+    Adasum
+        A sum that adds parallel vectors as their mean and orthogonal ones as they are.
+
+    Examples
+    --------
+    >>> import mpistrat.integrations.hvd as hvd
+    >>> hvd.Average
+    <Op.Average: 'Average'>
+    """
+
+    Average = "Average"
+    Sum = "Sum"
+    Min = "Min"
+    Max = "Max"
+    Product = "Product"
+    Adasum = "Adasum"
+
+
+Average, Sum, Min, Max, Product, Adasum = Op
+
+
+OWN: dict[Op, OwnOp] = {
+    Sum: ReduceOp.SUM,
+    Average: ReduceOp.MEAN,
+    Min: FurtherOp.MIN,
+    Max: FurtherOp.MAX,
+    Product: FurtherOp.PROD,
+}
+
+
+def op_of(op: Op | None, average: bool | None) -> Op:
+    """Return the reduction that a call asks for, by default Average. ``average`` is a former argument.
+
+    Raise ValueError if both are given, and TypeError if ``op`` is not one of the reductions.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        warnings.warn("`average` has been replaced by `op`", DeprecationWarning, stacklevel=level_of_program())
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if not isinstance(op, Op):
+        raise TypeError(f"op must be one of {', '.join(each.name for each in Op)} of this module, not {op!r}")
+    return op
+
 
 _OPTIONS = CommunicationOptions()
 _SMALLEST = np.sqrt(sys.float_info.min)
@@ -169,7 +225,7 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
     rank, size = topology.rank, topology.size
     what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)
     totals = [each.astype(dtypes.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
-    with topology.lock.turn(what):
+    with topology.lock.collective(what):
         level = 1
         while level < size:
             partner = rank ^ level

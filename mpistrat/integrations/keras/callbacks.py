@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.integrations.keras import hooks, step
 
 if TYPE_CHECKING:
     from mpistrat.integrations.keras.ranks import TrainingRanks
@@ -55,7 +55,7 @@ class LastCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop if a rank has asked for it in this step, and remember that this one asks."""
-        host_calls.wait()
+        step.wait_for_host()
         self._ranks.wants_stop |= self._trained.stop_training
         self._trained.stop_training = self._ranks.stop
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from types import MethodType
 from typing import Any, ClassVar
@@ -15,14 +15,13 @@ import numpy as np
 
 from mpistrat.collectives.movement import gather as gathers
 from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
-from mpistrat.integrations.keras.datasets import BatchesOfRank, is_dataset
 from mpistrat.integrations.keras.hooks import BACKEND
-from mpistrat.integrations.keras.parts import PartsOfRank
+from mpistrat.integrations.keras.parts import BatchesOfRank, PartsOfRank, cut, is_dataset
 from mpistrat.integrations.keras.ranks import OTHER_BATCHES, TrainingRanks
 from mpistrat.integrations.keras.step import RankStep, applied_over_ranks, computing
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 
 _FUNCTIONS = ("train_function", "test_function", "jit_compile")
 _BETWEEN_SEEDS = 1_000_003  # of two ranks
@@ -49,11 +48,11 @@ class DistributedTraining:
         self.topology = engine.topology
         self._functions: dict[str, Any] = {"train_function": None, "test_function": None}
         self._depth = 0
-        self._fitting = False
+        self._fitting = self._has_checked_losses = False
         self._batches = 0  # calls for one batch since `fit`
         self._inputs: list[PartsOfRank] = []  # of the calls that are running
 
-    @whole(attrgetter("topology"), "training by Keras")
+    @collective_call(attrgetter("topology"), "training by Keras")
     def call(self, method: Any, name: str, values: dict[str, Any], gather: str) -> Any:
         """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
         self.ranks.error = None
@@ -93,7 +92,7 @@ class DistributedTraining:
         chief_has_more = self.topology.broadcast_object(chief_has_more)  # the list may be the chief's alone
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None, self._require_alike)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
-        with self._over_ranks(parts.first, fitting=True), self._noting_alone(mine):
+        with self._over_ranks(parts, fitting=True), self._noting_alone(mine):
             history = method(**arguments)
         self._require_alike("after fit")
         return history
@@ -104,7 +103,7 @@ class DistributedTraining:
         mine, _ = self._callbacks(values)
         arguments = {**given(values, parts), **self._quiet(values), "callbacks": mine}
         nested = self._depth > 0
-        with self._over_ranks(parts.first), self._noting_alone(mine):
+        with self._over_ranks(parts), self._noting_alone(mine):
             logs = method(**arguments)
         # A callback of a batch evaluates: Keras adds the rest of the epoch to what this leaves, and ranks are added up.
         for each in self.model.metrics_variables if nested and self.topology.rank > 0 else ():
@@ -117,7 +116,7 @@ class DistributedTraining:
         parts = self._with_parts(source_of({**values, "batch_size": rows}, None, self.ranks.engine), marked=True)
         ((part, info),) = parts.batches()
         # The 1st, 2nd, 4th, 8th ... call compares weights, as their digests take 14 to 47 % of the time of a batch.
-        with self._over_ranks(parts.first, fitting, compare=self._batches & (self._batches - 1) == 0):
+        with self._over_ranks(parts, fitting, compare=self._batches & (self._batches - 1) == 0):
             logs = self._logs(method(x=part, y=info, return_dict=True))
         logs = hooks.pythonify_logs(logs)
         return logs if values.get("return_dict") else hooks.flattened(self.model, logs)
@@ -220,10 +219,13 @@ class DistributedTraining:
                         setattr(each, name, own[name])
 
     def _require_same(self, name: str, values: dict[str, Any]) -> None:
-        """Raise ValueError on all ranks if a number among the arguments differs between them."""
-        first, *others = self.topology.all_gather_object({each: repr(values.get(each)) for each in _SAME})
+        """Raise ValueError on all ranks if a number among the arguments, or the name of a loss, differs."""
+        mine = {each: repr(values.get(each)) for each in _SAME}
+        losses = keras.tree.flatten(getattr(self.model, "loss", None))
+        mine["loss"] = ", ".join(str(getattr(each, "name", getattr(each, "__name__", each))) for each in losses)
+        first, *others = self.topology.all_gather_object(mine)
         for rank, its in enumerate(others, 1):
-            for each in _SAME:
+            for each in first:
                 if its[each] != first[each]:
                     raise ValueError(
                         f"{name} was given {each}={its[each]} on rank {rank}, but {each}={first[each]} on rank 0: "
@@ -313,10 +315,37 @@ class DistributedTraining:
             moved[0] += np.array(sign * self.topology.rank * _BETWEEN_SEEDS).astype(moved.dtype)
             state.assign(moved)
 
+    def _check_losses(self, parts: PartsOfRank, batch: Any) -> None:
+        """Warn, on the chief, of losses of the program that are not means over rows. Errors are left to the step."""
+        self._has_checked_losses, own, found = True, 0, []
+        with suppress(Exception):
+            losses, own_rows = hooks.losses_of_program(self.model), parts.own_rows(batch)
+            own = keras.tree.flatten(own_rows)[0].shape[0] if losses else 0
+        if not self.topology.all_true(own > 1):  # a loss may communicate: all ranks compute it, or none
+            return
+        with suppress(Exception), keras.StatelessScope():  # variables stay as they are; NumPy drops masks of Keras
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(own_rows)
+            outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, self.model(x, training=False))
+            for first, last in ((0, half := own // 2), (half, own), (0, own), (0, own)):
+                with computing(RankStep(self.ranks, np.array([last - first, own, 0], np.float32))) as step:
+                    step.held = []  # raises where a mask that the loss makes would add up over ranks
+                    found.append([_number(loss(*cut((y, outputs), first, last))).item() for loss in losses])
+        if self.topology.rank == 0 and len(found) == 4:
+            for loss, *of_parts, whole, again in zip(losses, *found, strict=True):
+                mean = np.average(of_parts, weights=(half, own - half))
+                near = (1e-2 if "16" in loss.dtype else 1e-3) * max(map(abs, (whole, *of_parts)))
+                if whole == again and abs(whole - mean) > near:  # not of random losses, or NaN
+                    warnings.warn(
+                        f"the loss {loss.name} of {self.model.name} is not a mean over rows: of {own} rows it is "
+                        f"{whole:.6g}, but the mean of its two halves is {mean:.6g}. Ranks are averaged, so gradients "
+                        "are not those of one process: write a mean over rows; see docs/keras.md, What works",
+                        stacklevel=2,
+                    )
+
     # --- steps ---------------------------------------------------------------------------
 
     @contextmanager
-    def _over_ranks(self, first: Callable[[], Any], fitting: bool = False, compare: bool = True) -> Iterator[None]:
+    def _over_ranks(self, parts: PartsOfRank, fitting: bool = False, compare: bool = True) -> Iterator[None]:
         """Context in which the steps of the model are those of several ranks. Collective."""
         if self._depth:  # a callback of `fit` evaluates
             yield
@@ -324,9 +353,11 @@ class DistributedTraining:
         model = self.model
         hooks.require_supported(model)
         hooks.require_losses_of_rows(model)
-        hooks.build(model, first())
+        hooks.build(model, first := parts.first())
         if compare:
             self._agree_on_weights(fitting)
+        if fitting and not self._has_checked_losses:
+            self._check_losses(parts, first)
         steps = [self._step(model.train_step), self._step(model.test_step)]
         alone = {name: getattr(model, name) for name in _FUNCTIONS}
         if BACKEND == "tensorflow":
@@ -394,7 +425,7 @@ class DistributedTraining:
 
     def _logs(self, logs: Any) -> Any:
         """Return the results of the metrics over all ranks, and average moving statistics. Collective."""
-        host_calls.wait()
+        step.wait_for_host()
         metrics = self.model.metrics_variables
         for each in metrics:
             if each.aggregation != "sum":

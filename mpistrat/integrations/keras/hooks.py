@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.process.atomic_file import to_disk
+from mpistrat.process.files import to_disk
 
 try:
     import keras
@@ -50,7 +50,7 @@ _NEEDED = {
 
 
 _OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayDataAdapter`
-# Attributes of a model, an optimizer, a layer, a layer and a variable.
+# Attributes of a model, an optimizer, a layer, a layer and a variable; also a model's `_compile_loss._flat_losses`.
 _OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables", "_value")
 
 
@@ -102,7 +102,7 @@ class_weight_to_sample_weights: Callable[..., Any] = _found(
     "keras.src.trainers.data_adapters.data_adapter_utils"
 ).class_weight_to_sample_weights
 pythonify_logs: Callable[..., Any] = _found("keras.src.utils.python_utils").pythonify_logs
-apply_mask: Callable[..., Any] = _losses.apply_mask
+_apply_mask: Callable[..., Any] = _losses.apply_mask
 BACKEND: str = keras.backend.backend()
 
 
@@ -231,6 +231,19 @@ def require_losses_of_rows(model: Any) -> None:
             )
 
 
+def losses_of_program(model: Any) -> list[Any]:
+    """Return each loss of `compile` that is not of Keras: called with targets and outputs of the model."""
+    found: list[Any] = []
+    compiled: Any = getattr(model, "_compile_loss", None)
+    for each in getattr(compiled, "_flat_losses", None) or ():
+        sources = [type(each.loss), getattr(each.loss, "fn", type(each.loss))]
+        if not all(str(getattr(source, "__module__", "")).startswith("keras.") for source in sources):
+            found.append(one := object.__new__(type(compiled)))  # finds the targets and outputs by name or number
+            vars(one).update(vars(compiled), _flat_losses=[each._replace(loss_weights=None)])
+            one.name, one._dtype = each.loss.name, each.loss.dtype
+    return found
+
+
 def note_assignments() -> None:
     """Let variables remember that a value was assigned to them: it is then not the initial one."""
     owner = next(kind for kind in keras.Variable.__mro__ if "assign" in vars(kind))
@@ -332,6 +345,16 @@ class Sliced:
 # --- losses and optimizers -----------------------------------------------------------------
 
 
+def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+    """Return weights by a mask. Keras on PyTorch writes them in place, and the next metric would get the product."""
+    if BACKEND == "torch" and sample_weight is not None and mask is not None:
+        sample_weight = keras.ops.copy(sample_weight)
+    return _apply_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+
+
+_losses.apply_mask = apply_mask
+
+
 def wrap_loss_reduction(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace the function with which losses are reduced."""
     _losses.reduce_weighted_values = wrapper(_losses.reduce_weighted_values)
@@ -371,7 +394,7 @@ def seed_states(model: Any) -> list[Any]:
 # --- backups ---------------------------------------------------------------------------------
 
 
-def give_back(layer: type, mark: str) -> None:
+def unpack_values(layer: type, mark: str) -> None:
     """Let files give back a layer under the name of Keras' own, if its build configuration has ``mark``."""
     saving = _found("keras.src.saving.serialization_lib")
     retrieve = saving._retrieve_class_or_fn

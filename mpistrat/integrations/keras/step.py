@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,43 @@ from keras import ops
 
 from mpistrat.integrations.keras import hooks
 from mpistrat.integrations.keras.hooks import BACKEND
-from mpistrat.integrations.keras.host_calls import call_on_host
 
 if TYPE_CHECKING:
     from mpistrat.integrations.keras.ranks import TrainingRanks
+
+
+def call_on_host(function: Callable[..., Sequence[Any]], like: Sequence[Any], *arguments: Any) -> list[Any]:
+    """Return ``function(*arguments)``, a list of arrays of the dtypes and shapes of ``like``.
+
+    ``function`` gets NumPy arrays on JAX and TensorFlow, and what it is given on PyTorch.
+    """
+    if BACKEND == "torch":
+        return list(function(*arguments))
+    if BACKEND == "jax":
+        import jax
+        from jax.experimental import io_callback
+
+        def on_arrays(*values: Any) -> Any:
+            return tuple(function(*map(np.asarray, values)))
+
+        results = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in like]
+        stopped = [jax.lax.stop_gradient(each) for each in arguments]
+        return list(io_callback(on_arrays, tuple(results), *stopped, ordered=True))
+    import tensorflow as tf
+
+    out = tf.numpy_function(lambda *values: tuple(function(*values)), list(arguments), [each.dtype for each in like])
+    out = [out] if tf.is_tensor(out) else list(out)
+    for each, of in zip(out, like, strict=True):
+        each.set_shape(of.shape)
+    return out
+
+
+def wait_for_host() -> None:
+    """Wait for all calls of steps that have been started."""
+    if BACKEND == "jax":
+        import jax
+
+        jax.effects_barrier()
 
 
 class RankStep:
@@ -185,8 +218,7 @@ def reduced_over_ranks(reduce: Callable[..., Any]) -> Callable[..., Any]:
         if step is not None and reduction == "sum":
             factor = step.inverse_weight
         elif step is not None and reduction == "mean_with_sample_weight" and not (sample_weight is mask is None):
-            weights = None if sample_weight is None else sample_weight * 1  # Keras multiplies it by the mask in place
-            factor = step.by_total(hooks.apply_mask(weights, mask, dtype="float32", reduction=reduction))
+            factor = step.by_total(hooks.apply_mask(sample_weight, mask, dtype="float32", reduction=reduction))
         elif step is not None and mask is not None and reduction not in (None, "none"):
             factor = step.by_total(mask)
         loss = reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)

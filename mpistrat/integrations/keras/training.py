@@ -10,10 +10,9 @@ import keras
 
 import mpistrat
 from mpistrat import context
-from mpistrat.integrations.keras import hooks, host_calls
-from mpistrat.integrations.keras.datasets import is_dataset
+from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.distributed_training import DistributedTraining, given, source_of, split
-from mpistrat.integrations.keras.parts import PartsOfRank
+from mpistrat.integrations.keras.parts import PartsOfRank, is_dataset
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.strategy import keras_models
 
@@ -70,7 +69,7 @@ def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
     """Call a method that writes a file, on the chief alone, while the other ranks wait. All raise if it fails."""
 
     def write() -> None:
-        host_calls.wait()
+        step.wait_for_host()
         method(model, *args, **kwargs)
 
     on_ranks = isinstance(strategy, _STRATEGIES) and not DistributedTraining.alone

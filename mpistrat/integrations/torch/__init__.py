@@ -12,7 +12,6 @@ Examples
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 try:
     import torch
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 except ImportError as error:
     raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
@@ -29,37 +29,47 @@ from mpistrat.integrations.torch.moves import GroupMoves
 from mpistrat.integrations.torch.new_groups import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.reductions import GroupReductions
+from mpistrat.integrations.torch.samplers import BatchSampler, CountedLoader, Sampler
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
 from mpistrat.integrations.torch.store import register as _register_rendezvous
-from mpistrat.integrations.torch.work import Done, PendingWork
+from mpistrat.integrations.torch.work import Done, PendingWork, keep_handles
 from mpistrat.process.own_files import skip_in_call_sites
 
-__all__ = ["BACKEND", "MpiStore", "ProcessGroup", "SharedBuckets", "reduce_in_place"]
+__all__ = [
+    "BACKEND",
+    "BatchSampler",
+    "CountedLoader",
+    "MpiStore",
+    "ProcessGroup",
+    "Sampler",
+    "SharedBuckets",
+    "reduce_in_place",
+]
 
 BACKEND = "mpistrat"
 
 
 def _process_group(described: Any, options: CommunicationOptions | None) -> ProcessGroup:
     """Return the process group that torch asks for. Collective over its ranks."""
-    # Here, not at import: this imports the compiler, as optimizers of torch do.
-    _leave_untraced(GroupReductions, GroupMoves, ProcessGroup, Done, PendingWork)
     timeout: timedelta = described.timeout
     return ProcessGroup(communicator(described), described.group_id, timeout, options)
 
 
-@functools.cache  # once
 def _leave_untraced(*kinds: type) -> None:
-    """Keep the methods of classes from being traced.
+    """Keep the methods of classes, and what they call, from being traced.
 
     The tracer also sees methods that the C++ part of torch calls while compiled code runs, such as the broadcasts of
     `DistributedDataParallel`. It refuses attributes of a process group.
     """
+    # `torch.compiler.disable` does the same, but it imports the tracer (3 s at the start) and wraps each method.
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for kind in kinds:
-        for name, method in list(vars(kind).items()):
+        for method in vars(kind).values():
             # Private methods are called by others only, and what these call is not traced either.
             if inspect.isfunction(method) and not method.__name__.startswith("_"):
-                setattr(kind, name, torch.compiler.disable(method))
+                method._torchdynamo_disable = True  # type: ignore[attr-defined]  # in traced code
+                set_code_exec_strategy(method.__code__, skip)  # called by C++
 
 
 def _record_itself() -> None:
@@ -77,5 +87,7 @@ torch.distributed.Backend.register_backend(
     BACKEND, _process_group, extended_api=True, devices=["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
 )
 _record_itself()
+keep_handles()
+_leave_untraced(GroupReductions, GroupMoves, ProcessGroup, Done, PendingWork)
 _register_rendezvous()
 skip_in_call_sites(os.path.dirname(torch.__file__))

@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import BroadcastOptions, GatherOptions, ScatterOptions
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import broadcast, gather
 from mpistrat.collectives.movement.exchange import exchange
 from mpistrat.integrations.torch.tensors import (
+    also_of_one_tensor,
     collective,
     host_array,
     host_bytes,
+    overlap,
     require,
     require_dtype,
     require_one_for_each_rank,
     require_rank,
     room,
+    root_of,
     write,
     write_bytes,
     write_each,
@@ -35,10 +40,11 @@ class GroupMoves:
 
     topology: Topology
 
+    @also_of_one_tensor(BroadcastOptions, 0, "tensor", "root", "timeout")
     @collective
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> Done:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Copy the tensors of a rank to all ranks."""
-        root = opts.rootRank
+        root = root_of(opts)
         with structures.refusals("broadcast", self.topology):
             require_rank("broadcast", root, self.topology.size)
             hosts = [host_array(tensor) for tensor in tensors]
@@ -73,6 +79,7 @@ class GroupMoves:
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @also_of_one_tensor(AllgatherOptions, 1, "output_tensors", "input_tensor", "timeout")
     @collective
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Gather a tensor of each rank, in a list. The tensors of different ranks may differ in size."""
@@ -111,19 +118,21 @@ class GroupMoves:
         joined = gather.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
+    @also_of_one_tensor(GatherOptions, 1, "output_tensors", "input_tensor", "root", "timeout")
     @collective
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> Done:
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Done:
         """Gather a tensor of each rank in a list of one rank."""
         (tensor,) = inputs
         parts = list(outputs[0]) if outputs else []
-        self._to_or_from_one("gather", parts, tensor, opts.rootRank)
+        self._to_or_from_one("gather", parts, tensor, root_of(opts))
         return Done(parts)
 
+    @also_of_one_tensor(ScatterOptions, 0, "output_tensor", "input_tensors", "root", "timeout")
     @collective
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> Done:
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Done:
         """Send each rank a tensor of a list of one rank."""
         (tensor,) = outputs
-        self._to_or_from_one("scatter", list(inputs[0]) if inputs else [], tensor, opts.rootRank)
+        self._to_or_from_one("scatter", list(inputs[0]) if inputs else [], tensor, root_of(opts))
         return Done([tensor])
 
     def _to_or_from_one(self, name: str, parts: list[Tensor], tensor: Tensor, root: int) -> None:
@@ -141,18 +150,20 @@ class GroupMoves:
                     )
             many: list[np.ndarray | None] = [None] * self.topology.size
             one: list[np.ndarray | None] = [None] * self.topology.size
+            # Memory that is sent and written to: a message would change what another one still sends.
+            apart = is_root and overlap(*((parts, [tensor]) if gathers else ([tensor], parts)))
             if gathers:
                 one[root] = host_bytes(tensor)
-                many = [room(part) for part in parts] if is_root else many
+                many = [room(part, apart) for part in parts] if is_root else many
             else:
-                one[root] = room(tensor)
+                one[root] = room(tensor, apart)
                 many = [host_bytes(part) for part in parts] if is_root else many
-        with self.topology.lock.turn(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
+        with self.topology.lock.collective(operation(name, root, (str(tensor.dtype), tuple(tensor.shape)))):
             exchange(self.topology, *((one, many) if gathers else (many, one)))
         if gathers:
-            write_bytes(parts, many)
+            write_bytes(parts, many, apart)
         else:
-            write_bytes([tensor], [one[root]])
+            write_bytes([tensor], [one[root]], apart)
 
     @collective
     def all_to_all_single(
@@ -196,11 +207,12 @@ class GroupMoves:
             require_one_for_each_rank("all_to_all", "input", inputs, self.topology.size)
             require_dtype("all_to_all", *outputs, *inputs)
             sends = [host_bytes(tensor) for tensor in inputs]
-            receives = [room(tensor) for tensor in outputs]
+            apart = overlap(outputs, inputs)  # as in the call on one tensor in place
+            receives = [room(tensor, apart) for tensor in outputs]
         expected = np.array(list(map(len, receives)), np.int64)
         announced = np.empty_like(expected)
         topology, world = self.topology, self.topology.world
-        with topology.lock.turn(operation("all_to_all", str(inputs[0].dtype))):
+        with topology.lock.collective(operation("all_to_all", str(inputs[0].dtype))):
             world.Alltoall(np.array(list(map(len, sends)), np.int64), announced)
             wrong = np.flatnonzero(announced != expected)
             text = ""
@@ -215,5 +227,5 @@ class GroupMoves:
                     ValueError(f"all_to_all: {'; '.join(filter(None, texts))}: split sizes must fit")
                 )
             exchange(topology, sends, receives)
-        write_bytes(outputs, receives)
+        write_bytes(outputs, receives, apart)
         return Done(list(outputs))

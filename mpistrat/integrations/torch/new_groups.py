@@ -23,12 +23,12 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import gather
-from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.tensors import require
+from mpistrat.integrations.torch.work import have_ended
 from mpistrat.launch import launch
 from mpistrat.process import mpi, program_end
-from mpistrat.process.backoff import Backoff
 from mpistrat.process.program_end import EndStep
+from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
 from mpistrat.runtime.topology import Topology
 
@@ -253,7 +253,7 @@ class _Meeting:
                 gone = [rank for rank in ended if rank in missing()]
                 if gone:  # since the last look: what it sent before has come
                     raise RuntimeError(f"{ranks_in_words(gone)} ended before")
-                ended = [rank for rank in missing() if goodbyes.have_ended([rank])]
+                ended = [rank for rank in missing() if have_ended([rank])]
                 next_look = waited + every
             if waited > self._seconds and not stays():
                 raise RuntimeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,30 +14,37 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
 from mpistrat.collectives.movement.exchange import messages
-from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.moves import GroupMoves
 from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.reductions import GroupReductions
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, require_rank, write
-from mpistrat.integrations.torch.work import Done, PendingWork
+from mpistrat.integrations.torch.work import Done, PendingWork, have_ended, tell_of_end
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
-_left: list[tuple[Any, list[PendingWork]]] = []
+_left: list[tuple[Any, Any, list[PendingWork]]] = []
+# By which notes name a dtype: the same numbers on all ranks.
+_DTYPES = sorted({dtype for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)}, key=str)
+_NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _SHORTEST = 0.001  # seconds of a limit: 0 would be none
 
 
 class Messages:
-    """The messages of a process group, on a communicator of their own. A wait may take so many seconds."""
+    """The messages of a process group, on communicators of their own. A wait may take so many seconds.
+
+    A note with the dtype and size goes before each message: MPI itself would give bits of another dtype. Notes arrive
+    in the order in which messages do, and have a communicator of their own, since those may come from any rank.
+    """
 
     def __init__(self, topology: Topology, seconds: float):
-        self._comm = topology.parent.Dup()
+        self._comm, self._notes = topology.parent.Dup(), topology.parent.Dup()
         self._step = topology.limits.message_bytes
         self._seconds = seconds
         self._works: list[PendingWork] = []
         MPI = mpi.start()
-        self._any_source, self._largest_tag = MPI.ANY_SOURCE, self._comm.Get_attr(MPI.TAG_UB)
+        # Of all ranks: Open MPI does not have this attribute for a communicator that was split off.
+        self._any_source, self._largest_tag = MPI.ANY_SOURCE, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._in_job: list[int] = self._comm.allgather(MPI.COMM_WORLD.rank)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> PendingWork:
@@ -46,7 +53,8 @@ class Messages:
         require_rank("send", rank, self._comm.size)
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
-        requests = [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
+        requests = [self._notes.Isend(_note(tensor.dtype, len(data)), rank, tag)]
+        requests += [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
         # The function keeps the bytes in memory until MPI has sent them.
         return self._kept(PendingWork(what, requests, lambda _: data, self._seconds, [tensor], self._ended(rank)))
 
@@ -54,7 +62,8 @@ class Messages:
         """Begin to receive a tensor from a rank, or from any (None).
 
         Raise NotImplementedError if the tensor is larger than one message and may come from any rank. `wait` raises
-        ValueError if the message has another size, and RuntimeError if the rank has ended its program.
+        TypeError if the message has another dtype, ValueError if it has another size, and RuntimeError if the rank has
+        ended its program.
         """
         require_dense(tensor)
         if rank is not None:
@@ -65,23 +74,38 @@ class Messages:
             raise NotImplementedError(f"{what}: more than {self._step} bytes can only be received from a named rank")
         in_place = is_in_place(tensor)
         data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
-        pieces = messages(data, self._step)
         peer = self._any_source if rank is None else rank
-        requests = [self._comm.Irecv(piece, peer, tag) for piece in pieces]
+        requests = [self._comm.Irecv(piece, peer, tag) for piece in messages(data, self._step)]
 
         def finish(statuses: Sequence[Any]) -> None:
-            came = sum(status.Get_count(mpi.start().BYTE) for status in statuses)
+            note = np.empty(2, np.int64)
+            sender = statuses[0].source if rank is None else rank
+            self._notes.Recv(note, sender, tag)  # was sent before the message
+            number, came = note.tolist()
+            # Open MPI 5.0 writes a message of more than 4 KiB from the same node as a whole, before it says that it
+            # is too long: memory behind the tensor is lost.
+            behind = "; MPI may have written the rest behind the tensor: end the program" if came > len(data) else ""
+            if _DTYPES[number] is not tensor.dtype:
+                raise TypeError(f"{what}: the message of rank {sender} has {came} bytes of {_DTYPES[number]}{behind}")
             if came != len(data):
-                raise ValueError(f"{what}: the message has {came} bytes, and the tensor {len(data)}")
+                raise ValueError(f"{what}: the message has {came} bytes, and the tensor {len(data)}{behind}")
             if not in_place:
                 write(tensor, data)
 
-        return self._kept(PendingWork(what, requests, finish, self._seconds, [tensor], self._ended(rank)))
+        work = PendingWork(what, requests, finish, self._seconds, [tensor], self._ended(rank))
+        work.source_and_tag = peer, tag
+        either = {peer, self._any_source}
+        work.earlier = [
+            each
+            for each in self._works
+            if each.source_and_tag[1] == tag and (rank is None or each.source_and_tag[0] in either)
+        ]
+        return self._kept(work)
 
     def _ended(self, rank: int | None) -> partial[bool]:
         """Return a function that tells whether a rank, or all others, have ended their programs."""
         others = [other for other in range(self._comm.size) if other != self._comm.rank]
-        return partial(goodbyes.have_ended, [self._in_job[each] for each in (others if rank is None else [rank])])
+        return partial(have_ended, [self._in_job[each] for each in (others if rank is None else [rank])])
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:
@@ -95,13 +119,19 @@ class Messages:
         return work
 
     def close(self) -> None:
-        """Cancel the messages that are not complete, and release the communicator. Collective."""
+        """Cancel the messages that are not complete, and release the communicators. Collective."""
         left = [each for each in self._works if not each.give_up()]
         self._works = []
         if left:
-            _left.append((self._comm, left))
+            _left.append((self._comm, self._notes, left))
         else:
             self._comm.Free()
+            self._notes.Free()
+
+
+@lru_cache(maxsize=1024)
+def _note(dtype: torch.dtype, nbytes: int) -> np.ndarray:
+    return np.array([_NUMBER_OF[dtype], nbytes], np.int64)
 
 
 def _in_words(tensor: torch.Tensor) -> str:
@@ -219,7 +249,7 @@ class ProcessGroup(GroupReductions, GroupMoves, DescribedGroup):
         self._comm, self._options = comm, options
         self._is_world = comm == mpi.start().COMM_WORLD
         if self._is_world:
-            goodbyes.begin(comm)
+            tell_of_end(comm)
         seconds = timeout.total_seconds()
         limit = options.timeout_seconds
         if limit is None and timeout != default_pg_timeout:

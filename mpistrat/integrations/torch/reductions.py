@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, reduce_scatter, structures
@@ -16,6 +17,7 @@ from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
 from mpistrat.collectives.movement import gather
 from mpistrat.integrations.torch.tensors import (
     BYTES_ONLY,
+    also_of_one_tensor,
     collective,
     host_array,
     require,
@@ -23,6 +25,7 @@ from mpistrat.integrations.torch.tensors import (
     require_dtype,
     require_one_for_each_rank,
     require_rank,
+    root_of,
     write,
     write_each,
 )
@@ -54,8 +57,8 @@ _CACHED_BYTES = 1 << 20
 
 
 def op_of(options: Any) -> Any:
-    """Return the reduction of torch in the options of a call, by default SUM."""
-    return torch.distributed.ReduceOp.SUM if options is None else options.reduceOp
+    """Return the reduction of torch in the options of a call, or given in place of them; by default SUM."""
+    return torch.distributed.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
 
 
 def is_integer_mean(op: Any, dtype: torch.dtype) -> bool:
@@ -106,28 +109,33 @@ class GroupReductions:
     _ops: CrossDeviceOps
     _of_reductions: CommunicationOptions
 
+    @also_of_one_tensor(AllreduceOptions, 0, "tensor", "op", "timeout")
     @collective
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None, name: str = "all_reduce") -> Done:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None, timeout: Any = None) -> Done:
         """Combine a tensor over all ranks, in place."""
-        write_each(tensors, self._combined(name, list(tensors), op_of(opts), in_place=True))
+        write_each(tensors, self._combined("all_reduce", list(tensors), op_of(opts), in_place=True))
         return Done(list(tensors))
 
+    @collective
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine tensors over all ranks, in place, in as few messages as possible."""
-        return self.allreduce(tensors, opts, "all_reduce_coalesced")
+        write_each(tensors, self._combined("all_reduce_coalesced", list(tensors), op_of(opts), in_place=True))
+        return Done(list(tensors))
 
     @collective
     def average_buffer(self, buffer: np.ndarray) -> None:
         """Average an array in an arena over all ranks, in place."""
         self._ops.all_reduce(ReduceOp.MEAN, [buffer], self._of_reductions, "all_reduce")
 
+    @also_of_one_tensor(ReduceOptions, 0, "tensor", "root", "op", "timeout")
     @collective
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Done:
         """Combine a tensor over all ranks. Only the root's is written to."""
+        root = root_of(opts)
         with structures.refusals("reduce", self.topology):
-            require_rank("reduce", opts.rootRank, self.topology.size)
-        totals = self._combined(f"reduce to rank {opts.rootRank}", list(tensors), opts.reduceOp)
-        if self.topology.rank == opts.rootRank:
+            require_rank("reduce", root, self.topology.size)
+        totals = self._combined(f"reduce to rank {root}", list(tensors), op_of(opts))
+        if self.topology.rank == root:
             write_each(tensors, totals)
         return Done(list(tensors))
 
@@ -180,6 +188,7 @@ class GroupReductions:
         rows = gather.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
+    @also_of_one_tensor(ReduceScatterOptions, 0, "output", "input", "op", "timeout")
     @collective
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Done:
         """Combine a list of tensors, one for each rank, and return each to its rank."""

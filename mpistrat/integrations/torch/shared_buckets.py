@@ -20,7 +20,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives.arenas import arena
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.work import devices_of
-from mpistrat.memory.shared import FOLDER
+from mpistrat.memory.node import FOLDER
 
 
 class SharedBuckets:

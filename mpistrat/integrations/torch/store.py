@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, urlparse
 import torch
 from torch.distributed import register_rendezvous_handler
 
-from mpistrat.integrations.torch import goodbyes
 from mpistrat.integrations.torch.new_groups import all_ranks
+from mpistrat.integrations.torch.work import have_ended, tell_of_end, wait_until
 from mpistrat.process import mpi
 from mpistrat.runtime.recording import creation
 
@@ -55,7 +55,7 @@ class MpiStore(torch.distributed.Store):
         with creation(parent, "the start of a store of torch.distributed"):
             self._comm = parent.Dup()
             if parent.size == world.size:
-                goodbyes.begin(world)
+                tell_of_end(world)
             self._in_job: list[int] = self._comm.allgather(world.rank)
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
@@ -207,9 +207,9 @@ class MpiStore(torch.distributed.Store):
 
     def _wait_until(self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float) -> None:
         """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
-        goodbyes.wait_until(
+        wait_until(
             done,
-            lambda: goodbyes.have_ended(self._in_job[rank] for rank in ranks),
+            lambda: have_ended(self._in_job[rank] for rank in ranks),
             lambda: f"rank {self._comm.rank}: the store of torch.distributed: {what()}",
             limit,
             f" before these ranks ended their programs: {ranks}",

@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 
 from mpistrat.arrays import arrays
-from mpistrat.runtime.agreement.whole_call import whole
+from mpistrat.runtime.agreement.collective_call import collective_call
 
 # Decorates the collectives of a process group. Its ``open_topology`` raises if the group was destroyed.
-collective = whole(attrgetter("open_topology"))
+collective = collective_call(attrgetter("open_topology"))
+
+_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}  # of torch's options, by argument
+
+
+def also_of_one_tensor(options: type, place: int, *names: str) -> Callable[[Any], Any]:
+    """Decorate a collective of lists: it also takes the arguments of torch's overload of one tensor.
+
+    ``names`` are those arguments, and ``place`` is that of the tensor. Those that are not fields of ``options`` become
+    lists of one. A list under the name that the method gives it goes with the fields, too.
+    """
+    kind, needed = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    signature = inspect.Signature(
+        [inspect.Parameter(name, kind, default=None if name in ("op", "timeout") else needed) for name in names]
+    )
+    own = {names[place], *_FIELDS}
+
+    def decorate(method: Any) -> Any:
+        lists = dict(
+            zip(
+                [*inspect.signature(method).parameters][1:],
+                [name for name in names if name not in _FIELDS],
+                strict=False,
+            )
+        )
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            one = len(args) > place and isinstance(args[place], torch.Tensor)
+            if not one and own.isdisjoint(kwargs):
+                return method(self, *args, **kwargs)  # 0.2 us slower than without this function
+            given = signature.bind(*args, **{lists.get(name, name): value for name, value in kwargs.items()}).arguments
+            one, chosen = isinstance(given[names[place]], torch.Tensor), options()
+            for name in _FIELDS.keys() & given.keys():
+                value = given.pop(name)
+                if value is not None:
+                    setattr(chosen, _FIELDS[name], value)
+            return method(self, *([value] if one else value for value in given.values()), chosen)
+
+        return call
+
+    return decorate
+
 
 # NumPy has no such dtype, and none is needed to move the bytes.
 BYTES_ONLY = frozenset(
@@ -29,6 +74,11 @@ def require(condition: bool, text: str) -> None:
 def require_rank(name: str, rank: int, size: int) -> None:
     """Raise a ValueError if a group of ``size`` ranks does not have a rank."""
     require(0 <= rank < size, f"{name}: rank {rank} is not in the group, whose ranks are 0 to {size - 1}")
+
+
+def root_of(options: Any) -> int:
+    """Return the root in the options of a call of torch, by default 0."""
+    return 0 if options is None else options.rootRank
 
 
 def require_dtype(name: str, *tensors: torch.Tensor) -> None:
@@ -90,6 +140,10 @@ def write(tensor: torch.Tensor, result: np.ndarray | torch.Tensor) -> None:
             target = host_array(tensor)
             np.copyto(target, result.reshape(target.shape), casting="unsafe")  # bools come as integers
         return
+    _copy_bytes(tensor, result)
+
+
+def _copy_bytes(tensor: torch.Tensor, result: np.ndarray) -> None:
     values = torch.from_numpy(np.ascontiguousarray(result).reshape(-1).view(np.uint8))
     tensor.detach().copy_(values.view(tensor.dtype).reshape(tensor.shape))
 
@@ -100,13 +154,29 @@ def write_each(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray | t
         write(tensor, result)
 
 
-def room(tensor: torch.Tensor) -> np.ndarray:
-    """Return memory for the bytes of a tensor: its own, if it is contiguous on the host."""
-    return host_bytes(tensor) if is_in_place(tensor) else np.empty(tensor.nbytes, np.uint8)
+def overlap(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether memory that messages are received in is that of an input, or of two outputs."""
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, is_output)
+        for is_output, tensors in ((False, inputs), (True, outputs))
+        for tensor in tensors
+        if tensor.nbytes and is_in_place(tensor)
+    )
+    read = written = 0  # the ends of what came before
+    for start, end, is_output in spans:
+        if start < written or (is_output and start < read):
+            return True
+        read, written = (read, end) if is_output else (max(read, end), written)
+    return False
 
 
-def write_bytes(tensors: Sequence[torch.Tensor], rooms: Sequence[np.ndarray | None]) -> None:
+def room(tensor: torch.Tensor, apart: bool = False) -> np.ndarray:
+    """Return memory for the bytes of a tensor: its own, if it is contiguous on the host and not to be ``apart``."""
+    return np.empty(tensor.nbytes, np.uint8) if apart or not is_in_place(tensor) else host_bytes(tensor)
+
+
+def write_bytes(tensors: Sequence[torch.Tensor], rooms: Sequence[np.ndarray | None], apart: bool = False) -> None:
     """Copy what came to memory of `room` into the tensors that do not share it."""
     for tensor, data in zip(tensors, rooms, strict=False):
-        if data is not None and not is_in_place(tensor):
-            write(tensor, data)
+        if data is not None and (apart or not is_in_place(tensor)):
+            _copy_bytes(tensor, data)

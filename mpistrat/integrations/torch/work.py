@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d
 
-from mpistrat.integrations.torch import goodbyes
-from mpistrat.process import mpi
-from mpistrat.process.backoff import Backoff
+from mpistrat.process import mpi, program_end
+from mpistrat.process.program_end import EndStep
+from mpistrat.process.waiting import Backoff
+from mpistrat.runtime.agreement.operation import TimedOutError
 
 _LONGEST_PAUSE = 0.001  # seconds: each look lets MPI send the next piece
+
+
+c10d: Any = _distributed_c10d  # its stubs lack functions
+_work_from_future: Callable[..., Any] = attrgetter("_create_work_from_future")(c10d)
 
 
 def devices_of(tensors: Sequence[torch.Tensor], kind: str = "") -> list[torch.device]:
     """Return the devices of tensors but the host, or of one kind: a future without these refuses them."""
     found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu")
     return [device for device in found if device.type.startswith(kind)]
+
+
+def keep_handles() -> None:
+    """Let the functions of torch's C++ part that take a handle from Python keep all of it.
+
+    They keep its C++ part alone: without its Python object that is never complete, and a wait for it does not end.
+    `DistributedDataParallel.join` hands over a handle in this way. Handles that C++ code gets from the methods of a
+    process group are whole.
+    """
+    for owner, name in ((c10d.Reducer, "_set_forward_pass_work_handle"), (c10d, "_register_work")):
+        setattr(owner, name, _with_whole_handles(getattr(owner, name)))
+
+
+def _with_whole_handles(function: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        function(*(arg.whole() if isinstance(arg, Done | PendingWork) else arg for arg in args))
+
+    return call
 
 
 class Done(torch.distributed.Work):
@@ -64,12 +90,17 @@ class Done(torch.distributed.Work):
         future.set_result(self._tensors)
         return future
 
+    def whole(self) -> torch.distributed.Work:
+        """Return a handle of C++ with the same result."""
+        return _work_from_future(self.get_future())
+
 
 class PendingWork(torch.distributed.Work):
     """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
 
     ``what`` is the message, for errors. ``finish`` is called with the statuses of MPI when all requests are complete.
     `wait` waits for ``seconds``. ``ended()`` tells whether the ranks that could complete the message have ended.
+    ``earlier`` are receives that a message with the same source and tag went to first.
     """
 
     def __init__(
@@ -91,6 +122,9 @@ class PendingWork(torch.distributed.Work):
         self._error: BaseException | None = None
         self._future: _Future | None = None
         self._source = -1
+        self.source_and_tag = (-1, -1)  # of a receive
+        self.earlier: list[PendingWork] = []
+        self._arrived: list[Any] = []  # the statuses, until `finish` is called
 
     def is_completed(self) -> bool:
         """Return whether the message is complete. The call lets MPI make progress."""
@@ -100,17 +134,23 @@ class PendingWork(torch.distributed.Work):
             try:
                 if not MPI.Request.Testall(self._requests, statuses):
                     return False
-                self._requests = []
-                self._finish(statuses)
+            except MPI.Exception as error:
+                codes = {error.error_code, *(status.error for status in statuses)}
+                if MPI.ERR_TRUNCATE not in map(MPI.Get_error_class, codes):  # else `finish` knows more
+                    self._error = error
+            self._requests, self._arrived, self._source = [], statuses, statuses[0].source
+        if self._arrived:
+            # MPI has given them their messages before, so that they do not wait for what this one brings about.
+            if not all(each.is_completed() for each in self.earlier):
+                return False
+            statuses, self._arrived, self.earlier = self._arrived, [], []
+            try:
+                if self._error is None:
+                    self._finish(statuses)
                 for gpu in devices_of(self._tensors, "cuda"):
                     torch.cuda.current_stream(gpu).synchronize()  # which may not be that of `wait`
             except Exception as error:
-                self._requests = []
-                codes = {getattr(error, "error_code", MPI.SUCCESS), *(status.error for status in statuses)}
-                if MPI.ERR_TRUNCATE in map(MPI.Get_error_class, codes):
-                    error = ValueError(f"{self._what}: the message is longer than the tensor")
                 self._error = error
-            self._source = statuses[0].source
             if self._future is not None:
                 self._future.complete(self._tensors, self._error)
         return True
@@ -130,7 +170,7 @@ class PendingWork(torch.distributed.Work):
         the ranks that could complete it have ended their programs.
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        goodbyes.wait_until(
+        wait_until(
             self.is_completed,
             self._ended,
             lambda: f"{self._what} was not complete",
@@ -160,9 +200,13 @@ class PendingWork(torch.distributed.Work):
         """Return a future of the tensors. It completes when the program waits for it, or for the handle."""
         if self._future is None:
             self._future = _Future(self)
-            if not self._requests:
+            if not self._requests and not self._arrived:
                 self._future.complete(self._tensors, self._error)
         return self._future
+
+    def whole(self) -> torch.distributed.Work:
+        """Return a handle of C++ whose `wait` is that of this one."""
+        return c10d.PythonCallbackWork(self.wait)
 
     def give_up(self) -> bool:
         """Cancel the message if it is not complete. Return whether MPI is done with its memory."""
@@ -213,3 +257,68 @@ class _Future(torch.futures.Future):
 
         self.add_done_callback(call)
         return after
+
+
+# --- which ranks have ended their programs: no message of theirs will come -------------------------------
+
+_TAG = 0  # on a communicator of its own
+_LOOK = 1.0  # seconds of waiting between looks for ranks that have ended
+_ends: _Ends | None = None
+
+
+class _Ends:
+    """Which ranks of a job have ended, on a communicator of their own. Collective over them when it is made."""
+
+    def __init__(self, world: Any):
+        self._comm = world.Dup()
+        self._ended: set[int] = set()
+        self._sent: list[Any] = []
+        program_end.register(EndStep.TORCH, self._tell)
+
+    def _tell(self) -> None:
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        # Without content, and not waited for: a rank that never looks must not hold up the end of this one.
+        self._sent = [self._comm.isend(None, rank, _TAG) for rank in others]
+
+    def include(self, ranks: set[int]) -> bool:
+        self._ended.update(rank for rank, _ in mpi.messages(self._comm, _TAG))
+        return ranks <= self._ended
+
+
+def tell_of_end(world: Any) -> None:
+    """Let each rank of the job tell the others when it ends. Collective over them; further calls do nothing."""
+    global _ends
+    if _ends is None:
+        _ends = _Ends(world)
+
+
+def have_ended(ranks: Iterable[int]) -> bool:
+    """Return whether these ranks of the job have all ended their programs, as far as is known; False for no ranks."""
+    wanted = set(ranks)
+    return _ends is not None and bool(wanted) and _ends.include(wanted)
+
+
+def wait_until(
+    done: Callable[[], bool],
+    ended: Callable[[], bool],
+    what: Callable[[], str],
+    seconds: float,
+    gone: str,
+    backoff: Backoff | None = None,
+) -> None:
+    """Wait until ``done()``. ``ended()`` tells whether the ranks that can bring it about have ended.
+
+    ``what()`` says what did not happen, for errors. Raise TimeoutError, with a text that begins so, after ``seconds``.
+    Raise RuntimeError if these ranks have ended: its text ends with ``gone``.
+    """
+    start, pauses = time.monotonic(), backoff or Backoff()
+    look, were_gone = _LOOK, False
+    while not done():
+        waited = time.monotonic() - start
+        if waited > seconds:
+            raise TimedOutError(f"{what()} within {seconds:g} s")
+        if waited > look:
+            if were_gone:  # since the last look: what they sent before has come
+                raise RuntimeError(f"{what()}{gone}")
+            were_gone, look = ended(), waited + _LOOK
+        pauses.pause()

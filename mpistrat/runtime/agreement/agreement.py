@@ -67,7 +67,7 @@ class NodeAgreement(Agreement):
 
     def __init__(self, memory: NodeMemory):
         self.memory = memory
-        self._say = memory.meet_saying
+        self._say = memory.barrier_with_token
 
     def agree(self, word: int) -> bool:
         return self._say(word)
@@ -107,13 +107,13 @@ class TwoTierAgreement(Agreement):
 
     def _follow(self, word: int) -> bool:
         memory = self._memory
-        memory.meet_saying(word)
+        memory.barrier_with_token(word)
         memory.meet()
         return memory.verdict[0] == word
 
     def _lead(self, fill: Callable[[np.ndarray], None] | None, exchange: Exchange, word: int) -> bool:
         memory = self._memory
-        if memory.meet_saying(word):
+        if memory.barrier_with_token(word):
             if fill is not None:
                 fill(exchange.mine)
             exchange.make(word)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.process import mpi
-from mpistrat.process.backoff import Backoff
+from mpistrat.process.waiting import Backoff
 
 _COME, _GO = 1, 2  # tags
 _ALL_HERE, _TIME_IS_UP = -1, -2

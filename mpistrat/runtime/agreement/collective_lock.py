@@ -32,12 +32,12 @@ from mpistrat.runtime.agreement.agreement import Agreement, NodeAgreement, Paylo
 from mpistrat.runtime.agreement.operation import (
     MismatchError,
     Operation,
-    Said,
+    RankReport,
     TimedOutError,
     call_site,
     mismatch,
-    out_of_step,
     ranks_in_words,
+    sequence_mismatch,
 )
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
@@ -63,9 +63,10 @@ class CollectiveLock:
     that this rank has left where it cannot tell the other ranks, which may wait for it. ``mismatches`` counts how many
     times the ranks met in different collectives. Each waits for ``timeout_seconds``, unless told otherwise: `limited`.
 
-    ``only_meets`` says whether the ranks wait for each other in `meet` alone until this collective ends: on one node
-    they then notice a rank that has left it. `turn` takes it from ``meets``; the thread that holds the lock may correct
-    it. That thread calls functions without floating point errors by ``ignoring_float_errors(function, *arguments)``.
+    ``is_shared_memory_only`` says whether the ranks wait for each other in `meet` alone until this collective ends: on
+    one node they then notice a rank that has left it. `collective` takes it from ``synchronizes``; the thread that
+    holds the lock may correct it. That thread calls functions without floating point errors by
+    ``ignoring_float_errors(function, *arguments)``.
     """
 
     # The limit is a slot: `limited` shares all else.
@@ -93,7 +94,7 @@ class CollectiveLock:
         self.timeout_seconds = None
         self.sequence = self.mismatches = 0
         self.ignoring_float_errors = ignoring_float_errors()
-        self.only_meets = self._pending = False
+        self.is_shared_memory_only = self._pending = False
         self._word = self._meetings = 0  # of this collective, after the first
         self.left = ""
         self._interrupted = ""  # the call of this rank that was left by an error
@@ -111,12 +112,14 @@ class CollectiveLock:
         other.timeout_seconds = timeout_seconds
         return other
 
-    def turn(self, operation: Operation, meets: bool = False, timeout_seconds: float | None = None) -> CollectiveLock:
+    def collective(
+        self, operation: Operation, synchronizes: bool = False, timeout_seconds: float | None = None
+    ) -> CollectiveLock:
         """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
-        The ranks compare its checksum first: those that disagree raise instead of hang. With ``meets`` the caller calls
-        `meet` itself, before all other communication. Raise MismatchError on every rank if they are not all in the same
-        operation, or one has ended its program, and TimeoutError or RuntimeError as `begin` does.
+        The ranks compare its checksum first: those that disagree raise instead of hang. With ``synchronizes`` the
+        caller calls `meet` itself, before all other communication. Raise MismatchError on every rank if they are not
+        all in the same operation, or one has ended its program, and TimeoutError or RuntimeError as `begin` does.
         """
         word = self.begin(operation, timeout_seconds)
         if self.size > 1:
@@ -124,8 +127,8 @@ class CollectiveLock:
                 operation = Operation(operation.name, *operation.parts, f"number {self.sequence}{call_site()}")
                 word = operation.word | word & (_MEETING - 1)
             self.operation, self._word, self._meetings = operation, word, 0
-            self.only_meets = self._pending = meets
-            if meets:
+            self.is_shared_memory_only = self._pending = synchronizes
+            if synchronizes:
                 return self
             try:
                 if not self._agreement.agree(word):
@@ -139,8 +142,8 @@ class CollectiveLock:
         return self
 
     def compare(self, operation: Operation, timeout_seconds: float | None = None) -> None:
-        """Wait until all ranks call this with the same operation. Raise as `turn` does."""
-        with self.turn(operation, self._memory is not None, timeout_seconds):
+        """Wait until all ranks call this with the same operation. Raise as `collective` does."""
+        with self.collective(operation, self._memory is not None, timeout_seconds):
             if self._memory is not None:
                 self.meet()
 
@@ -160,16 +163,12 @@ class CollectiveLock:
         self.state = thread
         self.sequence = number = self.sequence + 1
         self.operation = operation
-        if timeout_seconds is None:
-            timeout_seconds = self.timeout_seconds
-        self.only_meets = True
+        self.is_shared_memory_only = True
         try:
             if self.flight is not None:
                 self.flight.enter(operation, number)
-            if timeout_seconds is not None and timeout_seconds != math.inf and self.size > 1:
-                self.only_meets = False  # this wait is by messages
+            if timeout_seconds is not None or self.timeout_seconds is not None:
                 self._wait_for_all(operation, timeout_seconds)
-                self.only_meets = True
         except BaseException as error:  # also of a signal handler, where one of these functions begins
             self.state = BROKEN
             self.failed(error)
@@ -209,7 +208,7 @@ class CollectiveLock:
         assert memory is not None
         # In a meeting where the words differed, this rank was interrupted before it told the others what it does.
         if memory.meetings == self._settled or memory.agreed():
-            memory.meet_saying(_OUT_OF_STEP | self.rank)
+            memory.barrier_with_token(_OUT_OF_STEP | self.rank)
         self.disagree(operation)
 
     def end(self) -> None:
@@ -228,7 +227,7 @@ class CollectiveLock:
             call = f"rank {self.rank}'s call {self.operation}{call_site()}"
             text = f"{call} (collective number {self.sequence}) was interrupted by {name}"
             self._interrupted = text
-            self._tells = self.only_meets and isinstance(self._agreement, NodeAgreement)
+            self._tells = self.is_shared_memory_only and isinstance(self._agreement, NodeAgreement)
             if not self._tells:
                 self.left = text
             article = "an" if name[0] in "AEIOU" else "a"
@@ -254,7 +253,11 @@ class CollectiveLock:
             )
             self.sequence = sequence
 
-    def _wait_for_all(self, operation: Operation, seconds: float) -> None:
+    def _wait_for_all(self, operation: Operation, timeout_seconds: float | None) -> None:
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        if seconds is None or seconds == math.inf or self.size == 1:
+            return
+        self.is_shared_memory_only = False  # this wait is by messages
         self._arrivals += 1
         try:
             arrival.wait_for_all(self._world, self._arrivals, seconds)
@@ -265,6 +268,7 @@ class CollectiveLock:
             )
             self.give_up("after a time-out", text)
             raise TimedOutError(f"{text}; fix: see what these do, or allow more by timeout_seconds") from None
+        self.is_shared_memory_only = True
 
     def give_up(self, when: str, text: str) -> None:
         """Break the lock: the ranks are not in step any more. ``text`` says what happened."""
@@ -308,7 +312,7 @@ class CollectiveLock:
     def meet(self, payload: Payload | None = None) -> None:
         """Wait for all ranks of the node, which share memory; in the first call of a collective all ranks agree.
 
-        A payload is combined over all ranks, into the result of the memory. Raise MismatchError as `turn` does.
+        A payload is combined over all ranks, into the result of the memory. Raise MismatchError as `collective` does.
         """
         if payload is not None:
             agreed = self.combining(payload)(self._word if self._pending else self._next_word())
@@ -317,7 +321,7 @@ class CollectiveLock:
         else:
             # A rank that left this collective by an error must not be taken for one that is in it.
             assert self._memory is not None
-            agreed = self._memory.meet_saying(self._next_word())
+            agreed = self._memory.barrier_with_token(self._next_word())
         self._pending = False
         if not agreed:
             self.disagree(self.operation)
@@ -364,10 +368,10 @@ class CollectiveLock:
 
     def _disagreement(self, heard: list[tuple[Any, ...]]) -> MismatchError:
         """Return the error of this rank. The ranks may go on if they are in step, else this one gives up."""
-        said = [Said(*each) for each in heard]
+        said = [RankReport(*each) for each in heard]
         sequence = said[self.rank].sequence
         in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
-        error = (mismatch if in_step else out_of_step)(self.rank, sequence, said)
+        error = (mismatch if in_step else sequence_mismatch)(self.rank, sequence, said)
         self.sequence = max(each.sequence for each in said)
         if self._memory is not None:
             self._settled = self._memory.meetings

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.process.own_files import is_own
-from mpistrat.process.ranges import ranges
+from mpistrat.representation import ranges
 
 _MOST_PARTS = 4
 _BELOW = 30
@@ -30,14 +30,14 @@ class MismatchError(RuntimeError):
     ``said`` has the collective of each rank, if all ranks are in step and may go on; else it is empty.
     """
 
-    said: tuple[Said, ...] = ()
+    said: tuple[RankReport, ...] = ()
 
 
 class ValueMismatchError(ValueError, MismatchError):
     """The ranks are in the same collective with values that do not match. Raised on every rank."""
 
 
-class Remark(str):
+class UncomparedText(str):
     """A part of a description that messages show and ranks do not compare."""
 
     __slots__ = ()
@@ -91,7 +91,7 @@ def operation(name: str, *parts: Hashable) -> Operation:
     return Operation(name, *parts)
 
 
-class Said(NamedTuple):
+class RankReport(NamedTuple):
     """The collective that one rank reports in an error message."""
 
     # name and description of the operation, and the line of the program that called it
@@ -114,7 +114,7 @@ def call_site(frame: FrameType | None = None) -> str:
     return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
+def mismatch(rank: int, sequence: int, said: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
     # The check `collectives` has put the line into the description.
     lines = _in_groups([each.description.removesuffix(each.place) + each.place for each in said])
@@ -134,7 +134,7 @@ def mismatch(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
     return error
 
 
-def out_of_step(rank: int, sequence: int, said: Sequence[Said]) -> MismatchError:
+def sequence_mismatch(rank: int, sequence: int, said: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank``, in collective number ``sequence``, for different sequence numbers."""
     lines = _in_groups([f"{each.description}{each.place} (collective number {each.sequence})" for each in said])
     causes = "\n".join(each.interrupted for each in said if each.interrupted)

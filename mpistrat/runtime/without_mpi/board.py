@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpistrat.launch.launch_key import hashed
-from mpistrat.process.patience import within
+from mpistrat.launch.launchers import hashed
+from mpistrat.process.waiting import within
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _BITS = 0o1777  # without those that a directory may get from its parent
 _INBOX, _LETTER = "inbox", "letter-"
 
 
-class Board:
+class SharedDirectory:
     """The notices of the nodes of one job, whose ranks alone know the text ``key``.
 
     They lie in ``parents``, the home directory, that for temporary files, and the working directory. All nodes see one
@@ -304,7 +304,7 @@ class Inbox:
             self._board.take_down(self._board.names(), lambda name: True)
 
 
-class Outbox:
+class FileQueue:
     """The letters of one rank to rank 0, sent again to each new inbox, since an earlier launch may have left one.
 
     An announcement counts only if it names this sender.
@@ -351,9 +351,9 @@ class Outbox:
             self._sent_to = inbox
 
 
-def _board(key: str | None) -> Board:
+def _board(key: str | None) -> SharedDirectory:
     """Return the board for the letters of a key; one that takes none without a key, or a directory for it."""
-    board = Board(f"letters {key}")  # the watchdogs of this launch have one of their own
+    board = SharedDirectory(f"letters {key}")  # the watchdogs of this launch have one of their own
     if key is None or not board.make():
         board.forget()
     return board

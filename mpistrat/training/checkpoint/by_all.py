@@ -3,130 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
-import secrets
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from mpistrat.arrays import arrays as any_array
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.data.write.boxes import Box, require_cover
-from mpistrat.data.write.by_all_ranks import all_or_raise, write_by_all, writers
-from mpistrat.process.atomic_file import publish, require_no_device, require_space, to_disk, write_all
-from mpistrat.process.backoff import Backoff
-from mpistrat.process.ranges import ranges
+from mpistrat.data.write.shared_file import Box, require_cover, write_by_all, writers
+from mpistrat.process.files import appearing, write_all
+from mpistrat.process.waiting import Backoff
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.representation import ranges
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.checkpoint.buffers import SaveBuffer
-from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
-from mpistrat.training.checkpoint.format import comparable
-from mpistrat.training.checkpoint.names import BoxedArray, Own
+from mpistrat.training.checkpoint.format import NewArray, comparable
+from mpistrat.training.checkpoint.names import ArrayBlock, Own
+from mpistrat.training.checkpoint.pending_save import SaveBuffer
+
+if TYPE_CHECKING:
+    from mpistrat.training.checkpoint.write import NewCheckpoint
 
 _PAGE = 4096
+_MARKS = ".marks.tmp"  # the end of a second temporary file's name
 _SAMPLED = 64  # pages of a variable, of which an asynchronous save compares one
 _MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
-_LONGEST_TEXT = 1024  # bytes of an error that a rank tells
+_LONGEST_TEXT = 512  # characters of an error that a rank tells, in JSON of up to 12 bytes each
 _MOST_AT_END = 600.0  # seconds for which the end of a program waits for a rank, whose disk may be broken
 
 
-class _Save:
-    """A file that all ranks write, and what this rank does for it. Collective.
+def _new_file(ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path) -> NewCheckpoint:
+    """Return a file that all ranks write. Collective.
 
-    ``values`` has what this rank holds of the arrays. ``digests`` are those of the arrays to compare, after `write`.
     Raise OSError on every rank if a directory is not seen by a rank with parts of its own.
     """
+    from mpistrat.training.checkpoint.write import NewCheckpoint  # h5py
 
-    def __init__(
-        self,
-        ranks: Topology,
-        arrays: Mapping[str, NewArray],
-        values: Mapping[str, Any],
-        path: Path,
-        compared: Mapping[str, np.ndarray] = MappingProxyType({}),
-    ):
-        from mpistrat.training.checkpoint import write  # h5py. Not in a thread: the program may be at its end there
-
-        seen, self._hdf5 = writers(ranks, path.parent), write
-        self.shares = divided(arrays, seen, ranks.size)
-        blind = [rank for rank, parts in self.shares.items() if parts and rank not in seen]
-        if blind:
-            raise OSError(
-                f"rank{'s' if len(blind) > 1 else ''} {ranges(blind)} cannot write to rank 0's files in {path.parent}, "
-                "and each rank writes its own parts: choose a directory that all nodes share"
-            )
-        self.parts, self.piece = self.shares[ranks.rank], piece_of(arrays)
-        self._arrays, self._values, self._path = arrays, values, path
-        self._layout: Any = None
-        self._compared, self.digests = compared, dict[str, int]()
-
-    def make(self, temporary: Path) -> None:
-        """Make an empty file on rank 0."""
-        with self._hdf5.explained(self._arrays, self._path) as nbytes:
-            require_no_device(self._path)
-            require_space(self._path, nbytes)
-            temporary.touch(exist_ok=False)
-
-    def lay_out(self) -> list[int]:
-        """Return where each array begins in the file, on rank 0."""
-        self._layout = self._hdf5.FileIndex(self._arrays)
-        return list(self._layout.places.values())
-
-    def on_host(self) -> dict[str, np.ndarray]:
-        """Return what this rank writes, as contiguous arrays: views, or copies of no more than that from a GPU."""
-        return {str(i): _part_of(self._values[part.name], part) for i, part in enumerate(self.parts)}
-
-    def write(self, temporary: Path, places: Any, values: Mapping[str, np.ndarray] | None = None) -> list[int]:
-        """Write this rank's share and sync it, and return its checksums."""
-        checksums: list[int] = []
-        if not self.parts:  # it may not see the file
-            of_all = self._hdf5.checksums_of(self._compared, self.piece)
-        else:
-            values = self.on_host() if values is None else values
-            with self._hdf5.explained(self._arrays, self._path):
-                share = list(zip(self.parts, values.values(), strict=True))
-                by_name = dict(zip(self._arrays, places, strict=True))
-                checksums, of_all = self._hdf5.write_share(
-                    temporary, share, by_name, self._arrays, True, self._compared
-                )
-        self.digests = {name: _digest(np.array(each, np.uint64)) for name, each in of_all.items()}
-        return checksums
-
-    def finish(self, temporary: Path, checksums: Iterable[Sequence[int]]) -> None:
-        """Write the index on rank 0, when all ranks have written."""
-        with self._hdf5.explained(self._arrays, self._path):
-            self._layout.finish(temporary, self.shares, dict(enumerate(checksums)))
-
-    def close(self) -> None:
-        """Close HDF5's file in memory, on rank 0."""
-        if self._layout is not None:
-            self._layout.close()
-
-
-def _part_of(value: Any, part: RankPart) -> np.ndarray:
-    if part.box is not None:
-        block = next(each for each in value if part.box == part.box.common(Box(each.offset, each.shape)))
-        low = [o - first for o, first in zip(part.box.offset, block.offset, strict=True)]
-        value = block.array[tuple(slice(o, o + n) for o, n in zip(low, part.box.shape, strict=True))]
-        return np.asarray(any_array.to_host(value), order="C")
-    size = value.dtype.itemsize
-    if part.start % size or part.stop % size:
-        return as_bytes(np.asarray(any_array.to_host(value), order="C"))[part.start : part.stop]
-    return np.asarray(any_array.to_host(value.reshape(-1)[part.start // size : part.stop // size]))
+    seen = writers(ranks, path.parent)
+    new = NewCheckpoint(arrays, values, path, ranks.rank, seen, ranks.size)
+    blind = [rank for rank, parts in new.shares.items() if parts and rank not in seen]
+    if blind:
+        raise OSError(
+            f"rank{'s' if len(blind) > 1 else ''} {ranges(blind)} cannot write to rank 0's files in {path.parent}, "
+            "and each rank writes its own parts: choose a directory that all nodes share"
+        )
+    return new
 
 
 def new_arrays(
-    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | BoxedArray]
+    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | ArrayBlock]
 ) -> tuple[dict[str, NewArray], dict[str, Any]]:
     """Return what the ranks have of their own as arrays of a file, and the values of this rank. Collective.
 
@@ -135,7 +69,7 @@ def new_arrays(
     values: dict[str, Any] = {}
     mine: dict[str, list[tuple[np.dtype, tuple[int, ...]]] | tuple[Any, ...]] = {}
     for name, each in own.items():
-        if isinstance(each, BoxedArray):
+        if isinstance(each, ArrayBlock):
             boxes = tuple(Box(block.offset, block.shape) for block in each.blocks)
             values[name], mine[name] = each.blocks, (each.dtype, each.shape, boxes)
         else:
@@ -146,7 +80,7 @@ def new_arrays(
     told = ranks.all_gather_object(mine)
     found: dict[str, NewArray] = {}
     for name, each in own.items():
-        if not isinstance(each, BoxedArray):
+        if not isinstance(each, ArrayBlock):
             for rank, of_rank in enumerate(told):
                 for key, dtype, shape in of_rank[name]:
                     found.setdefault(key, NewArray(dtype, shape, rank))
@@ -171,7 +105,7 @@ def _own_names(name: str, own: Own, rank: int, replicas: ReplicaGroup) -> list[s
 
 
 def read_own(
-    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | BoxedArray], path: Path
+    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | ArrayBlock], path: Path
 ) -> list[tuple[Any, np.ndarray]]:
     """Return what this rank fills of its own, and the values for it, which it reads itself. Collective if it is any."""
     targets: list[tuple[Any, np.ndarray]] = []
@@ -187,7 +121,7 @@ def read_own(
         values: dict[str, np.ndarray] = {}
         boxes: list[tuple[str, Box, np.ndarray]] = []
         for name, each in own.items():
-            if isinstance(each, BoxedArray):
+            if isinstance(each, ArrayBlock):
                 boxes += [(name, Box(block.offset, each.shape), new(block.array)) for block in each.blocks]
             else:
                 count = replicas.size if each.by_replica else ranks.size
@@ -196,7 +130,7 @@ def read_own(
         read(values, path, boxes)
 
     if own:
-        all_or_raise(ranks, read_mine)
+        ranks.on_all_ranks(read_mine)
     return targets
 
 
@@ -212,8 +146,7 @@ def is_one_file(ranks: Topology, path: Path) -> bool:
 
 def is_small(ranks: Topology, arrays: Mapping[str, NewArray]) -> bool:
     """Return whether rank 0 alone writes arrays that are the same on all ranks."""
-    nbytes = sum(each.nbytes for each in arrays.values())
-    return ranks.size == 1 or nbytes <= ranks.limits.save_alone_bytes
+    return ranks.size == 1 or sum(each.nbytes for each in arrays.values()) <= ranks.limits.save_alone_bytes
 
 
 def write_by_ranks(
@@ -227,20 +160,23 @@ def write_by_ranks(
 
     Raise OSError on every rank if it cannot be written, and ValueError if ``compared`` has not the same arrays on all.
     """
-    with contextlib.closing(_Save(ranks, arrays, values, path, compared)) as saving:
+    digests: dict[str, int] = {}
+    with contextlib.closing(_new_file(ranks, arrays, values, path)) as new:
 
         def make(temporary: Path) -> list[int]:
-            saving.make(temporary)
-            return saving.lay_out()
+            new.make(temporary)
+            return new.lay_out()
 
         def write(temporary: Path, places: list[int]) -> tuple[list[int], int]:
-            return saving.write(temporary, places), _digest_of_all(saving.digests)
+            checksums, of_all = new.write(temporary, places, compared=compared)
+            digests.update({name: _digest(np.array(each, np.uint64)) for name, each in of_all.items()})
+            return checksums, _digest_of_all(digests)
 
         def finish(temporary: Path, results: list[tuple[list[int], int]]) -> None:
-            saving.finish(temporary, [checksums for checksums, _ in results])
+            new.finish(temporary, [checksums for checksums, _ in results])
 
         def check(results: list[tuple[list[int], int]]) -> None:
-            _require_same(ranks, saving.digests, [digest for _, digest in results])
+            _require_same(ranks, digests, [digest for _, digest in results])
 
         write_by_all(ranks, "save", path, True, make, write, finish, check)
 
@@ -309,86 +245,66 @@ def begin_by_ranks(
     any of them raised. In a second temporary file rank 0 tells where the arrays lie, and the others the checksums of
     what they wrote. ``lost`` is set if one could not tell: rank 0 then waits no longer.
     """
-    saving, rank = _Save(ranks, arrays, values, path), ranks.rank
-    most = max(sum(part.pieces(saving.piece) for part in parts) for parts in saving.shares.values())
-    pages = -(-(64 + max(_LONGEST_TEXT, 8 * most, 8 * len(arrays))) // _PAGE)
+    new, rank = _new_file(ranks, arrays, values, path), ranks.rank
+    most = max(sum(part.pieces(new.piece) for part in parts) for parts in new.shares.values())
+    pages = -(-(64 + max(12 * _LONGEST_TEXT, 22 * most, 22 * len(arrays))) // _PAGE)
     slot = pages * _PAGE  # of one rank, so that two nodes do not write to one page
 
-    def files(token: str) -> tuple[Path, Path]:
-        return path.with_name(f".{path.name}.{token}.tmp"), path.with_name(f".{path.name}.{token}.marks.tmp")
-
-    def clear() -> None:
-        saving.close()
-        for file in files(token):
-            file.unlink(missing_ok=True)
+    ended = contextlib.ExitStack()  # rank 0's files
 
     def make() -> str:
-        temporary, marks = files(token)
-        try:
-            saving.make(temporary)
+        with contextlib.ExitStack() as made:
+            made.callback(new.close)
+            temporary = made.enter_context(appearing(path, replace=True))
+            new.make(temporary)
+            marks = temporary.with_suffix(_MARKS)
+            made.callback(marks.unlink, missing_ok=True)
             # Written now: the disk may be full when a rank wants to say so.
             marks.write_bytes(bytes(slot * ranks.size))
-        except BaseException:
-            clear()
-            raise
-        return token
+            ended.enter_context(made.pop_all())
+        return temporary.name
 
-    token = secrets.token_hex(8)
-    token = ranks.on_first(make, operation("save_async: make the file"))
-    temporary, marks = files(token)
+    temporary = path.with_name(ranks.on_first(make, operation("save_async: make the file")))
+    marks = temporary.with_suffix(_MARKS)
     copies: dict[str, np.ndarray] = {}
     failed: Exception | None = None
     try:
-        copies = buffer.copies(saving.on_host())
+        copies = buffer.copies(new.on_host())
     except Exception as error:  # told by the thread: rank 0's waits for it
         failed = error
 
     def write(places: list[int]) -> list[int]:
         if failed is not None:
             raise failed
-        return saving.write(temporary, places, copies)
+        return new.write(temporary, places, copies)[0]
 
     def follow() -> None:
-        if not saving.parts:  # it may not see the file
+        if not new.parts:  # it may not see the file
             return
         try:
-            payload = _numbers(write(_wait(marks, 0, 0, lost)))
+            _put(marks, slot * rank, write(_wait(marks, 0, 0, lost)))
         except Exception as error:
-            number = error.errno or 0 if isinstance(error, OSError) else 0
-            payload = b"\1" + struct.pack("<i", number) + str(error).encode()[:_LONGEST_TEXT]
-        _put(marks, slot * rank, payload)
+            _put(marks, slot * rank, [getattr(error, "errno", None) or 0, str(error)[:_LONGEST_TEXT]])
 
     def lead() -> None:
-        try:
-            places = saving.lay_out()
-            _put(marks, 0, _numbers(places))
+        with ended:
+            places = new.lay_out()
+            _put(marks, 0, places)
             own = write(places)
             others = (
-                _wait(marks, slot * other, other, lost) if saving.shares[other] else []
-                for other in range(1, ranks.size)
+                _wait(marks, slot * other, other, lost) if new.shares[other] else [] for other in range(1, ranks.size)
             )
-            saving.finish(temporary, [own, *others])
-            to_disk(temporary)
-            publish(temporary, path, replace=True)
-            to_disk(path.parent)
-        finally:
-            clear()
+            new.finish(temporary, [own, *others])
 
     return follow if rank else lead
 
 
-def _numbers(values: list[int]) -> bytes:
-    return b"\0" + np.array(values, "<u8").tobytes()
-
-
-def _put(marks: Path, offset: int, payload: bytes) -> None:
-    descriptor = os.open(marks, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        head = struct.pack("<QQ", len(payload), xxhash.xxh3_64_intdigest(payload))
-        write_all(descriptor, head + payload, offset)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _put(marks: Path, offset: int, told: list[Any]) -> None:
+    """Tell the others numbers, or the number and the text of an error."""
+    payload = json.dumps(told).encode()
+    with open(marks, "r+b", buffering=0) as file:
+        write_all(file.fileno(), struct.pack("<QQ", len(payload), _digest(payload)) + payload, offset)
+        os.fsync(file.fileno())
 
 
 def _wait(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
@@ -400,15 +316,15 @@ def _wait(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[in
             file.seek(offset)
             length, digest = struct.unpack("<QQ", file.read(16))
             payload = file.read(length) if length else b""
-        if length and xxhash.xxh3_64_intdigest(payload) == digest:
+        if length and _digest(payload) == digest:
             break
         if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more
             ended = min(ended, time.monotonic())
         if lost.is_set() or time.monotonic() > ended + _MOST_AT_END:
             raise RuntimeError(f"rank {rank} did not tell the others of its part of a checkpoint")
         backoff.pause()
-    if payload[:1] == b"\0":
-        return [int(each) for each in np.frombuffer(payload, "<u8", offset=1)]
-    (number,) = struct.unpack_from("<i", payload, 1)
-    text = f"rank {rank}: {payload[5:].decode(errors='replace')}"
-    raise OSError(number, text) if number else RuntimeError(text)
+    match json.loads(payload):
+        case [int(number), str(text)]:
+            raise OSError(number, f"rank {rank}: {text}") if number else RuntimeError(f"rank {rank}: {text}")
+        case numbers:
+            return list(numbers)

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,8 +14,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
-from mpistrat.data.write.by_all_ranks import all_or_raise
-from mpistrat.process.local_path import local_path
+from mpistrat.process.files import local_path
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint import object_graph, pending_save
@@ -31,9 +30,10 @@ _log = logging.getLogger(__name__)
 class Checkpoint:
     """Objects that are saved to a file together, each under its path, and restored from it.
 
-    Variables, optimizers, metrics, iterators, random generators, lists, dicts, other checkpoints, arrays that can be
-    filled (of NumPy, CuPy and PyTorch), and objects with ``get_state()`` and ``set_state(state)``. The names of
-    variables play no part. Any attribute that is set later belongs to the checkpoint, too.
+    Variables, optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), lists, dicts,
+    other checkpoints, arrays that can be filled (of NumPy, CuPy and PyTorch), and objects with ``get_state()`` and
+    ``set_state(state)``. The names of variables play no part. Any attribute that is set later belongs to the
+    checkpoint, too.
 
     All methods are collective: all ranks call them in the same order, with the same paths.
 
@@ -70,7 +70,8 @@ class Checkpoint:
     -----
     The file is that of `mpistrat.training.save`: any HDF5 program reads it, and every array has checksums. The state
     of an iterator or a generator is text in JSON. If it differs between ranks, the file has the state of each, and
-    only as many ranks can restore it. So it is with what an optimizer keeps for an exchange between groups.
+    only as many ranks can restore it. Of a PerReplica, as ``strategy.rng`` of virtual replicas, it has that of each
+    replica, on any number of ranks. So it is with what an optimizer keeps for an exchange between groups.
 
     What the objects have but the file lacks keeps its value. What the file has but the objects lack waits: for an
     attribute that is set later, and for the variables that an optimizer creates at its first step. What is added to a
@@ -84,7 +85,7 @@ class Checkpoint:
         self._objects: dict[str, Any] = {}
         self._saves = 0
         self._waiting: _Waiting | None = None
-        self._when_grown: Callable[[], None] | None = None
+        self._when_grown: Callable[[], object] | None = None
         if root is not None and self._root is None:
             objects = {**root, **objects}
         for name, each in objects.items():
@@ -94,7 +95,7 @@ class Checkpoint:
         """Return the objects of this checkpoint, by name."""
         return self._objects if self._root is None else {**self._root.tracked(), **self._objects}
 
-    def when_grown(self, function: Callable[[], None]) -> None:
+    def when_grown(self, function: Callable[[], object]) -> None:
         """Call a function after each attribute that is set.
 
         Only the last function that was given is called: that of the checkpoint that was restored last.
@@ -178,23 +179,32 @@ class Checkpoint:
         return path
 
     def _write(self, path: str, more: Mapping[str, Any]) -> None:
-        graph, topology, _ = _met(self, "Checkpoint.save", "to", path)
-        if not (graph.leaves or graph.states or more):
+        state, own = self.contents("Checkpoint.save", "to", path)
+        if not (state or more):
             raise ValueError("this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)")
+        if self._waiting is not None:
+            self._waiting.warn_of_loss(path, {*state})
+        save({**state, **more}, path, own=own or None)
+
+    def contents(self, what: str, *parts: Hashable) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return by name what `mpistrat.training.save` writes, and what each rank has of its own. Collective.
+
+        The ranks compare ``what`` they do, and its ``parts``.
+        """
+        graph, topology, _ = _met(self, what, *parts)
         texts = {}
-        own = all_or_raise(topology, lambda: [object_graph.packed(each.get()) for each in graph.states.values()])
-        for name, of_ranks in zip(graph.states, zip(*own, strict=True), strict=True):
-            different = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
+        own = topology.on_all_ranks(lambda: [object_graph.packed(each.get()) for each in graph.states.values()])
+        for (name, each), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
+            different: Sequence[bytes] = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
+            if each.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
+                different = [text[1:-1] for text in of_ranks]
             texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
             if texts[name].size > _MOST_OF_STATES:  # it could not be restored
                 raise ValueError(
                     f"the state {name!r} of all ranks takes {texts[name].size} bytes, and {_MOST_OF_STATES} is the "
                     "limit: give large arrays to the checkpoint as arrays"
                 )
-        if self._waiting is not None:
-            self._waiting.warn_of_loss(path, {*graph.leaves, *graph.states})
-        kept = {name: each.get() for name, each in graph.own.items()}
-        save({**graph.leaves, **texts, **more}, path, own=kept or None)
+        return {**graph.leaves, **texts}, {name: each.get() for name, each in graph.own.items()}
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
         """Set the objects to their values in a file of `save`, and return what was found.
@@ -248,15 +258,17 @@ def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, Repl
     graph = graph_of(root)
     topology, replicas = ranks_of(graph.leaves.values(), what)
     structures.agree(topology, what, *parts)
-    all_or_raise(topology, graph.check)
-    structures.agree(topology, what, "of", (*graph.leaves, *graph.states, *graph.own))
+    topology.on_all_ranks(graph.check)
+    of_replicas = (f"{name} of replicas" for name, each in graph.states.items() if each.replicas is not None)
+    structures.agree(topology, what, "of", (*graph.leaves, *graph.states, *graph.own, *of_replicas))
     return graph, topology, replicas
 
 
 class _Waiting:
     """A file from which a checkpoint is restored, and the names in it that no object has had yet.
 
-    ``matched`` has the names that objects have had. ``over`` says whether another file was restored since.
+    ``matched`` has the names that objects have had, and ``unmatched`` the others. ``over`` says whether another file
+    was restored since.
     """
 
     def __init__(self, checkpoint: Checkpoint, path: Path):
@@ -267,13 +279,9 @@ class _Waiting:
         self._contents = contents_of(topology, path)
         self._replicas = replicas
         self.matched: set[str] = set()
+        self.unmatched = {*self._contents}
         self.over = False
-        self._unmatched = _Unmatched(str(path), {*self._contents}, is_expected=not replicas.is_chief)
-
-    @property
-    def unmatched(self) -> set[str]:
-        """The names of the file that no object has had."""
-        return self._unmatched.names
+        self._warning: weakref.finalize[..., _Waiting] | None = None
 
     def lacking(self) -> list[str]:
         """Return the names of the objects that the file lacks."""
@@ -283,7 +291,8 @@ class _Waiting:
 
     def warn_at_end(self) -> None:
         """Warn when this object goes, at the latest at the end of the program, of what nothing has taken."""
-        weakref.finalize(self, self._unmatched.warn)
+        if self._replicas.is_chief:
+            self._warning = weakref.finalize(self, _warn_of_unmatched, self._path, self.unmatched)
 
     def warn_of_loss(self, path: str, there: set[str]) -> None:
         """Warn that a new file lacks what waits, as an optimizer's slots, or has new values of what is ``there``."""
@@ -295,12 +304,13 @@ class _Waiting:
             & there,
         }
         for what, names in lost.items():
-            if names and not self._unmatched.is_expected:
-                _log.warning(what, path, _few(names), self._path)
+            if names and self._warning is not None and self._warning.alive:
+                _log.warning(what, path, few(names), self._path)
 
     def expect_partial(self) -> None:
         """Warn of nothing when the program ends."""
-        self._unmatched.is_expected = True
+        if self._warning is not None:
+            self._warning.detach()
 
     def restore(self) -> int | None:
         """Restore the objects that were not there before. Return the counter, if it is read now. Collective."""
@@ -319,23 +329,23 @@ class _Waiting:
                 each.set(own[name])
 
         if states:  # a program's function may fail on one rank, and the ranks would go on with other states
-            mine = ((name, self._own_state(name, found[name], each)) for name, each in states.items())
-            all_or_raise(self._topology, lambda: own.update(mine))
+            counts = [each.replicas for each in states.values()]
+            of_ranks = [counts] if {*counts} == {None} else self._topology.all_gather_object(counts)
+            by_state = zip(states.items(), zip(*of_ranks, strict=True), strict=True)
+            mine = ((name, self._own_state(name, found[name], each, dealt)) for (name, each), dealt in by_state)
+            self._topology.on_all_ranks(lambda: own.update(mine))
         if leaves or kept:
             load(leaves, self._path, own=kept or None)
         for name, state in kept.items():
             graph.own[name].set(state)
             self.matched |= _below(name, self.unmatched)
         if states:
-            all_or_raise(self._topology, set_states)
+            self._topology.on_all_ranks(set_states)
         self.matched |= {*leaves, *found}
         self.unmatched.difference_update(self.matched)
         for growing in graph.growing:
-            growing.when_grown(self._restore_grown)
+            growing.when_grown(self.restore)
         return int(found[_COUNTER]) if _COUNTER in found else None
-
-    def _restore_grown(self) -> None:
-        self.restore()
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the arrays of the file that are not those of objects: states, and the counter. Collective."""
@@ -351,8 +361,8 @@ class _Waiting:
         # On the ranks of the objects: outside of a scope, `load_arrays` would wait for all ranks of the job.
         return loaded_arrays(self._topology, self._replicas, likes, self._path)
 
-    def _own_state(self, name: str, text: np.ndarray, state: Stateful) -> Any:
-        """Return this rank's state in the text of all."""
+    def _own_state(self, name: str, text: np.ndarray, state: Stateful, counts: Sequence[Any]) -> Any:
+        """Return this rank's state in the text of all; ``counts`` of replicas of the ranks, where it is of replicas."""
         try:
             states = object_graph.unpacked(text.tobytes())
         except ValueError as error:
@@ -360,6 +370,15 @@ class _Waiting:
         if not isinstance(states, list) or not states:
             self._refuse(name, "it is not a list of states")
         ranks = self._topology
+        if state.replicas is not None:
+            if len(states) != sum(counts):
+                raise ValueError(
+                    f"file {str(self._path)!r}, dataset {name!r}: {len(states)} replicas saved a state, and there are "
+                    f"{sum(counts)} replicas now: restore with as many virtual_replicas, or leave "
+                    f"{name.rpartition('/')[0]!r} out"
+                )
+            first = sum(counts[: ranks.rank])
+            return object_graph.as_before(states[first : first + state.replicas], state.get())
         if len(states) not in (1, ranks.size):
             raise ValueError(
                 f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
@@ -372,20 +391,14 @@ class _Waiting:
         raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")
 
 
-class _Unmatched:
-    """The names in a file that no object has had, of which the program is told at its end."""
-
-    def __init__(self, path: str, names: set[str], is_expected: bool):
-        self.path, self.names, self.is_expected = path, names, is_expected
-
-    def warn(self) -> None:
-        if self.names and not self.is_expected:
-            _log.warning(
-                "%s was restored in part: nothing took %s; if that is meant, call expect_partial() of what restore() "
-                "returned",
-                self.path,
-                _few(self.names),
-            )
+def _warn_of_unmatched(path: Path, names: set[str]) -> None:
+    if names:
+        _log.warning(
+            "%s was restored in part: nothing took %s; if that is meant, call expect_partial() of what restore() "
+            "returned",
+            path,
+            few(names),
+        )
 
 
 class Status:
@@ -407,14 +420,14 @@ class Status:
         """Raise AssertionError unless each object was in the file, and each name of the file is that of an object."""
         waiting = self._restored()
         if waiting.unmatched:
-            raise AssertionError(f"the file has {_few(waiting.unmatched)}, and no object below the checkpoint does")
+            raise AssertionError(f"the file has {few(waiting.unmatched)}, and no object below the checkpoint does")
         return self.assert_existing_objects_matched()
 
     def assert_existing_objects_matched(self) -> Status:
         """Raise AssertionError unless each object was in the file."""
         lacking = self._restored().lacking()
         if lacking:
-            raise AssertionError(f"the file lacks {_few(lacking)}")
+            raise AssertionError(f"the file lacks {few(lacking)}")
         return self
 
     def assert_nontrivial_match(self) -> Status:
@@ -435,6 +448,7 @@ def _below(name: str, names: Iterable[str]) -> set[str]:
     return {each for each in names if each.startswith(f"{name}/")}
 
 
-def _few(names: Iterable[str]) -> str:
+def few(names: Iterable[str]) -> str:
+    """Return the first names, in the order of names, and whether there are more."""
     named = sorted(names)
     return ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")

@@ -2,8 +2,8 @@
 
 It is an HDF5 file, which any HDF5 program reads. Each array is a contiguous dataset. Its attribute ``checksums`` holds
 one number for each piece of it. Attributes of the file say how: ``checksum_bytes`` is the size of a piece, and
-``checksum`` names the function. Files of earlier versions lack the latter, or all three. A format that this version
-cannot read would have a higher number than `VERSION` as attribute ``format_version``, which is 1 if missing. The group
+``checksum`` names the function. Files of other programs lack all three. A format that this version cannot read
+would have a higher number than `VERSION` as attribute ``format_version``, which is 1 if missing. The group
 `OF_REPLICAS` has what each virtual replica has of a variable that is synchronized on read, the BLAS of the chief, and
 the boxes of arrays that the ranks wrote as blocks. Such an array has no checksums but these.
 
@@ -15,15 +15,20 @@ HDF5 keeps checksums of its index, in the format that `FORMAT` chooses.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
+from mpistrat.data.write.shared_file import Box
+
 CHECKSUMS = "checksums"
 PIECE_BYTES = "checksum_bytes"
 CHECKSUM = "checksum"
+XXH3 = "xxh3_64"  # the only value of it that this version writes and reads
 FORMAT_VERSION = "format_version"
 VERSION = 1  # the highest that is read
 FORMAT = ("v108", "v108")  # the first with checksums in the index; read by HDF5 1.8 and later
@@ -35,7 +40,6 @@ PARTS = OF_REPLICAS + "of/"  # before the name of a variable: the values of all 
 OF_BOXES = (
     OF_REPLICAS + "boxes/"
 )  # before the name of an array: offset, shape and checksum of each box that a rank wrote
-_WORDS = 512
 _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 
 
@@ -50,8 +54,8 @@ def stored(dtype: np.dtype) -> np.dtype:
     return _BY_BITS.get(dtype.name, dtype)
 
 
-def dtype_of(name: str, stored: np.dtype) -> np.dtype:
-    """Return the dtype of an array by its name, and the dtype of the dataset that stores it.
+def dtype_of(name: str, stored: np.dtype | None = None) -> np.dtype:
+    """Return the dtype of an array by its name, and the dtype of the dataset that stores it, if it is known.
 
     Examples
     --------
@@ -61,7 +65,7 @@ def dtype_of(name: str, stored: np.dtype) -> np.dtype:
     if name in _BY_BITS:
         importlib.import_module("ml_dtypes")  # lets NumPy know the name
         return np.dtype(name)
-    return stored.newbyteorder("=")
+    return (np.dtype(name) if stored is None else stored).newbyteorder("=")
 
 
 def comparable(value: Any) -> Any:
@@ -96,23 +100,77 @@ def checksum(data: memoryview, name: str) -> int:
     return xxhash.xxh3_64_intdigest(data, xxhash.xxh3_64_intdigest(name.encode()))
 
 
-def sum_of_words(data: memoryview, name: str) -> int:
-    """Return the checksum that files without a ``checksum`` attribute have: words of 4 KiB added, then these sums.
+# --- the division of the arrays of a new file over the ranks that write it -------------------------------
 
-    Each sum counts times another odd number. Words that change places inside of 4 KiB go unseen.
-
-    Examples
-    --------
-    >>> sum_of_words(memoryview(bytes([1] + 4095 * [0] + [1])), "v")
-    4
-    """
-    words = np.frombuffer(data, "<u8", len(data) // 8)
-    pages = words[: len(words) // _WORDS * _WORDS].reshape(-1, _WORDS).sum(axis=1, dtype=np.uint64)
-    rest = bytes(data[pages.size * 8 * _WORDS :])
-    last = np.frombuffer(rest + bytes(-len(rest) % 8), "<u8").sum(dtype=np.uint64)
-    sums = np.append(pages, last)
-    return int((sums * np.arange(1, 2 * len(sums), 2, dtype=np.uint64)).sum(dtype=np.uint64))
+_PIECE = 4 << 20
+_MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute
+_SMALL = 4096  # bytes: several such arrays lie in one page, which only one rank writes
 
 
-WRITTEN = "xxh3_64"
-FUNCTIONS: dict[str | None, Callable[[memoryview, str], int]] = {WRITTEN: checksum, None: sum_of_words}
+class NewArray(NamedTuple):
+    """An array of a new file. All ranks write it, in pieces, unless one is its ``owner``, or each has its own boxes."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    owner: int | None = None
+    boxes: tuple[tuple[Box, ...], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+class RankPart(NamedTuple):
+    """What one rank writes of an array: whole pieces of its bytes, or a box."""
+
+    name: str
+    start: int
+    stop: int
+    box: Box | None = None
+
+    def pieces(self, piece: int) -> int:
+        """Return how many checksums it has."""
+        return 1 if self.box is not None else max(1, -(-(self.stop - self.start) // piece))
+
+
+def piece_of(arrays: Mapping[str, NewArray]) -> int:
+    """Return how many bytes have a checksum of their own."""
+    piece = _PIECE
+    largest = max((array.nbytes for array in arrays.values() if not array.boxes), default=0)
+    while piece * _MOST_PIECES < largest:
+        piece *= 2
+    return piece
+
+
+def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) -> dict[int, list[RankPart]]:
+    """Return what each of the ranks writes. What has no owner is divided over ``writers``, in consecutive pieces."""
+    shares: dict[int, list[RankPart]] = {rank: [] for rank in range(ranks)}
+    piece, before = piece_of(arrays), 0
+    total = sum(array.nbytes for array in arrays.values() if array.owner is None and not array.boxes)
+    for name, array in arrays.items():
+        nbytes = array.nbytes
+        if array.boxes:
+            for rank, boxes in enumerate(array.boxes):
+                slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
+                shares[rank] += [RankPart(name, 0, 0, each) for each in slabs]
+        elif array.owner is not None or nbytes < _SMALL:
+            shares[writers[0] if array.owner is None else array.owner].append(RankPart(name, 0, nbytes))
+        else:
+            of = [writers[(before + start) * len(writers) // total] for start in range(0, nbytes, piece)]
+            for rank in dict.fromkeys(of):
+                first, count = of.index(rank), of.count(rank)
+                shares[rank].append(RankPart(name, first * piece, min((first + count) * piece, nbytes)))
+        before += nbytes * (array.owner is None and not array.boxes)
+    return shares
+
+
+def _slabs(box: Box, itemsize: int, piece: int) -> Iterator[Box]:
+    """Yield a box in parts of about the bytes of a piece, which are rows of it and have a checksum each."""
+    if not box.shape:
+        yield box
+        return
+    length, *inner = box.shape
+    rows = max(1, piece // max(1, itemsize * math.prod(inner)))
+    for first in range(0, 0 if 0 in box.shape else length, rows):
+        yield Box((box.offset[0] + first, *box.offset[1:]), (min(rows, length - first), *inner))

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpistrat.data import DataFileError
-from mpistrat.process.atomic_file import appearing
-from mpistrat.process.local_path import local_path
-from mpistrat.training.checkpoint.checkpoint import Checkpoint
-from mpistrat.training.checkpoint.variables import of_file, ranks_of
+from mpistrat.process.files import local_path, replace_text
+from mpistrat.training.checkpoint.checkpoint import Checkpoint, few
+from mpistrat.training.checkpoint.variables import ranks_of
 
 _LIST = "checkpoint"
 _MOST_OF_LIST = 16 << 20  # bytes, of a hundred thousand checkpoints
@@ -123,19 +122,29 @@ class CheckpointManager:
         self._preserving = keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
         self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
+        self._list: bytes | None = None  # what the chief has read or written
 
         def begin() -> _Kept:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = time.time()
             found = listed(self._directory) or _Kept([], [], now - 1)
             there = [i for i, name in enumerate(found.names) if (self._directory / name).is_file()]
+            if gone := [name for i, name in enumerate(found.names) if i not in there]:
+                left = found.names[there[-1]] if there else "nothing"
+                _log.warning(
+                    "%s lists checkpoints whose files are gone: %s; restore_or_initialize() restores %s",
+                    self._directory / _LIST,
+                    few(gone),
+                    left,
+                )
+            self._list = _bytes_of(self._directory)
             last = min(found.last_preserved, now)  # of a clock that was set back
             return _Kept([found.names[i] for i in there], [found.times[i] for i in there], last)
 
         self._kept: _Kept = self._on_chief(begin)
 
     def _on_chief(self, function: Callable[[], Any]) -> Any:
-        return of_file(ranks_of(self._checkpoint.leaves(), "CheckpointManager")[0], function)
+        return ranks_of(self._checkpoint.leaves(), "CheckpointManager")[0].on_first(function)
 
     def _step(self) -> int:
         return int(self._steps() if callable(self._steps) else self._steps)
@@ -209,7 +218,20 @@ class CheckpointManager:
             else:
                 leaving.append(oldest)
         new = _Kept([each for each, _ in kept], [when for _, when in kept], last_preserved)
-        _write_list(self._directory, new)
+        if _bytes_of(self._directory) not in (None, self._list):
+            _log.warning(
+                "%s was changed by another program since this one read or wrote it: two jobs that manage one directory "
+                "replace and delete the checkpoints of each other; give each a directory of its own",
+                self._directory / _LIST,
+            )
+        text = {
+            "model_checkpoint_path": new.names[-1],
+            "all_model_checkpoint_paths": new.names,
+            "all_model_checkpoint_timestamps": new.times,
+            "last_preserved_timestamp": new.last_preserved,
+        }
+        replace_text(self._directory / _LIST, json.dumps(text, indent=1) + "\n")
+        self._list = _bytes_of(self._directory)
         for each in leaving:
             try:
                 (self._directory / each).unlink(missing_ok=True)
@@ -266,7 +288,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
             return None
         return name
 
-    name = of_file(ranks_of((), "latest_checkpoint")[0], newest)
+    name = ranks_of((), "latest_checkpoint")[0].on_first(newest)
     return None if name is None else str(directory / name)
 
 
@@ -275,11 +297,8 @@ def listed(directory: Path) -> _Kept | None:
 
     Raise DataFileError if the list is damaged, or has names of files elsewhere.
     """
-    path = directory / _LIST
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_MOST_OF_LIST + 1)
-    except FileNotFoundError:
+    path, text = directory / _LIST, _bytes_of(directory)
+    if text is None:
         return None
     try:
         found = json.loads(text)
@@ -295,12 +314,10 @@ def listed(directory: Path) -> _Kept | None:
         ) from None
 
 
-def _write_list(directory: Path, kept: _Kept) -> None:
-    text = {
-        "model_checkpoint_path": kept.names[-1],
-        "all_model_checkpoint_paths": kept.names,
-        "all_model_checkpoint_timestamps": kept.times,
-        "last_preserved_timestamp": kept.last_preserved,
-    }
-    with appearing(directory / _LIST, replace=True) as temporary:
-        temporary.write_text(json.dumps(text, indent=1) + "\n")
+def _bytes_of(directory: Path) -> bytes | None:
+    """Return the first bytes of the list of a directory, None without a list."""
+    try:
+        with open(directory / _LIST, "rb") as file:
+            return file.read(_MOST_OF_LIST + 1)
+    except FileNotFoundError:
+        return None

@@ -28,7 +28,7 @@ class Own:
         self.values, self.by_replica = values, by_replica
 
 
-class BoxedArray(NamedTuple):
+class ArrayBlock(NamedTuple):
     """What this rank holds of an array to which the ranks give boxes."""
 
     dtype: np.dtype
@@ -37,7 +37,7 @@ class BoxedArray(NamedTuple):
 
 
 @runtime_checkable
-class SharedOut(Protocol):
+class Sharded(Protocol):
     """A variable of which each of ``len(ends) - 1`` ranks holds a part: state of an optimizer."""
 
     ends: Sequence[int]
@@ -47,7 +47,7 @@ class SharedOut(Protocol):
 
 
 def share_out(
-    named: dict[str, Any], parts: dict[str, Own | BoxedArray], ranks: int, able: Callable[[], bool], reads: bool = False
+    named: dict[str, Any], parts: dict[str, Own | ArrayBlock], ranks: int, able: Callable[[], bool], reads: bool = False
 ) -> None:
     """Move what is cut, and variables shared out over so many ranks, to the parts: each rank writes or reads its own.
 
@@ -59,16 +59,16 @@ def share_out(
             mine = leaf.own_copy() if isinstance(leaf, CutVariable) else leaf.local
             offset = [each.start for each in leaf.layout.box(leaf.mesh)]
             has = reads or leaf.layout.is_first(leaf.mesh, leaf.mesh.rank)
-            parts[name] = BoxedArray(leaf.dtype, leaf.shape, [Block(mine, offset, leaf.shape)] if has else [])
+            parts[name] = ArrayBlock(leaf.dtype, leaf.shape, [Block(mine, offset, leaf.shape)] if has else [])
             del named[name]
     # Its type is asked first: `isinstance` of a protocol takes 20 us, which is 4 ms of 200 variables.
     leaves = ((name, leaf) for name, leaf in named.items() if hasattr(type(leaf), "blocks"))
-    shared = [name for name, leaf in leaves if isinstance(leaf, SharedOut) and len(leaf.ends) == ranks + 1]
+    shared = [name for name, leaf in leaves if isinstance(leaf, Sharded) and len(leaf.ends) == ranks + 1]
     if not shared or not able():
         return
     for name in shared:
         leaf = named.pop(name)
-        parts[name] = BoxedArray(leaf.dtype, leaf.shape, leaf.blocks())
+        parts[name] = ArrayBlock(leaf.dtype, leaf.shape, leaf.blocks())
 
 
 def named(state: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def named(state: Any) -> dict[str, Any]:
     return found
 
 
-def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | BoxedArray]]:
+def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | ArrayBlock]]:
     """Return by name what is the same on all ranks, and what is a rank's own: ``own``, blocks, and values PerReplica.
 
     Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.
@@ -131,10 +131,10 @@ def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Boxed
         found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else Own((leaf,), False)
     if own is not None:
         named(found)  # names that cannot be in one file
-    parts: dict[str, Own | BoxedArray] = {}
+    parts: dict[str, Own | ArrayBlock] = {}
     for name, leaf in found.items():
         if isinstance(leaf, Block):
-            parts[name] = BoxedArray(leaf.dtype, leaf.global_shape, [leaf])
+            parts[name] = ArrayBlock(leaf.dtype, leaf.global_shape, [leaf])
         elif isinstance(leaf, (PerReplica, Own)):
             parts[name] = Own(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
     return {name: leaf for name, leaf in found.items() if name not in parts}, parts
@@ -187,12 +187,12 @@ def refuse_own(leaves: Mapping[str, Any]) -> None:
             )
 
 
-def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | BoxedArray] = {}) -> None:
+def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | ArrayBlock] = {}) -> None:
     """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
     parts = [
         (name, each)
         for name, part in own.items()
-        for each in ([block.array for block in part.blocks] if isinstance(part, BoxedArray) else part.values)
+        for each in ([block.array for block in part.blocks] if isinstance(part, ArrayBlock) else part.values)
     ]
     for name, leaf in [*leaves.items(), *parts]:
         if not isinstance(leaf, (Variable, ShardedArray)) and not arrays.can_be_filled(leaf):

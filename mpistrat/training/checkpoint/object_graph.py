@@ -6,15 +6,16 @@ no part, so a program that makes its variables in another order finds them again
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from mpistrat.arrays import arrays
+from mpistrat.arrays import arrays, json_arrays
 from mpistrat.strategy import Variable
+from mpistrat.values import PerReplica
 
 _STATE = ".state"  # the last part of the name of a state, which no attribute has
 # Methods that give and take the state of an object: of generators of torch, NumPy and Python, and of datasets.
@@ -22,11 +23,19 @@ _METHODS = (("get_state", "set_state"), ("getstate", "setstate"), ("state", "res
 
 
 class Stateful(NamedTuple):
-    """An object whose state is not an array: an iterator, or a random generator."""
+    """An object whose state is not an array: an iterator, or a random generator.
+
+    ``replicas`` is the number of replicas of this rank whose states it has in a list, None for an object that is not a
+    PerReplica.
+    """
 
     get: Callable[[], Any]
     set: Callable[[Any], Any]
+    replicas: int | None = None
 
+
+_MARK = "\0"  # before the keys of what JSON would not give back as it was
+_MOST_BITS = 1 << 12  # of an integer that is written in decimal digits
 
 NameOf = Callable[[Variable], str]
 
@@ -43,7 +52,7 @@ class HasVariables(Protocol):
 class Growing(Protocol):
     """An object below which variables may come later: an optimizer, at its first step, and a `Checkpoint`."""
 
-    def when_grown(self, function: Callable[[], None]) -> None:
+    def when_grown(self, function: Callable[[], object]) -> None:
         """Call a function each time that variables have come, in cross-replica context on all ranks."""
 
 
@@ -158,7 +167,18 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:
     return None
 
 
+def _of_replicas(parts: list[Stateful]) -> Stateful:
+    def set_all(states: list[Any]) -> None:
+        for part, state in zip(parts, states, strict=True):
+            part.set(state)
+
+    return Stateful(lambda: [part.get() for part in parts], set_all, len(parts))
+
+
 def _stateful(thing: Any, name: str) -> Stateful:
+    if isinstance(thing, PerReplica):
+        with contextlib.suppress(TypeError):
+            return _of_replicas([_stateful(each, name) for each in thing.values])
     bits = getattr(thing, "bit_generator", None)
     if isinstance(bits, np.random.BitGenerator):
         return Stateful(lambda: bits.state, lambda state: setattr(bits, "state", state))
@@ -168,8 +188,8 @@ def _stateful(thing: Any, name: str) -> Stateful:
     kind = type(thing).__name__
     raise TypeError(
         f"{name}: a checkpoint cannot keep {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}: give variables, arrays, "
-        "optimizers, metrics, iterators, random generators, lists, dicts and checkpoints of these, or an object with "
-        "get_state() and set_state(state)"
+        "optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), lists, dicts and "
+        "checkpoints of these, or an object with get_state() and set_state(state)"
     )
 
 
@@ -183,19 +203,19 @@ def _escaped(part: str) -> str:
 
 def packed(state: Any) -> bytes:
     """Return a state of numbers, texts, arrays and structures of these as JSON. Raise TypeError for anything else."""
-    _require_texts_as_keys(state)
-    return json.dumps(state, default=_array_as_json, separators=(",", ":")).encode()
+    return json.dumps(_as_json(state), default=_array_as_json, separators=(",", ":")).encode()
 
 
-def _require_texts_as_keys(state: Any) -> None:
+def _as_json(state: Any) -> Any:
     if isinstance(state, Mapping):
-        for key, value in state.items():
-            if not isinstance(key, str):  # JSON would return another key than it was given
+        for key in state:
+            if not json_arrays.is_text(key) or key in (f"{_MARK}int", f"{_MARK}text"):
+                # JSON would return another key than it was given.
                 raise TypeError(f"a key of a state in a checkpoint must be a text, not {key!r}")
-            _require_texts_as_keys(value)
-    elif isinstance(state, (list, tuple)):
-        for each in state:
-            _require_texts_as_keys(each)
+        return {key: _as_json(each) for key, each in state.items()} if isinstance(state, dict) else state
+    if isinstance(state, (list, tuple)):
+        return [*map(_as_json, state)]
+    return json_arrays.exact(state, _MOST_BITS, _MARK) if isinstance(state, (int, str)) else state
 
 
 def unpacked(text: bytes) -> Any:
@@ -204,7 +224,7 @@ def unpacked(text: bytes) -> Any:
     Raise ValueError if the text is not a state, as in a damaged file.
     """
     try:
-        return json.loads(text, object_hook=_array_of_json)
+        return json.loads(text, object_hook=_of_json)
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
@@ -213,21 +233,15 @@ def _array_as_json(value: Any) -> Any:
     if isinstance(value, (np.integer, np.floating, np.bool_)):
         return value.item()
     if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
-        array = np.ascontiguousarray(arrays.to_host(value))
-        if array.dtype.kind in "biufc":
-            data = base64.b64encode(array.tobytes()).decode()
-            return {"array": data, "dtype": array.dtype.str, "shape": list(array.shape)}
+        with contextlib.suppress(TypeError):
+            return json_arrays.packed(arrays.to_host(value))
     raise TypeError(f"a state in a checkpoint must be of numbers, texts, arrays, lists and dicts, not {value!r}")
 
 
-def _array_of_json(found: dict[str, Any]) -> Any:
-    if found.keys() != {"array", "dtype", "shape"}:
-        return found
-    dtype = np.dtype(found["dtype"])
-    if dtype.kind not in "biufc":
-        raise ValueError(f"a state has an array of {dtype}")
-    data = base64.b64decode(found["array"], validate=True)
-    return np.frombuffer(bytearray(data), dtype).reshape(found["shape"])
+def _of_json(members: dict[str, Any]) -> Any:
+    if members.keys() == {"array", "dtype", "shape"}:
+        return json_arrays.unpacked(members)
+    return json_arrays.restored(members, _MARK)
 
 
 def as_before(value: Any, like: Any) -> Any:

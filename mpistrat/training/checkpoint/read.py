@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -14,26 +14,27 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.hdf5 import links
 from mpistrat.data.hdf5.describe import opened
+from mpistrat.data.hdf5.open_file import has_no_links
 from mpistrat.data.limits import check_bytes
-from mpistrat.data.write.boxes import Box, read_box
+from mpistrat.data.write.shared_file import Box, read_box
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
     DTYPE,
     FORMAT_VERSION,
-    FUNCTIONS,
     OF_BOXES,
     OF_REPLICAS,
     PIECE_BYTES,
     VERSION,
+    XXH3,
     checksum,
     dtype_of,
     stored,
 )
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
+_log = logging.getLogger("mpistrat.training")
 _MOST_TOLD = 10  # names in a message
 _MOST_BOXES = 1 << 22  # of an array: 4 MiB each, so that a table is bounded before it is read
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
@@ -53,16 +54,18 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with opened(str(path)) as file, open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(2) as pool:
-        format = _format(path, file)
-        pieces: list[_Piece | _Slab] = []
+        checked_bytes = _checked_bytes(path, file)
+        pieces: list[_Part] = []
         cut: list[tuple[np.ndarray, np.ndarray]] = []
         names, missing, others = set(), [], []
         wanted: list[tuple[str, Box | None, np.ndarray]] = [(name, None, into) for name, into in values.items()]
         for name, box, into in [*wanted, *boxes]:
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
-            names.add(name)
             found = _find(path, file, name)
+            if found is None and _is_rate_of_other_kind(path, file, name):
+                continue
+            names.add(name)
             if found is None:
                 missing.append(repr(name))
                 continue
@@ -77,16 +80,16 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
                 offset = (0,) * into.ndim if box is None else box.offset
                 pieces += _slabs(path, name, file, found, Box(offset, into.shape), into)
                 continue
-            if (found.checksums is None) != (format is None):
+            if (found.checksums is None) != (checked_bytes is None):
                 _refuse(path, name, "its checksums are missing")
             if not into.nbytes:
                 continue
             first = 0
             if box is not None and box.shape != into.shape:  # it was saved as one array
-                first, around, part = _around(found, box.offset, into, format)
+                first, around, part = _around(found, box.offset, into, checked_bytes)
                 cut.append((into, part))
                 into = around
-            pieces += _pieces(path, name, found, into, format, first)
+            pieces += _pieces(path, name, found, into, checked_bytes, first)
         if missing:
             others.insert(0, f"it has no variable {_few([*dict.fromkeys(missing)])}: it has {_names(path, file)}")
         if others:
@@ -96,6 +99,15 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         for into, part in cut:
             into[...] = part
     return names
+
+
+def _is_rate_of_other_kind(path: Path, file: h5py.File, name: str) -> bool:
+    """Return whether a name is the rate of an optimizer that had a schedule, or was saved by an older version."""
+    optimizer, _, last = name.rpartition("/")
+    if last != "learning_rate" or _find(path, file, f"{optimizer}/iterations") is None:
+        return False
+    _log.warning("%s has no %s: the learning rate of the program stays", path, name)
+    return True
 
 
 def require_parts(path: Path, name: str, count: int, by_replica: bool) -> None:
@@ -123,7 +135,7 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
         raise FileNotFoundError(f"{path}: there is no such file")
     size = path.stat().st_size
     with opened(str(path)) as file:
-        _format(path, file)
+        _checked_bytes(path, file)
         try:
             found = {name: _look_at(file[name]) for name in _datasets(file)}
             for name, each in found.items():
@@ -159,69 +171,39 @@ class _Found(NamedTuple):
     checksums: list[int] | None
 
 
-class _Format(NamedTuple):
-    """How many bytes have a checksum, and the function that gives it."""
+class _Part(NamedTuple):
+    """A box of an array of the file with a checksum of its own, if there are any, and what of it to read.
 
-    piece: int
-    checksum: Callable[[memoryview, str], int]
-
-
-class _Piece(NamedTuple):
-    """A part of an array: where to read it, unless it is read already, and its checksum."""
+    ``offset`` is that of the array in the file, None if it is read already. ``into`` is the box ``of_into`` of it.
+    """
 
     path: Path
     name: str
-    start: int
-    into: memoryview
-    offset: int | None
-    expected: int
-    checksum: Callable[[memoryview, str], int] | None
-
-    def fetch(self, descriptor: int) -> None:
-        place, rest = self.offset, self.into
-        while place is not None and len(rest):
-            count = os.preadv(descriptor, [rest], place)
-            if count == 0:
-                _refuse(self.path, self.name, f"the file ends at byte {place}, in the middle of it")
-            place, rest = place + count, rest[count:]
-        if self.checksum is not None and self.checksum(self.into, self.name) != self.expected:
-            raise ChecksumError(
-                f"file {str(self.path)!r}, dataset {self.name!r}: bytes {self.start} to "
-                f"{self.start + len(self.into) - 1} are not those that were written under this name; {_FIX}"
-            )
-
-
-class _Slab(NamedTuple):
-    """A box of an array of the file with a checksum of its own, and the part of it to read, in an array."""
-
-    path: Path
-    name: str
+    what: str
     box: Box
     shape: tuple[int, ...]
     dtype: np.dtype
-    offset: int
-    expected: int
+    offset: int | None
+    expected: int | None
     into: np.ndarray
     of_into: Box
 
     def fetch(self, descriptor: int) -> None:
-        values = np.empty(self.box.shape, self.dtype)
-        if not read_box(descriptor, values, self.box.offset, self.shape, self.offset):
+        in_place = self.box == self.of_into and self.into.dtype == self.dtype
+        values = self.into if in_place else np.empty(self.box.shape, self.dtype)
+        if self.offset is not None and not read_box(descriptor, values, self.box.offset, self.shape, self.offset):
             _refuse(self.path, self.name, "the file ends in the middle of it")
-        if checksum(as_bytes(values).data, self.name) != self.expected:
+        if self.expected is not None and checksum(as_bytes(values).data, self.name) != self.expected:
             raise ChecksumError(
-                f"file {str(self.path)!r}, dataset {self.name!r}: the values of the box of shape {self.box.shape} at "
-                f"{self.box.offset} are not those that were written under this name; {_FIX}"
+                f"file {str(self.path)!r}, dataset {self.name!r}: {self.what} are not those that were written under "
+                f"this name; {_FIX}"
             )
-        common = self.box.common(self.of_into)
-        self.into[_slices(common, self.of_into.offset)] = values[_slices(common, self.box.offset)]
+        if not in_place:
+            common = self.box.common(self.of_into)
+            self.into[common.slices(self.of_into.offset)] = values[common.slices(self.box.offset)]
 
 
-def _slices(box: Box, origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(o - at, o - at + n) for o, n, at in zip(*box, origin, strict=True))
-
-
-def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray) -> Iterator[_Slab]:
+def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray) -> Iterator[_Part]:
     """Yield what a box needs of an array that ranks wrote as blocks. Raise DataFileError if its table is damaged."""
     axes, count = len(found.shape), 0
     table = _find(path, file, OF_BOXES + name)
@@ -244,21 +226,22 @@ def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into
         common = math.prod(each.common(box).shape)
         if common:
             count += common
-            yield _Slab(path, name, each, found.shape, dtype, found.offset or 0, expected, into, box)
+            what = f"the values of the box of shape {each.shape} at {each.offset}"
+            yield _Part(path, name, what, each, found.shape, dtype, found.offset or 0, expected, into, box)
     if count != into.size:
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
 
 def _around(
-    found: _Found, offset: Sequence[int], box: np.ndarray, format: _Format | None
+    found: _Found, offset: Sequence[int], box: np.ndarray, checked_bytes: int | None
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """Return where the pieces that have bytes of a box begin, an array for them, and a view of the box in it."""
     size, total = box.itemsize, box.itemsize * math.prod(found.shape)
     strides = [size * math.prod(found.shape[axis + 1 :]) for axis in range(box.ndim)]
     low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
     high = low + size + sum(stride * (n - 1) for stride, n in zip(strides, box.shape, strict=True))
-    whole = format is None or not _is_plain(found, box.dtype) or format.piece % size > 0
-    piece = total if format is None or whole else format.piece
+    whole = checked_bytes is None or not _is_plain(found, box.dtype) or checked_bytes % size > 0
+    piece = total if checked_bytes is None or whole else checked_bytes
     first = low // piece * piece
     around = np.empty((min(-(-high // piece) * piece, total) - first) // size, box.dtype)
     part = np.ndarray(box.shape, box.dtype, as_bytes(around), low - first, strides)
@@ -270,32 +253,27 @@ def _is_plain(found: _Found, dtype: np.dtype) -> bool:
     return found.offset is not None and found.stored == stored(dtype)
 
 
-def _pieces(
-    path: Path, name: str, found: _Found, into: np.ndarray, format: _Format | None, first: int
-) -> Iterator[_Piece]:
+def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int | None, first: int) -> Iterator[_Part]:
     """Yield the pieces of an array of the file from its byte ``first`` on, until ``into`` is full."""
-    data, offset = as_bytes(into).data, found.offset
+    data, offset, nbytes = as_bytes(into), found.offset, math.prod(found.shape) * into.itemsize
     if not _is_plain(found, into.dtype):
         offset = None
         try:
             found.dataset.read_direct(into.view(stored(into.dtype)))
         except Exception as error:
             _refuse(path, name, f"it cannot be read: {error}")
-    if format is None:
-        yield _Piece(path, name, 0, data, offset, 0, None)
-        return
-    piece, checksum = format
-    checksums = found.checksums or []
-    count = -(-math.prod(found.shape) * into.itemsize // piece)
-    if count != len(checksums):
-        _refuse(path, name, f"it has {len(checksums)} checksums for {count} pieces")
-    for start in range(first, first + len(data), piece):
-        place, expected = None if offset is None else offset + start, checksums[start // piece]
-        yield _Piece(path, name, start, data[start - first :][:piece], place, expected, checksum)
+    checksums: Sequence[int | None] = [None] if piece is None else found.checksums or []
+    step = piece or nbytes
+    if -(-nbytes // step) != len(checksums):
+        _refuse(path, name, f"it has {len(checksums)} checksums for {-(-nbytes // step)} pieces")
+    for start in range(first, first + len(data), step):
+        box = Box((start,), (min(step, first + len(data) - start),))
+        what, rest = f"bytes {start} to {start + box.shape[0] - 1}", data[start - first :][:step]
+        yield _Part(path, name, what, box, (nbytes,), data.dtype, offset, checksums[start // step], rest, box)
 
 
-def _format(path: Path, file: h5py.File) -> _Format | None:
-    """Return how checksums were made, None for a file without any."""
+def _checked_bytes(path: Path, file: h5py.File) -> int | None:
+    """Return how many bytes have a checksum, None for a file without any. Raise DataFileError for a later format."""
     try:
         version = int(_attribute(file, FORMAT_VERSION) or VERSION)
         found, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
@@ -314,11 +292,11 @@ def _format(path: Path, file: h5py.File) -> _Format | None:
         return None
     if piece <= 0:
         _refuse(path, None, f"its checksums are of {piece} bytes each")
-    if kind not in FUNCTIONS:
+    if kind != XXH3:
         _refuse(
             path, None, f"its checksums are of the kind {kind!r}, which this version does not know: update mpistrat"
         )
-    return _Format(piece, FUNCTIONS[kind])
+    return piece
 
 
 def _shape(path: Path, file: h5py.File, name: str) -> Any:
@@ -331,7 +309,7 @@ def _shape(path: Path, file: h5py.File, name: str) -> Any:
 def _find(path: Path, file: h5py.File, name: str) -> _Found | None:
     """Return the dataset of a name, None without one."""
     try:
-        if not links.is_plain(file, name):
+        if not has_no_links(file, name):
             raise ValueError("it is a link, which no checkpoint has")
         dataset = file.get(name)
         return _look_at(dataset) if isinstance(dataset, h5py.Dataset) else None

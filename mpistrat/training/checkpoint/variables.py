@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,27 +15,24 @@ from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.write.by_all_ranks import writers
+from mpistrat.data.write.shared_file import writers
 from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
 from mpistrat.messages import contact
 from mpistrat.process import mpi
-from mpistrat.process.local_path import local_path
+from mpistrat.process.files import local_path
 from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
-from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.runtime.agreement.collective_call import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import by_all, names, pending_save
-from mpistrat.training.checkpoint.buffers import SaveBuffer
-from mpistrat.training.checkpoint.division import NewArray
-from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, comparable
-from mpistrat.training.checkpoint.names import BoxedArray, Own
-from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare
+from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, NewArray, comparable
+from mpistrat.training.checkpoint.names import ArrayBlock, Own
+from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare, SaveBuffer
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
@@ -64,7 +61,7 @@ def save(
     own : nested mappings and sequences, optional
         Arrays of which each rank has another one. The file has that of rank 3 as ``name/3``, and a `PerReplica` by
         replica. A `mpistrat.data.Block` becomes a box of one dataset. These two may also be in ``state``, and a
-        `mpistrat.experimental.ShardedArray`, whose parts are boxes, too.
+        `mpistrat.ShardedArray`, whose parts are boxes, too.
 
     Raises
     ------
@@ -93,11 +90,7 @@ def save(
     array([1., 2.])
     >>> folder.cleanup()
     """
-    file = local_path(path)
-    named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, "save", file, parts, differing)
-    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
-    new = _new_file(named, topology, replicas, differing, parts)
+    file, topology, _, new = _new_file(state, path, "save", differing, own)
     if new.alone:
         by_all.refuse_differing(topology, new.compared)
         topology.on_first(lambda: _write(new.values, file))
@@ -159,16 +152,30 @@ def save_async(
     array([1., 2.])
     >>> folder.cleanup()
     """
-    file = local_path(path)
-    named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, "save_async", file, parts, differing)
-    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
-    new = _new_file(named, topology, replicas, differing, parts, pending_save.count(topology))
+    file, topology, replicas, new = _new_file(state, path, "save_async", differing, own)
     by_all.refuse_differing(topology, new.compared)  # now: the bytes are those at the call
     prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, new.arrays, new.values, file)
     if new.alone:
         prepare = partial(by_all.begin_alone, new.values, file) if replicas.is_chief else None
     return pending_save.begin(topology, replicas.is_chief, file, prepare)
+
+
+def arrays_of(
+    state: Any, own: Any, what: str, sample: int
+) -> tuple[Topology, dict[str, np.ndarray]] | tuple[Topology, None]:
+    """Return the arrays that `save` would write, on every rank: views if possible. Collective.
+
+    None in place of them if some are of a rank's own, or boxes: no rank has all. Raise ValueError on every rank as
+    `save_async`, which compares as much; ``sample`` is the number of its pages.
+    """
+    named, parts = names.divided(state, own)
+    topology, replicas = _prepared(named, what, Path(), parts)
+    names.share_out(named, parts, topology.size, lambda: False)
+    if parts:
+        return topology, None
+    new = _contents(named, topology, replicas, "error", parts, sample, holder=None)
+    by_all.refuse_differing(topology, new.compared)
+    return topology, {name: np.asarray(arrays.to_host(value), order="C") for name, value in new.values.items()}
 
 
 def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
@@ -223,37 +230,36 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     file = local_path(path)
     named, parts = names.divided(state, own)
     names.require_fillable(named, parts)
-    topology, replicas = _prepared(named, "load", file, parts)
-    sequence = topology.lock.sequence
-    try:  # as `whole` does: this rank may be interrupted when the others have loaded
-        names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
-        likes = _likes(named)
-        for name in _differing(named, replicas):
-            likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
-        if replicas.is_virtual:
-            likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
-        found = loaded_arrays(topology, replicas, likes, file) if likes else {}
-        filled = by_all.read_own(topology, replicas, parts, file)
-        if replicas.is_chief and BLAS in found and (found[BLAS] != _own_blas()).any():
-            _log.warning(
-                "%s was saved with another BLAS, kernel or number of threads (%s) than is used now (%s): weights may "
-                "get other bits",
-                file,
-                *(bytes(each).decode(errors="replace").rstrip() for each in (found[BLAS], _own_blas())),
-            )
-        for name, leaf in named.items():
-            if PARTS + name in found:
-                for each, part in zip(leaf.values, found[PARTS + name][replicas.first :], strict=False):
-                    each.write("assign", part)
-            else:
-                leaf.assign(found[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, found[name])
-        for target, value in filled:
-            arrays.fill(target, value)
-    except MismatchError:
-        raise
-    except BaseException as error:
-        topology.lock.left_call("load", error, sequence)
-        raise
+    _fill(*_prepared(named, "load", file, parts), file, named, parts)
+
+
+@collective_call(lambda topology: topology, "load")  # this rank may be interrupted when the others have loaded
+def _fill(
+    topology: Topology, replicas: ReplicaGroup, file: Path, named: dict[str, Any], parts: dict[str, Own | ArrayBlock]
+) -> None:
+    names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
+    likes = _likes(named)
+    for name in _differing(named, replicas):
+        likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
+    if replicas.is_virtual:
+        likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
+    found = loaded_arrays(topology, replicas, likes, file) if likes else {}
+    filled = by_all.read_own(topology, replicas, parts, file)
+    if replicas.is_chief and BLAS in found and (found[BLAS] != _own_blas()).any():
+        _log.warning(
+            "%s was saved with another BLAS, kernel or number of threads (%s) than is used now (%s): weights may "
+            "get other bits",
+            file,
+            *(bytes(each).decode(errors="replace").rstrip() for each in (found[BLAS], _own_blas())),
+        )
+    for name, leaf in named.items():
+        if PARTS + name in found:
+            for each, part in zip(leaf.values, found[PARTS + name][replicas.first :], strict=False):
+                each.write("assign", part)
+        elif name in found:
+            leaf.assign(found[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, found[name])
+    for target, value in filled:
+        arrays.fill(target, value)
 
 
 def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
@@ -294,26 +300,28 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     named = {} if like is None else names.named(like)
     names.refuse_own(named)
     topology, replicas = _prepared(named, "load_arrays", file)
-    sequence = topology.lock.sequence
-    try:
-        if like is None:
-            found = contents_of(topology, file)
-            texts = [name for name, (dtype, _) in found.items() if dtype.hasobject]
-            if texts:
-                raise ValueError(
-                    f"{file}: {', '.join(map(repr, texts))} holds texts or references, not numbers: give the arrays to "
-                    "read as `like`"
-                )
-            likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
-            return names.nested(loaded_arrays(topology, replicas, likes, file))
-        values = [*loaded_arrays(topology, replicas, _likes(named), file).values()]
-    except MismatchError:
-        raise
-    except BaseException as error:
-        topology.lock.left_call("load_arrays", error, sequence)
-        raise
+    found = _read(topology, replicas, file, None if like is None else _likes(named))
+    if like is None:
+        return names.nested(found)
     rebuild = nest.flatten(like)[1]
-    return rebuild([_like(value, leaf) for value, leaf in zip(values, named.values(), strict=True)])
+    return rebuild([_like(value, leaf) for value, leaf in zip(found.values(), named.values(), strict=True)])
+
+
+@collective_call(lambda topology: topology, "load_arrays")
+def _read(
+    topology: Topology, replicas: ReplicaGroup, file: Path, likes: dict[str, np.ndarray] | None
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that are like these; all of them without any. Collective."""
+    if likes is None:
+        found = contents_of(topology, file)
+        texts = [name for name, (dtype, _) in found.items() if dtype.hasobject]
+        if texts:
+            raise ValueError(
+                f"{file}: {', '.join(map(repr, texts))} holds texts or references, not numbers: give the arrays to "
+                "read as `like`"
+            )
+        likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
+    return loaded_arrays(topology, replicas, likes, file)
 
 
 def _like(value: np.ndarray, leaf: Any) -> Any:
@@ -324,7 +332,7 @@ def _prepared(
     named: Mapping[str, Any],
     what: str,
     file: Path,
-    parts: Mapping[str, Own | BoxedArray] = {},
+    parts: Mapping[str, Own | ArrayBlock] = {},
     differing: str = "error",
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
@@ -338,7 +346,7 @@ def _prepared(
         for leaf in named.values()
     )
     likes = tuple(_types(named).values())
-    own = tuple("a block" if isinstance(each, BoxedArray) else ("own", each.by_replica) for each in parts.values())
+    own = tuple("a block" if isinstance(each, ArrayBlock) else ("own", each.by_replica) for each in parts.values())
     way = "from" if what.startswith("load") else "to"
     more = [] if differing == "error" else [differing]
     structures.agree(topology, what, "of", likes, kinds, own, *more, way, str(file))
@@ -396,14 +404,30 @@ class _NewFile(NamedTuple):
 
 
 def _new_file(
+    state: Any, path: str | os.PathLike[str], what: str, differing: str, own: Any
+) -> tuple[Path, Topology, ReplicaGroup, _NewFile]:
+    """Return the path of a new file, the ranks that save it, and what is to be saved. Collective."""
+    file = local_path(path)
+    named, parts = names.divided(state, own)
+    topology, replicas = _prepared(named, what, file, parts, differing)
+    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
+    sample = topology.slot(pending_save.Saves).count if what == "save_async" else None
+    return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
+
+
+def _contents(
     named: Mapping[str, Any],
     topology: Topology,
     replicas: ReplicaGroup,
     differing: str,
-    parts: Mapping[str, Own | BoxedArray],
-    sample: int | None = None,
+    parts: Mapping[str, Own | ArrayBlock],
+    sample: int | None,
+    holder: int | None = 0,
 ) -> _NewFile:
-    """Return what is to be saved. With a number ``sample``, some pages of variables that a strategy keeps equal."""
+    """Return what is to be saved. With a number ``sample``, some pages of variables that a strategy keeps equal.
+
+    ``holder`` is the rank that gets what replicas have of their own, None for all.
+    """
     like = _types(named)
     # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.
     owner = None if differing == "error" else 0
@@ -430,7 +454,7 @@ def _new_file(
         new[PARTS + name] = NewArray(dtype, (replicas.size, *shape), 0)
         leaf = named[name]
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
-        found[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=0)
+        found[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=holder)
     if parts:
         more, values = by_all.new_arrays(topology, replicas, parts)
         new.update(more)
@@ -439,8 +463,7 @@ def _new_file(
 
 
 def _own_blas() -> np.ndarray:
-    text = affinity.blas().encode()[:BLAS_BYTES]
-    return np.frombuffer(text.ljust(BLAS_BYTES), np.uint8)
+    return np.frombuffer(affinity.blas().encode()[:BLAS_BYTES].ljust(BLAS_BYTES), np.uint8)
 
 
 def _differing(named: Mapping[str, Any], replicas: ReplicaGroup) -> list[str]:
@@ -468,7 +491,7 @@ def loaded_arrays(
     from mpistrat.training.checkpoint.read import read
 
     values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
-    there = of_file(topology, lambda: read(values, path))
+    there = topology.on_first(lambda: read(values, path))
     values = {name: value for name, value in values.items() if name in there}
     if topology.size > 1:
         sent = broadcast(topology, [*values.values()], "of a checkpoint", *values)
@@ -480,21 +503,5 @@ def contents_of(topology: Topology, path: Path) -> dict[str, tuple[np.dtype, tup
     """Return the names, dtypes and shapes of the arrays in a file, on every rank. Collective."""
     from mpistrat.training.checkpoint.read import contents
 
-    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = of_file(topology, lambda: contents(path))
-    return found
-
-
-def of_file(topology: Topology, fn: Callable[[], Any]) -> Any:
-    """Return what a function of rank 0 finds in a file. Raise its DataFileError or ChecksumError on every rank."""
-
-    def outcome() -> tuple[Any, tuple[str, bool] | None]:
-        try:
-            return fn(), None
-        except DataFileError as error:
-            return None, (str(error), isinstance(error, ChecksumError))
-
-    found, damage = topology.on_first(outcome)
-    if damage is not None:
-        what, is_checksum = damage
-        raise (ChecksumError if is_checksum else DataFileError)(f"rank 0: {what}")
+    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = topology.on_first(lambda: contents(path))
     return found

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,12 +19,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpistrat.arrays.arrays import as_bytes
-from mpistrat.data.write.boxes import write_box
-from mpistrat.data.write.sparse_file import SparseFile
-from mpistrat.process.atomic_file import appearing, require_space
-from mpistrat.training.checkpoint.disk_writer import disk_writer
-from mpistrat.training.checkpoint.division import NewArray, RankPart, divided, piece_of
+from mpistrat.arrays.arrays import as_bytes, to_host
+from mpistrat.data.write.output_file import SparseFile, place_at_once
+from mpistrat.data.write.shared_file import Box, write_box
+from mpistrat.process.files import appearing, require_no_device, require_space, write_all
+from mpistrat.process.waiting import begin_call
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
@@ -30,13 +31,20 @@ from mpistrat.training.checkpoint.format import (
     FORMAT,
     OF_BOXES,
     PIECE_BYTES,
-    WRITTEN,
+    XXH3,
+    NewArray,
+    RankPart,
     checksum,
+    divided,
+    piece_of,
     stored,
 )
 
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10
+_AT_ONCE = 16 << 20  # bytes of a write
+_SMALL = 64 << 10  # bytes that the caller writes itself: a write takes less time than handing it to a thread
+_flush = getattr(os, "fdatasync", os.fsync)
 
 
 def write(values: Mapping[str, np.ndarray], path: Path) -> None:
@@ -45,72 +53,154 @@ def write(values: Mapping[str, np.ndarray], path: Path) -> None:
     Raise OSError if the file cannot be written, for example because the disk is full. An earlier file is unchanged.
     """
     arrays = {name: NewArray(value.dtype, value.shape) for name, value in values.items()}
-    with explained(arrays, path) as nbytes:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        require_space(path, nbytes)
-        shares = divided(arrays, [0], 1)
-        with appearing(path, replace=True) as temporary, contextlib.closing(FileIndex(arrays)) as layout:
-            temporary.touch(exist_ok=False)
-            share = [(part, values[part.name]) for part in shares[0]]
-            layout.finish(temporary, shares, {0: write_share(temporary, share, layout.places, arrays)[0]})
+    with contextlib.closing(NewCheckpoint(arrays, values, path)) as new, appearing(path, replace=True) as temporary:
+        new.make(temporary)
+        new.finish(temporary, [new.write(temporary, new.lay_out())[0]])
 
 
-@contextlib.contextmanager
-def explained(arrays: Mapping[str, NewArray], path: Path) -> Iterator[int]:
-    """Let an OSError say that this file was not written, and how large it is. Yield that number of bytes."""
-    nbytes = sum(array.nbytes for array in arrays.values())
-    try:
-        yield nbytes
-    except OSError as error:
-        if error.errno is None:
-            raise
-        what = f"{error.strerror}, so a checkpoint of {nbytes} bytes was not written"
-        raise OSError(error.errno, what, str(path)) from error
+class NewCheckpoint:
+    """A new file, and what rank ``rank`` of ``size`` does for it. ``writers`` are the ranks that see its directory.
 
-
-def write_share(
-    path: Path,
-    share: Sequence[tuple[RankPart, np.ndarray]],
-    places: Mapping[str, int],
-    arrays: Mapping[str, NewArray],
-    sync: bool = False,
-    compared: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> tuple[list[int], dict[str, list[int]]]:
-    """Write the parts of one rank to a file that exists, and return their checksums in order.
-
-    The array of a part is contiguous. ``places`` are those of `FileIndex`. Also return `checksums_of` arrays to
-    compare, which are made while the disk works.
+    ``values`` has what this rank holds of the arrays.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        checksums: list[int] = []
-        piece = piece_of(arrays)
-        with disk_writer(descriptor) as writer:
-            for part, value in share:
-                if part.box is None and value.nbytes:
-                    writer.put(as_bytes(value).data, places[part.name] + part.start)
-            for part, value in share:
-                if part.box is not None:
-                    write_box(descriptor, value, part.box.offset, arrays[part.name].shape, places[part.name])
-            if sync:  # each node holds the pages that its own ranks wrote
-                writer.sync()
-            of_all = checksums_of(compared, piece)
-            for part, value in share:
-                if part.name in of_all:
-                    first = part.start // piece
-                    checksums += of_all[part.name][first : first + part.pieces(piece)]
-                else:
-                    checksums += _checksums(value, part.name, piece if part.box is None else value.nbytes)
-            writer.settle()
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NewArray],
+        values: Mapping[str, Any],
+        path: Path,
+        rank: int = 0,
+        writers: Sequence[int] = (0,),
+        size: int = 1,
+    ):
+        self._arrays, self._values, self._path = arrays, values, path
+        self.shares, self.piece = divided(arrays, writers, size), piece_of(arrays)
+        self.parts = self.shares[rank]
+        self._memory = SparseFile()
+        self._file: Any = None
+        self._datasets: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[int]:
+        """Let an OSError say that this file was not written, and how large it is. Yield that number of bytes."""
+        nbytes = sum(array.nbytes for array in self._arrays.values())
+        try:
+            yield nbytes
+        except OSError as error:
+            if error.errno is None:
+                raise
+            what = f"{error.strerror}, so a checkpoint of {nbytes} bytes was not written"
+            raise OSError(error.errno, what, str(self._path)) from error
+
+    def make(self, temporary: Path) -> None:
+        """Make an empty file on rank 0, and its directory if needed."""
+        with self._explained() as nbytes:
+            if not self._path.parent.exists():  # a file there is told of as what is not a directory
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            require_no_device(self._path)
+            require_space(self._path, nbytes)
+            temporary.touch(exist_ok=False)
+
+    def lay_out(self) -> list[int]:
+        """Make the index, in memory of rank 0. Return where each array begins in the file, 0 if it has no bytes."""
+        layout = {"alignment_threshold": _PAGE, "alignment_interval": _PAGE, "meta_block_size": _INDEX_BLOCK}
+        self._file = h5py.File(self._memory, "w", libver=FORMAT, **layout)
+        creation, link = place_at_once(), h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        link.set_create_intermediate_group(True)
+        link.set_char_encoding(h5py.h5t.CSET_UTF8)
+        for name, (dtype, shape, *_) in self._arrays.items():
+            kind = h5py.h5t.py_create(stored(dtype), logical=True)
+            space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+            made = h5py.h5d.create(self._file.id, name.encode(), kind, space, creation, link)
+            if stored(dtype) != dtype:
+                h5py.Dataset(made).attrs[DTYPE] = np.bytes_(dtype.name)
+            self._datasets[name] = made
+        return [made.get_offset() or 0 for made in self._datasets.values()]
+
+    def on_host(self) -> dict[str, np.ndarray]:
+        """Return what this rank writes, as contiguous arrays: views, or copies of no more than that from a GPU."""
+        return {str(i): _part_of(self._values[part.name], part) for i, part in enumerate(self.parts)}
+
+    def write(
+        self,
+        temporary: Path,
+        places: Sequence[int],
+        values: Mapping[str, np.ndarray] | None = None,
+        compared: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> tuple[list[int], dict[str, list[int]]]:
+        """Write this rank's share, or these ``values`` of it. If there are others, sync it.
+
+        Return its checksums, and those of all pieces of arrays to compare, which are made while the disk works.
+        """
+        if not self.parts:  # it may not see the file
+            return [], self._checksums_of(compared)
+        share = list(zip(self.parts, (self.on_host() if values is None else values).values(), strict=True))
+        by_name, checksums = dict(zip(self._arrays, places, strict=True)), list[int]()
+        written: list[Future[None]] = []
+        thread = ThreadPoolExecutor(1, "mpistrat-write")
+        with self._explained(), open(temporary, "r+b", 0) as file:
+            try:
+                for part, value in share:
+                    put = partial(_put, file.fileno(), part, value, self._arrays[part.name].shape, by_name[part.name])
+                    written += [begin_call(thread, put)] if value.nbytes >= _SMALL else put() or ()
+                of_all = self._checksums_of(compared)
+                for part, value in share:
+                    first = part.start // self.piece
+                    if part.name in of_all:
+                        checksums += of_all[part.name][first : first + part.pieces(self.piece)]
+                    else:
+                        checksums += _checksums(value, part.name, self.piece if part.box is None else value.nbytes)
+                for each in written:
+                    each.result()
+            finally:
+                thread.shutdown(cancel_futures=True)
+            if len(self.shares) > 1:  # each node holds the pages that its own ranks wrote
+                _flush(file.fileno())
         return checksums, of_all
-    finally:
-        os.close(descriptor)
+
+    def _checksums_of(self, values: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+        return {name: _checksums(value, name, self.piece) for name, value in values.items()}
+
+    def finish(self, temporary: Path, results: Iterable[Sequence[int]]) -> None:
+        """Write the index on rank 0, with the checksums of each rank, when all have written."""
+        found: dict[str, list[Any]] = {name: [] for name in self._arrays}
+        for parts, checksums in zip(self.shares.values(), results, strict=True):
+            values = iter(checksums)
+            for part in parts:
+                own = [next(values) for _ in range(part.pieces(self.piece))]
+                found[part.name] += own if part.box is None else [(*part.box.offset, *part.box.shape, *own)]
+        for name, (_, shape, _, boxes) in self._arrays.items():
+            numbers, dataset = np.array(found[name], np.uint64), self._datasets[name]
+            if boxes:
+                table = numbers.reshape(-1, 2 * len(shape) + 1)
+                dataset = self._file.create_dataset(OF_BOXES + name, data=table).id
+                numbers = np.array([checksum(as_bytes(table).data, name)], np.uint64)
+            kind, space = h5py.h5t.py_create(numbers.dtype), h5py.h5s.create_simple(numbers.shape)
+            # attrs[...] takes five times as long.
+            h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(numbers)
+        self._file.attrs[PIECE_BYTES] = np.int64(self.piece)
+        self._file.attrs[CHECKSUM] = np.bytes_(XXH3)
+        self.close()
+        with self._explained(), open(temporary, "r+b", 0) as file:
+            for offset, data in self._memory.written():
+                write_all(file.fileno(), data, offset)
+            file.truncate(self._memory.size)
+
+    def close(self) -> None:
+        """Close HDF5's file in memory, on rank 0."""
+        self._datasets.clear()
+        if self._file is not None:
+            self._file.close()
 
 
-def checksums_of(values: Mapping[str, np.ndarray], piece: int) -> dict[str, list[int]]:
-    """Return the checksums of all pieces of arrays."""
-    return {name: _checksums(value, name, piece) for name, value in values.items()}
+def _part_of(value: Any, part: RankPart) -> np.ndarray:
+    if part.box is not None:
+        block = next(each for each in value if part.box == part.box.common(Box(each.offset, each.shape)))
+        return np.asarray(to_host(block.array[part.box.slices(block.offset)]), order="C")
+    size = max(1, value.dtype.itemsize)
+    if part.start % size or part.stop % size:
+        return as_bytes(np.asarray(to_host(value), order="C"))[part.start : part.stop]
+    return np.asarray(to_host(value.reshape(-1)[part.start // size : part.stop // size]))
 
 
 def _checksums(value: np.ndarray, name: str, piece: int) -> list[int]:
@@ -118,78 +208,15 @@ def _checksums(value: np.ndarray, name: str, piece: int) -> list[int]:
     return [checksum(data[start : start + step], name) for start in range(0, max(1, len(data)), step)]
 
 
-class FileIndex:
-    """The index of a new file, in memory. ``places`` has the offset of each array, 0 if it has no bytes."""
-
-    def __init__(self, arrays: Mapping[str, NewArray]):
-        self._arrays, self._piece = arrays, piece_of(arrays)
-        self._memory = SparseFile()
-        self._file = h5py.File(
-            self._memory,
-            "w",
-            libver=FORMAT,
-            alignment_threshold=_PAGE,
-            alignment_interval=_PAGE,
-            meta_block_size=_INDEX_BLOCK,
-        )
-        self._datasets = dict(_datasets(self._file, arrays))
-        self.places = {name: dataset.get_offset() or 0 for name, dataset in self._datasets.items()}
-
-    def finish(
-        self, path: Path, shares: Mapping[int, Sequence[RankPart]], checksums: Mapping[int, Sequence[int]]
-    ) -> None:
-        """Write the index, with what `write_share` returned on each rank, to a file in which all shares are."""
-        found: dict[str, list[Any]] = {name: [] for name in self._arrays}
-        for rank, parts in shares.items():
-            values = iter(checksums.get(rank, ()))
-            for part in parts:
-                own = [next(values) for _ in range(part.pieces(self._piece))]
-                found[part.name] += own if part.box is None else [(*part.box.offset, *part.box.shape, *own)]
-        for name, (_, shape, _, boxes) in self._arrays.items():
-            numbers = np.array(found[name], np.uint64)
-            if boxes:
-                table = numbers.reshape(-1, 2 * len(shape) + 1)
-                made = self._file.create_dataset(OF_BOXES + name, data=table)
-                _set_checksums(made.id, np.array([checksum(as_bytes(table).data, name)], np.uint64))
-            else:
-                _set_checksums(self._datasets[name], numbers)
-        self._file.attrs[PIECE_BYTES] = np.int64(self._piece)
-        self._file.attrs[CHECKSUM] = np.bytes_(WRITTEN)
-        self.close()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            with disk_writer(descriptor) as writer:
-                for offset, data in self._memory.written():
-                    writer.put(memoryview(data), offset)
-                writer.settle()
-            os.ftruncate(descriptor, self._memory.size)
-        finally:
-            os.close(descriptor)
-
-    def close(self) -> None:
-        """Close HDF5's file in memory."""
-        self._datasets.clear()
-        self._file.close()
-
-
-def _datasets(file: h5py.File, arrays: Mapping[str, NewArray]) -> Iterator[tuple[str, Any]]:
-    """Create the datasets. Yield each name and its dataset."""
-    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    creation.set_layout(h5py.h5d.CONTIGUOUS)
-    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    link = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    link.set_create_intermediate_group(True)
-    link.set_char_encoding(h5py.h5t.CSET_UTF8)
-    for name, (dtype, shape, *_) in arrays.items():
-        kind = h5py.h5t.py_create(stored(dtype), logical=True)
-        space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-        dataset = h5py.h5d.create(file.id, name.encode(), kind, space, creation, link)
-        if stored(dtype) != dtype:
-            h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(dtype.name)
-        yield name, dataset
-
-
-def _set_checksums(dataset: Any, values: np.ndarray) -> None:
-    kind, space = h5py.h5t.py_create(values.dtype), h5py.h5s.create_simple(values.shape)
-    h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(values)  # attrs[...] takes five times as long
+def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, ...], place: int) -> None:
+    """Write a part of an array that begins at byte ``place``. The disk begins at once with what was written."""
+    if part.box is not None:
+        write_box(descriptor, value, part.box.offset, shape, place)
+        return
+    data, place = as_bytes(value).data, place + part.start
+    for start in range(0, len(data), _AT_ONCE):
+        write_all(descriptor, data[start : start + _AT_ONCE], place + start)
+        begun, end = ((place + each) // _AT_ONCE * _AT_ONCE for each in (start, min(start + _AT_ONCE, len(data))))
+        if begun < end and hasattr(os, "posix_fadvise"):
+            # Linux begins to write these pages, and keeps them. A thread that synced instead took 1.1 times as long.
+            os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)

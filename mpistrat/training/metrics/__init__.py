@@ -1,28 +1,39 @@
 """Metrics that each replica counts by itself and that are combined when read."""
 
-from mpistrat.training.metrics.classes import (
+from mpistrat.training.metrics.counts import (
+    AUC,
+    BinaryIoU,
+    ConfusionMatrix,
+    F1Score,
+    FalseNegatives,
+    FalsePositives,
+    FBetaScore,
+    IoU,
+    MeanIoU,
+    Precision,
+    Recall,
+    TrueNegatives,
+    TruePositives,
+)
+from mpistrat.training.metrics.means import (
     Accuracy,
     BinaryAccuracy,
     BinaryCrossentropy,
     CategoricalAccuracy,
     CategoricalCrossentropy,
-    SparseCategoricalAccuracy,
-    SparseCategoricalCrossentropy,
-    SparseTopKCategoricalAccuracy,
-    TopKCategoricalAccuracy,
-)
-from mpistrat.training.metrics.confusion_matrix import BinaryIoU, ConfusionMatrix, F1Score, FBetaScore, IoU, MeanIoU
-from mpistrat.training.metrics.mean_and_sum import (
     Mean,
     MeanAbsoluteError,
     MeanAbsolutePercentageError,
     MeanSquaredError,
     R2Score,
     RootMeanSquaredError,
+    SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
+    SparseTopKCategoricalAccuracy,
     Sum,
+    TopKCategoricalAccuracy,
 )
 from mpistrat.training.metrics.metric import Metric
-from mpistrat.training.metrics.thresholds import AUC, Precision, Recall
 
 __all__ = [
     "AUC",
@@ -35,6 +46,8 @@ __all__ = [
     "ConfusionMatrix",
     "F1Score",
     "FBetaScore",
+    "FalseNegatives",
+    "FalsePositives",
     "IoU",
     "Mean",
     "MeanAbsoluteError",
@@ -51,4 +64,6 @@ __all__ = [
     "SparseTopKCategoricalAccuracy",
     "Sum",
     "TopKCategoricalAccuracy",
+    "TrueNegatives",
+    "TruePositives",
 ]

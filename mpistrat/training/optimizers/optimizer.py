@@ -18,32 +18,42 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.training.optimizers.arguments import spell_out_options
-from mpistrat.training.optimizers.gradients import Pairs, apart, as_pair, checked, places
-from mpistrat.training.optimizers.options.accumulation import Accumulation
-from mpistrat.training.optimizers.options.clipping import Clipping
-from mpistrat.training.optimizers.options.exchange import GroupExchange
-from mpistrat.training.optimizers.parts import cut, refuse_cut, require, unit_of
-from mpistrat.training.optimizers.prepared_steps import PreparedSteps, Step
-from mpistrat.training.optimizers.replicas_step import ReplicasStep
-from mpistrat.training.optimizers.rule import AVERAGE, MovingAverage, Rule, WeightDecay, place_of, rate_of
-from mpistrat.training.optimizers.separate_step import SeparateStep
-from mpistrat.training.optimizers.state import State
-from mpistrat.values import IndexedSlices, ReduceOp
+from mpistrat.training.optimizers.exchange import GroupExchange
+from mpistrat.training.optimizers.gradients import Clipping, Pairs, apart, as_pair, checked, places
+from mpistrat.training.optimizers.rule import (
+    AVERAGE,
+    LearningRate,
+    MovingAverage,
+    Rule,
+    WeightDecay,
+    in_words,
+    is_of_package,
+    options_of,
+    place_of,
+    spell_out_options,
+)
+from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require, unit_of
+from mpistrat.training.optimizers.steps import PreparedSteps, ReplicasStep, SeparateStep, Step
+from mpistrat.values import ArrayLike, IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
+from mpistrat.variables.on_server import ServerVariable
 
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
 # What holds only for the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
+_KEPT_BY_WORKERS = (
+    "scheduled functions keep {} as it was: build a new optimizer, and schedule functions that capture it"
+)
 
 
 class Optimizer(ABC):
     """The base class of optimizers.
 
     A subclass names the state it keeps for each variable in `slots`, and changes a variable in `update`. If it changes
-    each element by itself, it may set `elementwise`.
+    each element by itself, it may set `elementwise`. Numbers and texts that it keeps by the names of its constructor's
+    arguments are options: the ranks compare them when state is created and after a change. No checkpoint has them.
 
     Parameters
     ----------
@@ -61,7 +71,7 @@ class Optimizer(ABC):
         Limit of the norm of all gradients of a step together.
     use_ema : bool
         Keep an exponential moving average of each variable: ``average = ema_momentum * average + (1 - ema_momentum) *
-        w`` after each step. `finalize_variable_values` sets the variables to their averages.
+        w`` after each call. `finalize_variable_values` sets the variables to their averages.
     ema_momentum : float
         In [0, 1].
     ema_overwrite_frequency : int, optional
@@ -84,7 +94,7 @@ class Optimizer(ABC):
     -----
     The gradients of a step are averaged over accumulated calls, summed over the replicas, and then clipped: a step does
     not depend on the number of replicas that share a batch. Weight decay, the step and the moving average follow. The
-    learning rate, the decay and `iterations` see steps, not calls.
+    decay and `iterations` see steps. Schedules and moving averages see calls, as in Keras.
 
     Until the last call of a step the replicas keep their sums without communication, if each has a copy of the
     variables. The sums are in `variables`, so a checkpoint may be made between two calls.
@@ -140,7 +150,6 @@ class Optimizer(ABC):
         gradient_accumulation_steps: int | None = None,
         shard_state: bool = False,
     ):
-        self.learning_rate = learning_rate
         self._name = name or type(self).__name__
         self._config: dict[str, Any] = {
             "name": self._name,
@@ -161,11 +170,15 @@ class Optimizer(ABC):
             self._accumulation = Accumulation(gradient_accumulation_steps, self._name)
         self._rule: Rule = self if weight_decay is None else WeightDecay(self, weight_decay)
         if use_ema:
-            self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency)
+            calls = gradient_accumulation_steps or 1
+            self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency, calls)
         self._averages, self._shard_state = bool(use_ema), bool(shard_state)
         self._state = State(self._name)
         self._steps = PreparedSteps()
-        self._when_grown: Callable[[], None] | None = None
+        self._schedule: Callable[[int], float] | None = None
+        self._is_rate_new = False  # whether the ranks have not compared it since it was set
+        self.learning_rate = learning_rate
+        self._when_grown: Callable[[], object] | None = None
         #: What this rank keeps to exchange with other groups. None without groups, or before a step or `build`.
         self.exchange: GroupExchange | None = None
 
@@ -174,6 +187,12 @@ class Optimizer(ABC):
         return {**self.__dict__, "_when_grown": None, "exchange": None}
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Steps would go on with the first value, without a word. A rule of the program may use such a name itself.
+        if name in vars(self).get("_config", ()) and not hasattr(type(self), name) and is_of_package(self.update):
+            raise AttributeError(
+                f"{type(self).__name__} keeps {name}={self._config[name]!r} from its start, and only learning_rate can "
+                f"be set: make a new optimizer with {name}={value!r}"
+            )
         super().__setattr__(name, value)
         if name == "update":  # for this object: what holds for the `update` of its class does not hold for it
             for each in {*_OF_UPDATE}.difference(vars(self)):
@@ -181,17 +200,55 @@ class Optimizer(ABC):
                 super().__setattr__(each, types.MethodType(base, self) if callable(base) else base)
         if name == "update" or name in _OF_UPDATE:
             self._steps = PreparedSteps()  # the prepared ones are for another `update`
+        elif name in options_of(self) and "_state" in vars(self):
+            self._is_rate_new = self._state.iterations is not None
+            if isinstance(self._state.iterations, ServerVariable):
+                raise AttributeError(f"{self._name}: {_KEPT_BY_WORKERS.format(name)}")
 
     @property
-    def learning_rate(self) -> Any:
-        """The learning rate, or the function that returns it. Can be set."""
-        return self._learning_rate
+    def learning_rate(self) -> LearningRate:
+        """The learning rate of the next step, a float with a method ``assign``.
+
+        Set it to a number or to a function of the number of completed steps, to the same on all ranks: at the next step
+        they compare it. A number is one of the `variables`, as in Keras: it is saved, restored, and sent to workers.
+        """
+        rate = LearningRate(self.rate_after(self.iterations))
+        rate.optimizer = self
+        return rate
 
     @learning_rate.setter
     def learning_rate(self, value: float | Callable[[int], float]) -> None:
+        if isinstance(value, ArrayLike):
+            raise TypeError(
+                f"learning_rate is {value!r}, whose changes no step would see: give float(v), and set "
+                "optimizer.learning_rate later; or lambda step: float(v)"
+            )
         if not callable(value) and not value >= 0:
             raise ValueError(f"learning_rate must not be negative, not {value!r}")
-        self._learning_rate = value
+        state, held = self._state, self._state.learning_rate
+        if isinstance(state.iterations, ServerVariable) and (callable(value) or self._schedule is not None):
+            raise ValueError(f"{self._name}: {_KEPT_BY_WORKERS.format('a learning rate that is a function')}")
+        if callable(value):
+            calls = 1 if self._accumulation is None else self._accumulation.calls
+            self._schedule = value if calls == 1 else partial(_after_calls, value, calls)
+            state.first_rate, self._is_rate_new = None, state.iterations is not None
+        elif held is None or self._schedule is not None or held.own_copy().item() != value:
+            self._schedule, state.first_rate = None, np.array(float(value))
+            self._is_rate_new = True
+            if held is not None and held.each_replica_writes:
+                held.own_copy().fill(value)
+            elif held is not None:
+                held.assign(float(value))
+        if held is None:
+            self._steps = PreparedSteps()  # those of a schedule know of no number
+        self._config["learning_rate"] = value
+
+    def rate_after(self, steps: int) -> float:
+        """Return the learning rate of the step after so many."""
+        held = self._state.learning_rate
+        if self._schedule is not None:
+            return float(self._schedule(steps))
+        return (self._state.first_rate if held is None else held.own_copy()).item()  # type: ignore[union-attr]
 
     @property
     def iterations(self) -> int:
@@ -200,9 +257,11 @@ class Optimizer(ABC):
 
     @property
     def variables(self) -> list[Variable]:
-        """The optimizer's state, to be saved with the weights. Empty before the first step or `build`."""
-        sums = [] if self._accumulation is None else self._accumulation.variables
-        return self._state.variables + sums
+        """The optimizer's state, to be saved with the weights. Empty before the first step or `build`.
+
+        As in Keras, it begins with the number of steps and the learning rate, if that is a number.
+        """
+        return self._state.variables + ([] if self._accumulation is None else self._accumulation.variables)
 
     def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this optimizer in a `Checkpoint`.
@@ -212,10 +271,10 @@ class Optimizer(ABC):
         """
         named = self._state.named((*self.slots, AVERAGE) if self._averages else self.slots, name_of)
         if self.exchange is not None and not self.exchange.of_gradients:
-            return {"iterations": named["iterations"]}
+            return {name: named[name] for name in ("iterations", "learning_rate") if name in named}
         return named if self._accumulation is None else named | self._accumulation.named(name_of)
 
-    def when_grown(self, function: Callable[[], None]) -> None:
+    def when_grown(self, function: Callable[[], object]) -> None:
         """Call a function after each creation of state, in cross-replica context on all ranks.
 
         Only the last function that was given is called: that of the checkpoint that was restored last.
@@ -229,7 +288,8 @@ class Optimizer(ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that make this optimizer again, by name."""
-        return {"learning_rate": self._learning_rate, **self._config}
+        rate = self._config["learning_rate"] if self._schedule is not None else float(self.learning_rate)
+        return {**self._config, "learning_rate": rate}
 
     def _facts(self) -> dict[str, Any]:
         config = self.get_config()
@@ -255,8 +315,7 @@ class Optimizer(ABC):
         strategy = variables[0].distribute_strategy
         for variable in variables:
             strategy.extended.check_variable(variable, f"{self._name}.build")
-        entered = strategies.get_strategy() is strategy
-        with contextlib.nullcontext() if entered else strategy.scope():
+        with contextlib.nullcontext() if strategies.get_strategy() is strategy else strategy.scope():
             self._create(variables)
 
     def finalize_variable_values(self, variables: Iterable[Variable]) -> None:
@@ -266,18 +325,23 @@ class Optimizer(ABC):
         ones. Call it on every replica, in cross-replica context. It does nothing else without ``use_ema``, and for
         variables that were not trained.
         """
-        variables = list(variables)
+        variables, rule = list(variables), self._rule
         if self.exchange is not None:
             self.exchange.finish(self.iterations)
-        for variable in variables if self._averages else ():
-            if id(variable) in self._state.slots:
-                variable.assign(self._state.slots[id(variable)][1][-1].read_value())
+        calls = self._accumulation.calls_of_this_step() if self._accumulation and self.iterations else 0
+        for variable in variables:
+            if isinstance(rule, MovingAverage) and id(variable) in self._state.slots:
+                average = self._state.slots[id(variable)][1][-1].read_value()
+                if calls:
+                    average = rule.within(average, variable.read_value(), self.iterations, calls)
+                variable.assign(average)
 
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Any, Variable]],
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Sum the gradients over the replicas and update the variables. Call it in a replica context.
 
@@ -294,6 +358,8 @@ class Optimizer(ABC):
             Ignored. Accepted for programs written for Keras.
         experimental_aggregate_gradients : bool
             Whether to sum over the replicas. Give False if the gradients are already reduced.
+        skip_gradients_aggregation : bool
+            The opposite, by Keras' later name.
 
         Raises
         ------
@@ -306,6 +372,8 @@ class Optimizer(ABC):
         # A function costs 3 us, cold: `merge_call`, `FlatStep.fits` and the search of a step are written out below.
         modes = context.local.stack
         mode = modes[-1] if modes else context.current()
+        if skip_gradients_aggregation:
+            experimental_aggregate_gradients = False
         if mode.replica_context is None:
             raise RuntimeError("apply_gradients() adds up the gradients of replicas: call it inside of strategy.run")
         if mode.replica_context.meeting is not None:
@@ -316,16 +384,17 @@ class Optimizer(ABC):
         topology = engine.topology
         sequence = topology.lock.sequence
         depth = len(modes)
-        try:  # as `whole`, without its cost
-            given, aggregate = grads_and_vars, experimental_aggregate_gradients
+        try:  # as `collective_call`, without its cost
+            aggregate = experimental_aggregate_gradients
             if self._accumulation is not None:
-                given = self._accumulation.step_of(mode.replica_context, list(given), aggregate, self._create)
-                if not given:
+                given = list(grads_and_vars)
+                grads_and_vars = self._accumulation.step_of(mode.replica_context, given, aggregate, self._create)
+                if not grads_and_vars:
                     return
                 aggregate = False
             try:
                 # Fast path: the variables, dtypes and shapes of the last step. One loop looks at each object once.
-                rest, gradients = iter(given), []
+                rest, gradients = iter(grads_and_vars), []
                 step: Step | None = None
                 last = self._steps.last if self._steps.owner is extended else None
                 if last is not None:
@@ -356,6 +425,8 @@ class Optimizer(ABC):
                 with structures.refusals("all_reduce", topology):
                     raise
             modes.append(extended.cross_replica_mode)
+            if self._is_rate_new and experimental_aggregate_gradients:
+                self._compare_rate(extended)
             self._take(extended, step, gradients, engine if aggregate else None)
         except MismatchError:
             raise
@@ -369,7 +440,10 @@ class Optimizer(ABC):
         """Do `apply_gradients` together with the other replicas of this rank."""
         replica, strategy = mode.replica_context, mode.strategy
         begin = partial(
-            ReplicasStep, partial(self._step_of_rank, strategy), strategy.extended, lambda: self.iterations + 1
+            ReplicasStep,
+            partial(self._step_of_rank, strategy, aggregate),
+            strategy.extended,
+            lambda: self.iterations + 1,
         )
         if self._accumulation is not None:
             given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
@@ -377,28 +451,42 @@ class Optimizer(ABC):
                 return
         replica.meet("apply_gradients", begin, (given, aggregate))
 
-    def _step_of_rank(self, strategy: Strategy, pairs: Pairs) -> None:
+    def _step_of_rank(self, strategy: Strategy, compares_rate: bool, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
+        if self._is_rate_new and compares_rate:
+            self._compare_rate(strategy.extended)
         self._take(strategy.extended, *self._prepared(strategy.extended, pairs), None)
 
     def _take(self, extended: StrategyExtended, step: Step, gradients: list[Any], summing: Any) -> None:
         """Update the variables of a step. The engine ``summing`` sums the gradients first; None if that is done."""
+        exchange = None
         if extended.engine.between_groups is not None:
             self._create(step.variables)
-        if (exchange := self.exchange) is not None:
+            exchange = self.exchange
+            assert exchange is not None
             exchange.before_step()
             if exchange.of_gradients:
-                gradients, summing = exchange.gradients(step, gradients, summing, self.iterations + 1), None
+                number, rate = self.iterations + 1, self.rate_after(self.iterations)
+                gradients, summing = exchange.gradients(step, gradients, summing, number, rate), None
                 step, gradients = self._prepared(extended, [*zip(gradients, step.variables, strict=True)])
         if isinstance(step, SeparateStep):
             self._apply(extended, step, gradients, aggregate=summing is not None)
         else:
-            step.take(self._rule, gradients, self._learning_rate, summing, self._clipping)
+            step.take(self._rule, gradients, self._schedule, summing, self._clipping)
         if self._accumulation is not None:
             self._accumulation.clear(extended)
         if exchange is not None:
             exchange.after_step(self.iterations)
         flight_record.step(flight_record.UPDATE)
+
+    def _compare_rate(self, extended: StrategyExtended) -> None:
+        """Raise MismatchError on every rank if some have set another rate or option since the last step. Collective."""
+        if self._state.iterations is not None and self._state.iterations.each_replica_writes:
+            rate = in_words(self.get_config()["learning_rate"])
+            own = [f"{name} set to {value!r}" for name, value in options_of(self).items()]
+            topology = extended.engine.topology
+            structures.agree(topology, "apply_gradients", self._name, f"learning_rate set to {rate}", *own)
+        self._is_rate_new = False
 
     def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[Step, list[Any]]:
         create = self._create if self._shards(extended) else None
@@ -410,13 +498,13 @@ class Optimizer(ABC):
     def _apply(self, extended: StrategyExtended, step: SeparateStep, gradients: list[Any], aggregate: bool) -> None:
         """Update the variables one by one. Sum the gradients first if asked to."""
         number = self.iterations
-        rate = rate_of(self._learning_rate, number)  # may fail, so before the first collective
+        rate = self.rate_after(number)  # may fail, so before the first collective
         if aggregate:
             gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
-        if self.iterations != number:  # a checkpoint that was restored before the first step had it
+        if self.iterations != number or self._schedule is None:  # a checkpoint restored before the first step had them
             number = self.iterations
-            rate = rate_of(self._learning_rate, number)
+            rate = self.rate_after(number)
         if not aggregate:
             gradients = apart(gradients, places(step.changed()))
         if self._clipping is not None:
@@ -431,18 +519,24 @@ class Optimizer(ABC):
         known = len(self._state.slots)
         extended = variables[0].distribute_strategy.extended
         unit = partial(unit_of, elementwise=self.elementwise, clipping=self._clipping)
-        refuse_cut(variables, self._name, None if self._accumulation or self._shard_state else unit)
+        by_parts = not (self._accumulation or self._shard_state or (self._clipping and self._clipping.by_norm))
+        refuse_cut(variables, self._name, self.elementwise, by_parts)
         if shards := self._shards(extended):
             require(extended.engine, variables)
         parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
         zeros = function is Optimizer.initial_state and not self._averages
-        self._state.create(variables, slots, self._initial_state, zeros, parts)
+        own = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, float)}
+        options = own | options_of(self) | self._config
+        self._state.create(variables, slots, self._initial_state, zeros, options, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
         if extended.engine.between_groups is not None:
             if self._averages and extended.engine.between_groups.sync_every > 1:
                 raise ValueError("use_ema: the averages of groups that exchange weights differ: leave it out")
-            self.exchange = self.exchange or GroupExchange(extended.engine.between_groups, lambda: self.variables[1:])
+            self.exchange = self.exchange or GroupExchange(
+                extended.engine.between_groups,
+                lambda: self._state.all_slots + ([] if self._accumulation is None else self._accumulation.variables),
+            )
             self.exchange.create(variables)
         if self._when_grown is not None and len(self._state.slots) > known:
             self._when_grown()
@@ -497,3 +591,8 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
+
+
+def _after_calls(schedule: Callable[[int], float], calls: int, steps: int) -> float:
+    """Return a schedule's rate of a step of several calls. It counts calls of `apply_gradients`, as Keras' does."""
+    return schedule(steps * calls + calls - 1)

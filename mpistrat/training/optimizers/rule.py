@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Protocol
+import inspect
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
@@ -12,7 +16,25 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.values import IndexedSlices
 
 ELEMENTS = 1 << 16
+Update = Callable[..., None]
 AVERAGE = "average"  # the name of the slot of `MovingAverage`
+
+
+class LearningRate(float):
+    """The learning rate of an optimizer at one time."""
+
+    optimizer: Any
+
+    def assign(self, value: float | Callable[[int], float]) -> None:
+        """Set the learning rate of the optimizer, as its `learning_rate`."""
+        self.optimizer.learning_rate = value
+
+    def numpy(self) -> np.float64:
+        """Return the rate as a number of NumPy."""
+        return np.float64(self)
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
 
 
 class Rule(Protocol):
@@ -31,7 +53,31 @@ class Rule(Protocol):
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None: ...
 
 
-class WeightDecay:
+class RuleAround(ABC):
+    """A rule that does more than another one, before and after it."""
+
+    def __init__(self, rule: Rule):
+        self._rule = rule
+
+    @abstractmethod
+    def _do(
+        self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
+    ) -> None:
+        """Call ``update`` of the other rule, and do the rest."""
+
+    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
+        self._do(self._rule.update, weights, gradient, step, rate, state)
+
+    def update_consuming(
+        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    ) -> None:
+        self._do(self._rule.update_consuming, weights, gradient, step, rate, state)
+
+    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
+        self._do(self._rule.update_rows, weights, rows, step, rate, state)
+
+
+class WeightDecay(RuleAround):
     """A rule that shrinks the weights before another rule changes them.
 
     Each step subtracts ``rate * weight_decay * w``. Raise ValueError if the weight decay is negative.
@@ -40,31 +86,21 @@ class WeightDecay:
     def __init__(self, rule: Rule, weight_decay: float):
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
-        self._rule, self._weight_decay = rule, weight_decay
+        super().__init__(rule)
+        self._weight_decay = weight_decay
 
-    def _kept(self, rate: float) -> float:
-        return 1 - rate * self._weight_decay
-
-    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
-        weights *= self._kept(rate)
-        self._rule.update(weights, gradient, step, rate, *state)
-
-    def update_consuming(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    def _do(
+        self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
     ) -> None:
-        weights *= self._kept(rate)
-        self._rule.update_consuming(weights, gradient, step, rate, *state)
-
-    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
-        weights *= self._kept(rate)
-        self._rule.update_rows(weights, rows, step, rate, *state)
+        weights *= 1 - rate * self._weight_decay
+        update(weights, gradient, step, rate, *state)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
         found = self._rule.on_gpu(step, rate)
         if found is None:
             return None
         kernel, numbers = found
-        return _with_decay(kernel), (*numbers, self._kept(rate))
+        return _with_decay(kernel), (*numbers, 1 - rate * self._weight_decay)
 
 
 @functools.cache
@@ -73,43 +109,49 @@ def _with_decay(kernel: EachElement) -> EachElement:
     return kernel.extended("decay", scalars=["decay_kept"], before=f"{weights} *= decay_kept;")
 
 
-class MovingAverage:
+class MovingAverage(RuleAround):
     """A rule that averages the weights after another rule has changed them.
 
     The average is the last slot, `AVERAGE`: ``average = momentum * average + (1 - momentum) * w``. After the first step
     it is the weights. After each ``overwrite_frequency`` steps, the weights become the average. Raise ValueError unless
     ``momentum`` is in [0, 1] and the frequency is positive.
+
+    As in Keras, each of the ``calls`` that make a step averages, and overwrites if the step does. Between two steps the
+    weights stay, so the calls before the last are one average with a power of the momentum, taken before the rule.
     """
 
-    def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None):
+    def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None, calls: int):
         if not 0 <= momentum <= 1:
             raise ValueError(f"ema_momentum must be in [0, 1], not {momentum!r}")
         if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
             raise ValueError(f"ema_overwrite_frequency must be an int above 0, or None, not {overwrite_frequency!r}")
-        self._rule, self._momentum, self._frequency = rule, momentum, overwrite_frequency
+        super().__init__(rule)
+        self._momentum, self._frequency, self._earlier = momentum, overwrite_frequency, calls - 1
 
     def _kept(self, step: int) -> float:
         return self._momentum if step > 1 else 0.0
 
+    def _kept_before(self, step: int) -> float:
+        """Return the part of the average that the calls before the last keep: of one, where that overwrites."""
+        return self._kept(step) ** (min(self._earlier, 1) if self._overwrites(step) else self._earlier)
+
+    def within(self, average: np.ndarray, weights: np.ndarray, steps: int, calls: int) -> np.ndarray:
+        """Return the average after some calls of a step that is not complete, the one after so many steps."""
+        kept = self._momentum ** (min(calls, 1) if self._overwrites(steps + 1) else calls)
+        return average * kept + weights * (1 - kept)
+
     def _overwrites(self, step: int) -> bool:
         return self._frequency is not None and step % self._frequency == 0
 
-    def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
-        self._rule.update(weights, gradient, step, rate, *state[:-1])
-        self._average(state[-1], weights, step)
-
-    def update_consuming(
-        self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
+    def _do(
+        self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
     ) -> None:
-        self._rule.update_consuming(weights, gradient, step, rate, *state[:-1])
-        self._average(state[-1], weights, step)
+        if self._earlier:
+            self._average(state[-1], weights, step, self._kept_before(step))
+        update(weights, gradient, step, rate, *state[:-1])
+        self._average(state[-1], weights, step, self._kept(step))
 
-    def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
-        self._rule.update_rows(weights, rows, step, rate, *state[:-1])
-        self._average(state[-1], weights, step)
-
-    def _average(self, average: np.ndarray, weights: np.ndarray, step: int) -> None:
-        kept = self._kept(step)
+    def _average(self, average: np.ndarray, weights: np.ndarray, step: int, kept: float) -> None:
         for mean, w in blocks(average, weights):
             mean *= kept
             mean += w * (1 - kept)
@@ -121,20 +163,23 @@ class MovingAverage:
         if found is None:
             return None
         kernel, numbers = found
-        return _with_average(kernel), (*numbers, self._kept(step), float(self._overwrites(step)))
+        averaged = self._kept_before(step), self._kept(step), float(self._overwrites(step))
+        return _with_average(kernel, self._earlier > 0), (*numbers, *averaged)
 
 
 @functools.cache
-def _with_average(kernel: EachElement) -> EachElement:
+def _with_average(kernel: EachElement, has_earlier_calls: bool) -> EachElement:
     weights = kernel.reads[1]
+    averages = (
+        f"average = average * {{kept}} + {weights} * ((R)1 - {{kept}}); "
+        f"{weights} = average_now != (R)0 ? average : {weights};"
+    )
     return kernel.extended(
-        "average",
+        "average_of_calls" if has_earlier_calls else "average",
         state=["average"],
-        scalars=["average_kept", "average_now"],
-        after=(
-            f"average = average * average_kept + {weights} * ((R)1 - average_kept); "
-            f"{weights} = average_now != (R)0 ? average : {weights};"
-        ),
+        scalars=["average_kept_before", "average_kept", "average_now"],
+        before=averages.format(kept="average_kept_before") if has_earlier_calls else "",
+        after=averages.format(kept="average_kept"),
     )
 
 
@@ -162,11 +207,74 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
     return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]
 
 
-def rate_of(rate: float | Callable[[int], float], number: int) -> float:
-    """Return the learning rate of a step after ``number`` others."""
-    return float(rate(number) if callable(rate) else rate)
-
-
 def place_of(kind: type, name: str) -> int:
     """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
     return next(place for place, each in enumerate(kind.__mro__) if name in vars(each))
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack  # `typing` has it from Python 3.11 on
+else:
+    Unpack = dict  # annotations are not evaluated
+
+
+class OptimizerOptions(TypedDict, total=False):
+    """The arguments that every optimizer hands on to `Optimizer`, which describes them."""
+
+    clipnorm: float | None
+    clipvalue: float | None
+    global_clipnorm: float | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+    gradient_accumulation_steps: int | None
+    shard_state: bool
+
+
+def spell_out_options(init: Callable[..., None], of_base: Callable[..., None]) -> None:
+    """Let the signature of a constructor show each of its `OptimizerOptions`, as that of the base class has it."""
+    own = inspect.signature(init)
+    *others, last = own.parameters.values()
+    if "OptimizerOptions" in str(last.annotation):
+        known = inspect.signature(of_base).parameters
+        options = [known[name] for name in OptimizerOptions.__annotations__]
+        init.__signature__ = own.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
+
+
+def is_of_package(function: Callable[..., Any]) -> bool:
+    """Return whether a function or class is of this package, not of the program."""
+    return function.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def options_of(rule: Any) -> dict[str, Any]:
+    """Return the numbers and texts that a rule of the program keeps by the names of its constructor's arguments."""
+    kind = type(rule)
+    names = () if is_of_package(kind) else inspect.signature(kind).parameters
+    kept = {name: vars(rule).get(name) for name in names}
+    return {name: each for name, each in kept.items() if isinstance(each, (bool, int, float, str, np.generic))}
+
+
+def in_words(value: Any, depth: int = 3) -> str:
+    """Return a learning rate as the ranks compare it: a number, or a function with the numbers and texts that it keeps.
+
+    It keeps its defaults, what it takes from the function around it, and its attributes: those of a schedule, too.
+    Objects that are neither numbers, texts nor functions may differ between ranks: they are named by their class.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return (
+            repr(value.item()) if value.ndim == 0 else f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
+        )
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(in_words(each, depth) for each in value)}]"
+    kept: dict[Any, Any] = dict(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
+    if inspect.isfunction(value):
+        kept |= {**inspect.getclosurevars(value).nonlocals, **(value.__kwdefaults__ or {})}
+        kept |= enumerate(value.__defaults__ or ())
+    elif isinstance(value, partial):
+        kept |= {"of": value.func, **value.keywords}
+        kept |= enumerate(value.args)
+    is_open = depth > 0 and (callable(value) or isinstance(value, Mapping)) and not inspect.ismethod(value)
+    shown = [f"{name}={in_words(each, depth - 1)}" for name, each in kept.items()] if is_open else []
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(shown)})"

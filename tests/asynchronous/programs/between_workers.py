@@ -60,7 +60,7 @@ def optimizers_update_on_the_servers(strategy):
         serial.apply_gradients([(gradient, oracle)])
     np.testing.assert_allclose(v.read_value(), oracle.read_value(), rtol=1e-12)
     assert optimizer.iterations == serial.iterations
-    assert optimizer.variables[1].device == v.device
+    assert optimizer.variables[2].device == v.device
 
 
 def contexts(strategy):

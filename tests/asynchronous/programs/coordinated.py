@@ -27,6 +27,9 @@ def resolver_of(ps):
 
 def training(resolver):
     optimizers_update_on_the_servers(resolver)
+    changed_rates_reach_scheduled_functions(resolver)
+    changes_that_scheduled_functions_do_not_see_are_refused(resolver)
+    rules_of_whole_gradients_are_refused(resolver)
     a_read_sees_whole_writes(resolver)
     writes_of_all_kinds(resolver)
     large_arrays(resolver)
@@ -50,7 +53,7 @@ def optimizer_updates_on_the_servers(strategy, make):
     with strategy.scope():
         v, optimizer = mpistrat.Variable(start), make()
         optimizer.build([v])
-    for slot in optimizer.variables[1:]:
+    for slot in optimizer.variables[2:]:
         assert slot.device == v.device, (slot, v)
 
     def step(gradient):
@@ -64,6 +67,89 @@ def optimizer_updates_on_the_servers(strategy, make):
         serial.apply_gradients([(gradient, oracle)])
     np.testing.assert_allclose(v.numpy(), oracle.numpy(), rtol=1e-12)
     assert optimizer.iterations == serial.iterations == 5
+
+
+def changed_rates_reach_scheduled_functions(resolver):
+    """Also a function that was sent before the change, and after a schedule took the place of a number."""
+    strategy = mpistrat.ParameterServerStrategy(resolver)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v, optimizer = mpistrat.Variable(0.0), mpistrat.optimizers.SGD(1.0)
+        optimizer.build([v])
+
+    def step():
+        strategy.run(lambda: optimizer.apply_gradients([(1.0, v)]))
+
+    def step_of(given):
+        strategy.run(lambda: given.apply_gradients([(1.0, v)]))
+
+    for rate, expected in ((1.0, -1.0), (0.125, -1.125), (0.5, -1.625)):
+        optimizer.learning_rate = rate
+        coordinator.schedule(step)
+        coordinator.join()
+        assert float(v) == expected, (rate, float(v))
+    for rate, expected in ((1.0, -2.625), (0.125, -2.75)):
+        optimizer.learning_rate.assign(rate)
+        coordinator.schedule(step_of, args=(optimizer,))
+        coordinator.join()
+        assert float(v) == expected, (rate, float(v))
+    assert optimizer.learning_rate == optimizer.get_config()["learning_rate"] == 0.125
+
+
+class Scaled(mpistrat.optimizers.Optimizer):
+    def __init__(self, scale):
+        super().__init__(1.0)
+        self.scale = scale
+
+    def update(self, weights, gradient, step, rate, *state):
+        weights -= rate * self.scale * gradient
+
+
+def changes_that_scheduled_functions_do_not_see_are_refused(resolver):
+    """A worker keeps the optimizer as it was sent, but for its variables."""
+    strategy = mpistrat.ParameterServerStrategy(resolver)
+    for made, name, value in (
+        (mpistrat.optimizers.SGD(1.0), "learning_rate", lambda step: 0.5),
+        (mpistrat.optimizers.SGD(lambda step: 1.0), "learning_rate", 0.5),
+        (Scaled(1.0), "scale", 0.5),
+    ):
+        with strategy.scope():
+            made.build([mpistrat.Variable(0.0)])
+        assert "scheduled functions keep" in str(raised(setattr, made, name, value))
+
+
+class Norm(mpistrat.optimizers.Optimizer):
+    def update(self, weights, gradient, step, rate, *state):
+        weights -= rate * gradient / np.linalg.norm(gradient)
+
+
+def rules_of_whole_gradients_are_refused(resolver):
+    """A norm of each shard would make the result depend on the number of shards."""
+    gradient = np.array([[3.0, 4.0], [0.0, 12.0]])
+    for make in (lambda: mpistrat.optimizers.LARS(1.0), lambda: Norm(1.0)):
+        for shards in (1, 2):
+            strategy = mpistrat.ParameterServerStrategy(resolver, partitioners.FixedShardsPartitioner(shards))
+            with strategy.scope():
+                v, optimizer = mpistrat.Variable(np.ones((2, 2))), make()
+                error = raised(optimizer.build, [v]) if shards == 2 else optimizer.build([v])
+            if shards == 2:
+                assert isinstance(error, ValueError)
+                assert "cut over 2 parameter servers" in str(error)
+                assert "variable_partitioner" in str(error)
+                continue
+            compare_with_serial(strategy, v, optimizer, make(), gradient)
+    strategy = mpistrat.ParameterServerStrategy(resolver, partitioners.FixedShardsPartitioner(2))
+    with strategy.scope():
+        v, optimizer = mpistrat.Variable(np.ones((2, 2))), mpistrat.optimizers.Adam(0.1, global_clipnorm=0.5)
+        optimizer.build([v])
+    compare_with_serial(strategy, v, optimizer, mpistrat.optimizers.Adam(0.1, global_clipnorm=0.5), gradient)
+
+
+def compare_with_serial(strategy, v, optimizer, serial, gradient):
+    coordinator, oracle = ClusterCoordinator(strategy), mpistrat.Variable(v.numpy())
+    coordinator.schedule(lambda: strategy.run(lambda: optimizer.apply_gradients([(gradient, v)]))).fetch()
+    serial.apply_gradients([(gradient, oracle)])
+    np.testing.assert_allclose(v.numpy(), oracle.numpy(), rtol=1e-12)
 
 
 def a_read_sees_whole_writes(resolver):

@@ -1,6 +1,7 @@
 """Task farms on 4 ranks: ``python farms.py NAME`` runs the function of that name with an executor, on rank 0."""
 
 import contextlib
+import logging
 import signal
 import sys
 import tempfile
@@ -370,6 +371,34 @@ def raises_before_a_collective(comm):
     if comm.rank == 0:
         raise ArithmeticError("on purpose")
     comm.Barrier()
+
+
+def one_worker():
+    """Of two ranks one works, which is said if calls wait. Errors of calls are returned, and the worker goes on."""
+    said = threading.Event()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.set() if "rank 0 hands out calls" in record.getMessage() else None
+    logging.getLogger("mpistrat").addHandler(handler)
+    with Executor() as executor, tempfile.TemporaryDirectory() as folder:
+        if executor is not None:
+            end = str(Path(folder) / "end")
+            waiting = [executor.submit(exists, end) for _ in range(2)]
+            assert said.wait(60)
+            Path(end).touch()
+            assert all(each.result() for each in waiting)
+            found = [*executor.map(divided, [1, 0, 2], on_error="keep")]
+            assert (found[0], type(found[1]), found[2]) == (1, ZeroDivisionError, 0.5)
+            assert "worker 0" in str(found[1].__cause__)
+
+
+def exists(path):
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return True
+
+
+def divided(x):
+    return 1 / x
 
 
 if __name__ == "__main__":

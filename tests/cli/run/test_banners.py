@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mpistrat.cli.run.banners import Banners, Death, LauncherMessages
+from mpistrat.cli.run.streams import Banners, Death, LauncherMessages
 
 DASHES = "-" * 74 + "\n"
 EQUALS = "=" * 83 + "\n"

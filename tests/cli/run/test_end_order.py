@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpistrat.cli.run.job_end import EndOrder
-from mpistrat.record import end_mark
+from mpistrat.cli.run.running_job import EndOrder
+from mpistrat.record import lifetime
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps this order")
 
 RANK = """
 import os, subprocess, sys, time
-from mpistrat.record import end_mark
+from mpistrat.record import lifetime
 
-end_mark.keep_open()
-end_mark.keep_open()  # a process keeps one
+lifetime.keep_open()
+lifetime.keep_open()  # a process keeps one
 if sys.argv[1:] == ["fork"] and os.fork():
     sys.stdin.read()
 print("ready", flush=True)
@@ -30,17 +30,17 @@ sys.stdin.read()
 
 PAIRS = """
 import os, pathlib, signal, sys
-from mpistrat.cli.run.job_end import EndOrder
-from mpistrat.record import end_mark
+from mpistrat.cli.run.running_job import EndOrder
+from mpistrat.record import lifetime
 
-os.environ[end_mark.VARIABLE] = sys.argv[1]
+os.environ[lifetime.VARIABLE] = sys.argv[1]
 order, expected = EndOrder(pathlib.Path(sys.argv[1])), []
 
 def start():
     end, started = os.pipe()
     process = os.fork()
     if process == 0:
-        end_mark.keep_open()
+        lifetime.keep_open()
         os.write(started, b".")
         signal.pause()
     os.close(started)
@@ -67,7 +67,7 @@ def start(tmp_path):
     started = []
 
     def begin(*options, folder=tmp_path):
-        environ = {**os.environ, end_mark.VARIABLE: str(folder)}
+        environ = {**os.environ, lifetime.VARIABLE: str(folder)}
         command = [sys.executable, "-c", RANK, *options]
         process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(process)
@@ -166,13 +166,13 @@ def test_an_old_system_closes_files_in_another_order(start, tmp_path, monkeypatc
 def test_a_process_with_few_descriptors_keeps_no_file(tmp_path):
     program = """
 import os, resource, sys
-from mpistrat.record import end_mark
+from mpistrat.record import lifetime
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 before = os.listdir("/proc/self/fd")
-end_mark.keep_open()
+lifetime.keep_open()
 assert os.listdir("/proc/self/fd") == before
 """
     order = EndOrder(tmp_path)
-    environ = {**os.environ, end_mark.VARIABLE: str(tmp_path)}
+    environ = {**os.environ, lifetime.VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True)
     assert order.close() == []

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mpistrat.cli.run.job_end import Guard
+from mpistrat.cli.run.running_job import Guard
 
 LIMIT = 250
 # A launcher that counts its signals, below a process with many threads: each of them is a parent that ends.
@@ -26,7 +26,7 @@ print("signals", count, flush=True)
 """
 PARENT = f"""
 import signal, subprocess, sys, threading, time
-from mpistrat.cli.run.job_end import Guard
+from mpistrat.cli.run.running_job import Guard
 guard = Guard(signal.SIGTERM)
 child = subprocess.Popen([sys.executable, "-c", {LAUNCHER!r}], preexec_fn=guard.watch_this_process)
 for _ in range(20):

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from mpistrat.cli.run import job
-from mpistrat.cli.run.job import Machine, plan
-from mpistrat.cli.run.mpirun import Launcher
+from mpistrat.cli.run.job import Launcher, Machine, plan
 
 OPEN_MPI_5 = Launcher("/opt/bin/mpirun", "openmpi", (5, 0, 11))
 OPEN_MPI_4 = Launcher("/usr/bin/mpirun", "openmpi", (4, 1, 4))

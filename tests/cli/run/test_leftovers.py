@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.cli.run import job_end
+from mpistrat.cli.run import running_job
 
 ROOT = Path(__file__).parents[3]
 SHARED = Path("/dev/shm")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="there is no /dev/sh
 def make(monkeypatch):
     """Make a file in shared memory: `make(name)` is its path. In a folder, where no other job looks for its own."""
     with tempfile.TemporaryDirectory(dir=SHARED) as folder:
-        monkeypatch.setattr(job_end, "SHARED", Path(folder))
+        monkeypatch.setattr(running_job, "SHARED", Path(folder))
 
         def make(name):
             path = Path(folder, name)
@@ -42,7 +42,7 @@ def test_only_what_is_new_and_not_used(make):
         mapping = mmap.mmap(file.fileno(), 0)
     # A process has a file open before it maps it.
     with mapping, open(just_made):
-        removed = job_end.remove_leftovers(since)
+        removed = running_job.remove_leftovers(since)
     assert left in removed
     assert not left.exists()
     assert all(path.exists() for path in (old, used, other, just_made))
@@ -76,9 +76,9 @@ def test_after_a_job_that_was_killed(tmp_path):
 
 
 def test_records_of_ranks_are_left_to_the_command_of_their_job(monkeypatch, tmp_path):
-    monkeypatch.setattr(job_end, "SHARED", tmp_path)
+    monkeypatch.setattr(running_job, "SHARED", tmp_path)
     record, memory = tmp_path / "mpistrat-record-1", tmp_path / "mpistrat-1"
     record.touch()
     memory.touch()
-    assert job_end.remove_leftovers(0.0) == [memory]
+    assert running_job.remove_leftovers(0.0) == [memory]
     assert record.exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpistrat.cli.run import running_job
-from mpistrat.cli.run.mpirun import find
+from mpistrat.cli.run.job import find
 
 ROOT = Path(__file__).parents[3]
 FAMILY = find().family

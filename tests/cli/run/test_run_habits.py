@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpistrat.cli import commands
-from mpistrat.cli.run import mpirun
+from mpistrat.cli.run import job
 
 
 @pytest.fixture
@@ -15,8 +15,8 @@ def started(monkeypatch, tmp_path):
     """What the ranks would run: `started(arguments)`."""
     monkeypatch.chdir(tmp_path)
     Path("x.py").touch()
-    found = mpirun.Launcher("/mpirun", "openmpi", (5, 0, 0))
-    monkeypatch.setattr(mpirun, "find", lambda wanted=None: found)
+    found = job.Launcher("/mpirun", "openmpi", (5, 0, 0))
+    monkeypatch.setattr(job, "find", lambda wanted=None: found)
 
     def started(*arguments):
         result = CliRunner().invoke(commands, ["run", "--dry-run", *arguments])

@@ -38,6 +38,8 @@ def test_the_right_reader_is_named(tmp_path, written, read):
 )
 @pytest.mark.parametrize("read", ["hdf5", "npy", "csv"])
 def test_what_no_format_reads(tmp_path, start, text, read):
+    if read == "csv" and "gzip" in text:
+        pytest.skip("it unpacks such files")
     (tmp_path / "a").write_bytes(start)
     with pytest.raises(DataFileError, match=text):
         len(FORMATS[read].read(tmp_path / "a"))

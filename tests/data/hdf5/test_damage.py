@@ -148,10 +148,9 @@ def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
             if isinstance(found, Exception):
                 refused += 1
             elif not same(found, ROWS):
-                # Bytes that belong to no other chunk may be a chunk: only a checksum could tell.
+                # Bytes that belong to no other chunk may be a chunk: only a checksum could tell. So for masks.
                 assert signature == "TREE", (place - start, bit)
-                assert not filtered
-                assert any(bytes(data[place - i : place - i + 8]) in addresses for i in range(8))
+                assert filtered or any(bytes(data[place - i : place - i + 8]) in addresses for i in range(8))
                 assert same(found, read_by_hdf5(path))
                 changed = (found != ROWS).any(axis=1)
                 assert np.ptp(np.flatnonzero(changed)) < storage.get("chunk", (5, 3))[0]

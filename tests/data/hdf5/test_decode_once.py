@@ -12,7 +12,7 @@ from mpistrat.data import AutoShardPolicy, Dataset
 from mpistrat.data.distribute.autoshard import divide
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5.layouts.through_h5py import _OpenColumn
+from mpistrat.data.hdf5.through_h5py import _OpenColumn
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.blocks import BlockOrder, Blocks, WholeChunks
 from mpistrat.replicas import ReplicaGroup

@@ -149,6 +149,19 @@ def test_a_manifest_that_cannot_be_written(files, tmp_path, replica_errors):
     assert "so the manifest was not read; fix: " in str(errors[1])
 
 
+def test_a_manifest_that_one_node_cannot_read(files, tmp_path, replica_errors):
+    """The nodes have copies of the files in folders of their own, each with a manifest."""
+    copies = [tmp_path / name for name in ("first", "second")]
+    for copy in copies:
+        shutil.copytree(files, copy / "files")
+        len(made(copy / "files", copy / "m.json"))
+    datasets = [made(copy / "files", copy / "m.json") for copy in copies]
+    (copies[1] / "m.json").write_text("{")
+    found = replica_errors(2, lambda p: DistributedDataset(datasets[p.rank], p))
+    assert [type(error) for error in found] == [DataFileError] * 2
+    assert all("not JSON" in str(error) for error in found)
+
+
 def test_a_manifest_on_some_ranks_alone(files, tmp_path, replica_errors):
     names = str(files / "*.h5")
     errors = replica_errors(
@@ -172,7 +185,7 @@ def state_of(files):
 
 
 def distributed(files):
-    class Alone:
+    class SingleRankTopology:
         size, rank = 1, 0
 
         def all_gather_object(self, value):
@@ -181,7 +194,7 @@ def distributed(files):
         def broadcast_object(self, value):
             return value
 
-    return DistributedDataset(Dataset.from_hdf5(str(files / "*.h5"), "x").batch(2), Alone())
+    return DistributedDataset(Dataset.from_hdf5(str(files / "*.h5"), "x").batch(2), SingleRankTopology())
 
 
 CHANGES = {

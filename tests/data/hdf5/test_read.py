@@ -12,8 +12,7 @@ from selection import core
 from mpistrat.data import DataFileError, Dataset
 from mpistrat.data.hdf5.codecs import fletcher32
 from mpistrat.data.hdf5.describe import describe, way_of_reading
-from mpistrat.data.hdf5.layouts.descriptors import Descriptor
-from mpistrat.data.hdf5.layouts.raw import scatter
+from mpistrat.data.hdf5.raw import Descriptor, scatter
 from mpistrat.data.hdf5.records import Chunked, from_json, to_json
 
 hdf5plugin = pytest.importorskip("hdf5plugin")
@@ -354,3 +353,21 @@ def test_scatter(tmp_path_factory, rows, row_bytes, runs, data):
     finally:
         file.close()
     np.testing.assert_array_equal(out[order], content[rows])
+
+
+@pytest.mark.parametrize("options", [{"scaleoffset": 0}, {"compression": "lzf"}, {"compression": "gzip"}, {}], ids=str)
+@pytest.mark.parametrize("dtype", ["i4", ">i4"])
+def test_chunks_that_were_not_written_and_are_not_filled(tmp_path, dtype, options):
+    """HDF5 leaves the memory of the reader as it is there, whatever the fill value; h5py gives zeros."""
+    # h5py 3.10 knows no fill_time=.
+    not_filled = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    not_filled.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (61, 4), dtype, chunks=(30, 4), fillvalue=1, dcpl=not_filled, **options)
+        made[:30] = 7
+        expected = made[...]
+    assert (expected == [[7]] * 30 + [[0]] * 31).all()
+    for turn in range(40):
+        dirty = [np.full(480 * (1 + each % 8), turn + 1, np.uint8) for each in range(200)]
+        del dirty
+        np.testing.assert_array_equal([*Dataset.from_hdf5(tmp_path / "a.h5", "x")], expected)

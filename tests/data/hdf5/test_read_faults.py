@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import ChecksumError, DataFileError, Dataset, DatasetNotFoundError, DistributedDataset
+from mpistrat.data.hdf5.codecs import fletcher32
 from mpistrat.data.hdf5.describe import describe, way_of_reading
 
 
@@ -222,5 +223,18 @@ def test_external_storage_that_is_short(tmp_path):
     os.truncate(raw, 150)
     with pytest.raises(DataFileError, match=r"x\.raw', dataset 'x': it was truncated"):
         list(dataset)
-    with pytest.raises(DataFileError, match=r"'x': its rows lie in '.*x\.raw', which is truncated \(150 bytes"):
+    with pytest.raises(DataFileError, match=r"'x': its rows lie in '.*x\.raw', which has 150 bytes"):
         Dataset.from_hdf5(tmp_path / "a.h5", "x")
+
+
+def test_damage_is_said_only_where_a_checksum_proves_it(tmp_path):
+    """A filter of HDF5's own may fail for other reasons than damage, also behind a checksum that is right."""
+    path, wrong = tmp_path / "a.h5", b"\xff" * 40
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (20, 2), "f4", chunks=(20, 2), compression="lzf", fletcher32=True)
+        made.id.write_direct_chunk((0, 0), wrong + fletcher32(wrong).to_bytes(4, "little"))
+    for told, kind in ((r"see the error, and .* if it is damaged$", DataFileError), ("is damaged", ChecksumError)):
+        with pytest.raises(DataFileError, match=told) as caught:
+            next(iter(opened(path)))
+        assert type(caught.value) is kind
+        overwrite(path, chunk_of(path, 0)[0] + 5, b"spoilt")

@@ -61,8 +61,12 @@ def numbers(batches):
 
 # CRC-32 of the numbers of the rows of two epochs, before rows were kept in memory.
 RECORDED = {
-    "contiguous": {"block": (1532459464, 728767758), "exact": (3026628557, 3541408904)},
-    "gzip": {"block": (1693814757, 430696758), "exact": (3026628557, 3541408904)},
+    "contiguous": {
+        "block": (1532459464, 728767758),
+        "exact": (3026628557, 3541408904),
+        "lanes": (810406673, 1368373228),
+    },
+    "gzip": {"block": (1693814757, 430696758), "exact": (3026628557, 3541408904), "lanes": (1688015106, 1965791188)},
 }
 BLOCKS = {"contiguous": [14564, 31], "gzip": [15000, 16]}
 
@@ -72,8 +76,12 @@ def test_rows_that_fit_keep_the_order_of_files(tmp_path, how, replicas):
     """A change here changes every seeded run of every user, and refuses their saved states."""
     filters = {"compression": "gzip", "compression_opts": 1} if how == "gzip" else {}
     files = write(tmp_path, (70_000, 50_001, 30_002), 25, **filters)
-    for mode, recorded in RECORDED[how].items():
-        dataset = Dataset.from_hdf5(files, ("x", "y")).shuffle(seed=5, mode=mode).batch(1000)
+    for name, recorded in RECORDED[how].items():
+        mode, policy = ("block", "AUTO") if name == "lanes" else (name, "DATA")
+        options = Options()
+        options.experimental_distribute.auto_shard_policy = AutoShardPolicy[policy]
+        shuffled = Dataset.from_hdf5(files, ("x", "y")).shuffle(seed=5, mode=mode)
+        dataset = shuffled.batch(1000).with_options(options)
         (distributed,) = replicas(1, lambda peer, dataset=dataset: DistributedDataset(dataset, peer))
         for crc in recorded:
             rows = np.concatenate([y for _, y in distributed]).astype("<i8")

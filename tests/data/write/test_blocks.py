@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpistrat.data import Block
-from mpistrat.data.write.boxes import Box, boxes_of, read_box, require_cover, runs, write_box
+from mpistrat.data.write.shared_file import Box, boxes_of, read_box, require_cover, runs, write_box
 
 
 @st.composite

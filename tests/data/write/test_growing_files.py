@@ -10,10 +10,10 @@ import pytest
 
 from mpistrat.data import Writer
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.write import boxes, growing_hdf5
-from mpistrat.data.write.boxes import Box
+from mpistrat.data.write import growing_hdf5, shared_file
 from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries
 from mpistrat.data.write.growing_zarr import GrowingZarr
+from mpistrat.data.write.shared_file import Box
 
 
 def series_of(name, shape, chunk):
@@ -86,7 +86,7 @@ def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
         disk.write(data, offset)
         write(descriptor, data, offset)
 
-    for module in (growing_hdf5, boxes):
+    for module in (growing_hdf5, shared_file):
         monkeypatch.setattr(module, "write_all", noted)
     monkeypatch.setattr(growing_hdf5.os, "fdatasync", lambda descriptor: disk.sync())
     known = {"u": series_of("u", (3,), (1, 3)), "g/few": series_of("g/few", (), (8,))}

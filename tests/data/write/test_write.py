@@ -356,7 +356,7 @@ def test_commands(varied, tmp_path, run_alone):
     (steps,) = told["policies"]
     assert (steps["DATA"], steps["OFF"], steps["replicas"]) == (8, 16, 2)
     # FILE: the first replica reads 13 + 12 rows in batches of 3, the second reads 12 in batches of 2.
-    assert (steps["FILE"], steps["AUTO"]) == (9, "DATA")
+    assert (steps["FILE"], steps["AUTO"]) == (9, 8)
 
 
 AT_EXIT = """

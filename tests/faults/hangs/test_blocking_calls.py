@@ -39,7 +39,7 @@ def test_what_ranks_wait_for(run_ranks, tmp_path):
     ended = run_ranks(
         6, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="6", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
-    assert ended.status == 42, str(ended)
+    assert ended.status == 43, str(ended)
     ended.shows("rank 0 of 6 has waited for ranks 1-5 since")
     for rank, (cause, _) in enumerate(WAYS, 1):
         named = re.findall(rf"^  rank {rank} \((.*)\n  cause: ([^.]+)\.", ended.output, re.MULTILINE)
@@ -82,7 +82,7 @@ def test_a_lock_that_one_replica_holds_and_another_wants(run_ranks, tmp_path):
     ended = run_ranks(
         2, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="6", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
-    assert ended.status == 42, str(ended)
+    assert ended.status == 43, str(ended)
     ended.shows("rank 0 of 2 has waited for rank 1 since", "cause: lock. Its other thread is shown below")
     both = r"  rank 1: .*\n(?:    .*\n)*    .*:11 in holds\n(?:    .*\n)*    another of its .*\n    .*:15 in wants\n"
     assert re.search(both, ended.output), str(ended)
@@ -92,7 +92,7 @@ HALO = """
 import time
 import numpy as np
 from mpi4py import MPI
-from mpistrat.experimental import Mesh, ShardedArray
+from mpistrat import Mesh, ShardedArray
 
 u = ShardedArray.from_array(np.arange(8.0), mesh=Mesh(x=-1), axes=["x"])
 halo = u.halo(1)
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_come_to_an_exchange_of_halos(run_ranks, tmp_path):
     ended = run_ranks(
         3, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="4", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
-    assert ended.status == 42, str(ended)
+    assert ended.status == 43, str(ended)
     ended.shows("waited for rank 1 since", "ShardedArray.halo", "cause: sleep")
     # Exchanges that did not wait have no entry of their own, but they count.
     halo = r"ShardedArray\.halo {} at .*:{} .*\(collective number (\d+)\)"
@@ -143,5 +143,5 @@ def test_a_start_of_nccl_that_hangs(run_ranks, tmp_path):
     ended = run_ranks(
         2, program, MPISTRAT_HANG_SECONDS="1", MPISTRAT_HANG_ABORT_SECONDS="4", MPISTRAT_RECORD_DIR=str(tmp_path)
     )
-    assert ended.status == 42, str(ended)
+    assert ended.status == 43, str(ended)
     ended.shows("rank 1: in the way of arrays on GPUs nccl")

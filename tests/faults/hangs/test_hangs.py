@@ -71,7 +71,7 @@ def test_every_report_is_printed_once(jobs):
 
 def test_two_orders_of_two_communicators_and_the_end_of_a_job_that_hangs(jobs):
     ended, _ = jobs["order",].result()
-    assert ended.status == 42, str(ended)
+    assert ended.status == 43, str(ended)
     assert (f"rank {CULPRIT}", END["order"]) in told(ended.output), str(ended)
     ended.shows("ends the job after")  # several ranks may say it: MPI_Abort may take seconds
 
@@ -168,7 +168,7 @@ def test_a_rank_that_comes_late_to_what_ranks_do_first(late, tmp_path):
 
 def test_the_end_of_a_job_of_which_a_rank_does_not_start_mpi(late):
     ended = late("never", MPISTRAT_HANG_ABORT_SECONDS="10")  # after reports at 1, 2, 4 and 8 s
-    assert ended.status in (42, 128 + signal.SIGKILL), str(ended)  # MPICH kills the others, and tells that
+    assert ended.status in (43, 128 + signal.SIGKILL), str(ended)  # MPICH kills the others, and tells that
     ended.shows("waited for rank 1 since", "in the start of MPI at", "ends the job after")
 
 

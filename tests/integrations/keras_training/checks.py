@@ -5,6 +5,7 @@ import json
 import sys
 import zipfile
 from functools import partial
+from types import SimpleNamespace
 
 import checking
 import keras
@@ -16,7 +17,9 @@ from keras import layers, ops
 
 import mpistrat
 import mpistrat.integrations.keras as distributed
-from mpistrat.data import Dataset
+from mpistrat.data import AutoShardPolicy, Dataset
+from mpistrat.data.distribute.autoshard import divide
+from mpistrat.replicas import ReplicaGroup
 
 
 def callbacks_of_the_chief():
@@ -163,6 +166,28 @@ def predictions_for_the_chief():
     refused(ValueError, "gather must be 'all' or 'chief'", lambda: model.predict(X, gather="some"))
 
 
+def files_of_each_rank():
+    """Training on shuffled files is that of one rank on the same batches: as many steps, losses and weights."""
+    if RANK == 0:
+        for number, rows in enumerate(np.array_split(np.concatenate([X, Y], 1), [3, 9, 10, 16, 21, 29])):
+            np.save(folder / f"xy-{number}.npy", rows)
+    checking.strategy.barrier()
+    files = Dataset.from_npy(folder / "xy-*.npy").shuffle(seed=3).batch(8)
+    ready = files.definition.ready()
+    alone = ReplicaGroup(SimpleNamespace(size=1, rank=0))
+    one = divide(AutoShardPolicy.AUTO, ready.source, ready.transforms, alone, False)
+    in_order = np.concatenate([one.batch(step, 0) for step in range(one.steps)])
+    model, other = made(), made()
+    other.set_weights(model.get_weights())
+    logs = model.fit(files.map(lambda rows: (rows[:, :4], rows[:, 4:])), verbose=0)
+    expected = other.fit(Dataset.from_arrays((in_order[:, :4], in_order[:, 4:])).batch(8), verbose=0)
+    assert one.lanes is not None
+    assert int(model.optimizer.iterations) == int(other.optimizer.iterations) == 5
+    np.testing.assert_allclose(logs.history["loss"], expected.history["loss"], rtol=1e-5)
+    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 def datasets():
     rows = Dataset.from_arrays((X[:33], Y[:33], np.arange(33, dtype="f")))
     model, batches = made(metrics=["mae"]), rows.batch(8)
@@ -175,6 +200,13 @@ def datasets():
     ):
         np.testing.assert_allclose(model.evaluate(data, verbose=0), arrays, rtol=1e-5)
         np.testing.assert_allclose(model.predict(data, verbose=0), outputs, rtol=1e-5, atol=1e-6)
+    # Files of its own for each rank would give the rows in another order.
+    if RANK == 0:
+        for number in range(33):
+            np.save(folder / f"rows-{number:02}.npy", X[number : number + 1])
+    checking.strategy.barrier()
+    files = Dataset.from_npy(folder / "rows-*.npy").batch(8)
+    np.testing.assert_allclose(model.predict(files, verbose=0), outputs, rtol=1e-5, atol=1e-6)
     few = model.predict(data, steps=2, verbose=0, gather="chief")
     assert np.allclose(few, outputs[:16], atol=1e-6) if RANK == 0 else few is None
     refused(ValueError, "y was given beside a dataset", lambda: model.fit(batches, Y))
@@ -378,6 +410,30 @@ class Branch(keras.Model):
         return out
 
 
+def metrics_of_masked_weights():
+    """A mask and a weight for each time step; the oracle of the metrics is NumPy."""
+    rng = np.random.default_rng(0)
+    tokens, target = rng.integers(1, 6, (12, 5)), rng.normal(size=(12, 5, 2)).astype("f4")
+    tokens[:6, 2:] = 0
+    weights = rng.random((12, 5)).astype("f4")
+    given = keras.Input((5,), dtype="int32")
+    model = keras.Model(given, layers.Dense(2)(layers.Embedding(6, 3, mask_zero=True)(given)))
+    model.compile("sgd", "mse", weighted_metrics=["mae", "mse"])
+    error, used = model.predict(tokens, batch_size=12, verbose=0) - target, weights * (tokens > 0)
+    for size in (6, 12):
+        logs = model.evaluate(tokens, target, size, sample_weight=weights, verbose=0, return_dict=True)
+        for name, each in (("mae", abs(error)), ("mse", error**2)):
+            np.testing.assert_allclose(logs[name], (each.mean(2) * used).sum() / used.sum(), rtol=1e-5)
+    if BACKEND == "torch":  # whose batches may be views of a tensor
+        import torch
+
+        given = torch.tensor(weights)
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+        for _ in range(2):
+            model.evaluate(tokens, target, 6, sample_weight=given, verbose=0)
+            np.testing.assert_array_equal(given, weights)
+
+
 def no_gradient_on_one_rank():
     if BACKEND != "torch":
         return
@@ -405,6 +461,7 @@ CHECKS = [
     other_models,
     order_of_rows,
     datasets,
+    files_of_each_rank,
     epochs_of_a_dataset,
     predictions_for_the_chief,
     virtual_replicas,
@@ -418,6 +475,7 @@ CHECKS = [
     random_numbers,
     evaluation_in_a_callback,
     overflow_on_one_rank,
+    metrics_of_masked_weights,
     no_gradient_on_one_rank,
     *FILES,
     *INPUT,

@@ -2,17 +2,19 @@
 
 import gc
 import pickle
+import re
 import warnings
 import weakref
 from functools import partial
 
 import keras
 import numpy as np
-from checking import BACKEND, FIT, RANK, STEPS, Counts, X, Y, everywhere, made, refused
+from checking import BACKEND, FIT, RANK, RANKS, STEPS, Counts, X, Y, alike, everywhere, made, refused
 from keras import layers, ops
 
 from mpistrat.data import Dataset
 
+FIRST = -(-8 // RANKS)  # rows of the chief in a batch of 8
 OTHER = "the ranks have read other batches"
 
 
@@ -34,6 +36,107 @@ def losses_of_whole_batches():
         assert model.predict(X, verbose=0).shape == (40, 1)
     model.compile("sgd", losses.Dice(axis=1))
     model.fit(X, Y, **FIT)
+
+
+def losses_of_the_program():
+    """A loss that is not a mean over rows is told once, by the chief; others never."""
+
+    def total(y, outputs):
+        return ops.sum(ops.square(y - outputs))
+
+    def correlation(y, outputs):
+        y, outputs = y - ops.mean(y), outputs - ops.mean(outputs)
+        return -ops.sum(y * outputs) / ops.sqrt(ops.sum(y * y) * ops.sum(outputs * outputs))
+
+    def mean(y, outputs):
+        return ops.mean(ops.square(y - outputs))
+
+    def of_rows(y, outputs):
+        return ops.square(y - outputs)[:, 0]
+
+    def noisy(y, outputs):
+        return total(y, outputs) * random.uniform()
+
+    def undefined(y, outputs):
+        return total(y, outputs) * float("nan")
+
+    def fails_on_parts(y, outputs):
+        if outputs.shape[0] is not None and outputs.shape[0] < 6:
+            raise RuntimeError("not a batch")
+        return total(y, outputs)
+
+    class Own(keras.Loss):
+        """Its result is a sum in any way."""
+
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return total(y_true, y_pred)
+
+    class Summed(keras.Loss):
+        def __init__(self, of):
+            super().__init__(reduction="sum")
+            self.call = of
+
+    random = np.random.default_rng(0)
+    weights = np.arange(40, dtype="f")
+    right = (mean, of_rows, noisy, undefined, Summed(of_rows), Summed(total), keras.losses.MeanSquaredError("sum"))
+    cases = [(loss, True) for loss in (total, correlation, Own(), Summed(mean))]
+    cases += [(loss, False) for loss in (*right, fails_on_parts, [keras.losses.mean_squared_error])]
+    for loss, told in cases:
+        model = made()
+        model.compile(keras.optimizers.SGD(1e-4), loss)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model.train_on_batch(X[:1], Y[:1]) if loss is mean else None
+            for _ in range(2):
+                model.fit(X, Y, sample_weight=None if isinstance(loss, Own) else weights, **{**FIT, "batch_size": 20})
+        found = [str(each.message) for each in found if "is not a mean over rows" in str(each.message)]
+        assert len(found) == (told and RANK == 0), (loss, found)
+    # The numbers are those of the rows of the chief in the first batch.
+    model = made()
+    outputs = model.predict(X[:8], verbose=0)[:FIRST]
+    model.compile(keras.optimizers.SGD(0.0), total)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(Dataset.from_arrays((X, Y)).batch(8), verbose=0)
+    message = " ".join(str(each.message) for each in found)
+    if RANK == 0:
+        whole, halves = (float(each) for each in re.search(r"it is (\S+), but .* is (\S+)\.", message).groups())
+        squares, half = np.square(Y[:FIRST] - outputs), FIRST // 2
+        of_halves = half * squares[:half].sum() + (FIRST - half) * squares[half:].sum()
+        np.testing.assert_allclose([whole, halves], [squares.sum(), of_halves / FIRST], rtol=1e-4)
+
+
+def losses_of_one_rank():
+    """The last rank fails in the check of one batch, or has a loss of another name: no rank waits for another."""
+    last = RANK == RANKS - 1
+
+    def mean(y, outputs):
+        return ops.mean(ops.square(y - outputs))
+
+    def fails_in_the_check(y, outputs):
+        if last and isinstance(outputs, np.ndarray):
+            raise RuntimeError("not a tensor")
+        return mean(y, outputs)
+
+    def total(y, outputs):
+        return ops.sum(ops.square(y - outputs))
+
+    whole = made()
+    whole.fit(X, Y, **FIT)
+    model = made()
+    model.compile(keras.optimizers.SGD(0.05), fails_in_the_check)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(X, Y, **FIT)
+    assert not [each for each in found if "is not a mean over rows" in str(each.message)]
+    assert alike(model)
+    np.testing.assert_allclose(model.get_weights()[0], whole.get_weights()[0], rtol=1e-4)
+    for mine, others in ((total, mean), ("mae", "mse"), (mean, keras.losses.MeanSquaredError())):
+        model = made()
+        model.compile("sgd", mine if last else others)
+        if RANKS > 1:
+            refused(ValueError, "was given loss=", lambda model=model: model.fit(X, Y, **FIT))
+            assert alike(model)
 
 
 def other_input():
@@ -253,6 +356,8 @@ def tensors():
 
 INPUT = [
     losses_of_whole_batches,
+    losses_of_the_program,
+    losses_of_one_rank,
     other_input,
     own_test_step,
     other_arguments,

@@ -488,7 +488,7 @@ def wrong_arguments():
     model, (x, y) = repeated(Adds())
     call = schedule(0.1, 1.0, staircase=False)
     refused(ValueError, "needs steps_per_epoch", lambda: model.fit(batches(x, y), callbacks=[call], verbose=0))
-    refused(AttributeError, "batch script", lambda: hvd.elastic)
+    refused(AttributeError, "ElasticLoop", lambda: hvd.elastic)
 
 
 @test

@@ -67,6 +67,7 @@ else:
         "first_weights",
         "other_input",
         "losses_of_whole_batches",
+        "losses_of_the_program",
         "own_test_step",
         "errors_of_the_program",
         "own_updates",

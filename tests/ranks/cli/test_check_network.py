@@ -3,9 +3,8 @@
 import pytest
 from mpi4py import MPI
 
-from mpistrat.cli.check.checks import network
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Severity
-from mpistrat.cli.check.checks.talk import Talk
+from mpistrat.cli.check import network
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, Talk
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.ranks(min=2)
@@ -26,7 +25,7 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
     monkeypatch.setattr(network, "measure", measure)
     talk = Talk(comm, 10)
     talk.leaders = tuple(range(SIZE))  # as if each rank were on a node of its own
-    pairs = network.talk(talk, CheckOptions())
+    pairs = network.measure_network(talk, CheckOptions())
     others = [rank for rank in range(SIZE) if rank != RANK]
     assert sorted(measured) == sorted([*others, *([1 - RANK] if RANK < 2 else [])])
     if RANK:
@@ -35,4 +34,4 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
     assert len(pairs) == SIZE * (SIZE - 1) // 2
     assert [pair[:2] for pair in pairs if pair.again] == [(0, 1)]
     job = CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, {"network": pairs})
-    assert network.judge(job).severity is verdict
+    assert network.judge_network(job).severity is verdict

@@ -5,9 +5,8 @@ import time
 import pytest
 from mpi4py import MPI
 
-from mpistrat.cli.check.checks import clocks, layout, network
-from mpistrat.cli.check.checks.finding import CheckedJob, CheckOptions, Severity
-from mpistrat.cli.check.checks.talk import SilenceError, Talk
+from mpistrat.cli.check import checks, network
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, SilenceError, Talk
 from mpistrat.runtime.topology import Topology
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -39,11 +38,11 @@ def job(**talked):
 def test_slow_link(talk, comm):
     if RANK == LAST:
         talk.__class__ = SlowTalk
-    pairs = network.talk(talk, CheckOptions())
+    pairs = network.measure_network(talk, CheckOptions())
     assert (pairs is None) == (RANK > 0)
     if RANK == 0:
         assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
-        found = network.judge(job(network=pairs))
+        found = network.judge_network(job(network=pairs))
         assert found.severity is Severity.FIX
         assert "worst bandwidth 1 MB/s" in found.found
         assert f"-n{LAST})" in found.found.split(", best")[0]
@@ -51,36 +50,36 @@ def test_slow_link(talk, comm):
 
 def test_alone_or_not_every_pair_is_measured(talk):
     talk.leaders = (0,)
-    pairs = network.talk(talk, CheckOptions())
+    pairs = network.measure_network(talk, CheckOptions())
     if RANK == 0:
         assert pairs == []
-        assert network.judge(job(network=pairs)).severity is Severity.OK
+        assert network.judge_network(job(network=pairs)).severity is Severity.OK
 
 
 @pytest.mark.ranks(min=2)
 def test_clock_of_one_rank(talk, monkeypatch):
     if RANK == LAST:
-        monkeypatch.setattr(clocks, "now", lambda: time.time() - 7)
-    found = clocks.talk(talk, CheckOptions())
+        monkeypatch.setattr(network, "now", lambda: time.time() - 7)
+    found = network.compare_clocks(talk, CheckOptions())
     if RANK == 0:
         assert [peer for peer, _, _ in found] == list(range(1, SIZE))
         _, ahead, error = found[-1]
         assert abs(ahead + 7) <= error + 1e-3
-        finding = clocks.judge(job(clocks=found))
+        finding = network.judge_clocks(job(clocks=found))
         assert finding.severity is Severity.FIX
         assert finding.found == f"rank {LAST} (n{LAST}) is {-ahead:.1f} s behind rank 0"
 
 
 def test_clocks_that_agree(talk):
-    found = clocks.talk(talk, CheckOptions())
+    found = network.compare_clocks(talk, CheckOptions())
     if RANK == 0:
-        assert clocks.judge(job(clocks=found)).severity is Severity.OK
+        assert network.judge_clocks(job(clocks=found)).severity is Severity.OK
 
 
 def test_layout(talk):
-    said = layout.talk(talk, CheckOptions())
+    said = checks.compare_layout(talk, CheckOptions())
     assert said is None
-    assert layout.judge(job(layout=said)).severity is Severity.OK
+    assert checks.judge_layout(job(layout=said)).severity is Severity.OK
 
 
 def test_layout_that_is_contradicted(talk, monkeypatch):
@@ -89,9 +88,9 @@ def test_layout_that_is_contradicted(talk, monkeypatch):
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(RANK))
-    said = layout.talk(talk, CheckOptions())
+    said = checks.compare_layout(talk, CheckOptions())
     if RANK == 0:
-        finding = layout.judge(job(layout=said))
+        finding = checks.judge_layout(job(layout=said))
         assert finding.severity is Severity.FIX
         assert f"rank {LAST}: size is {SIZE + 5} according to OMPI_COMM_WORLD_SIZE" in finding.found
 

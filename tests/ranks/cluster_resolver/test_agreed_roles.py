@@ -3,7 +3,7 @@
 import pytest
 
 from mpistrat.cluster_resolver import ClusterSpec, MpiClusterResolver, SimpleClusterResolver
-from mpistrat.cluster_resolver.ranks.cross_check import agreed_roles
+from mpistrat.cluster_resolver.compare import agreed_roles
 from mpistrat.runtime.topology import Topology
 
 

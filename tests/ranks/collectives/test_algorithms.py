@@ -12,8 +12,8 @@ import mpistrat
 from mpistrat.collectives import CollectiveAllReduce, segmented_ring
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.collectives.arenas.arena import Arenas
-from mpistrat.memory import shared as shared_memory
-from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.memory import node as shared_memory
+from mpistrat.memory.node import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
 
 pytestmark = pytest.mark.four_ranks
@@ -200,7 +200,7 @@ def test_no_room_for_shared_memory(nodes, monkeypatch, everywhere, caplog):
         raise OSError(28, "No space left on device")
 
     if everywhere or RANK == SIZE - 1:
-        monkeypatch.setattr("mpistrat.memory.shared._reserve", full)
+        monkeypatch.setattr("mpistrat.memory.node._reserve", full)
     comm = MPI.COMM_WORLD.Dup()
     Topology.of(comm, split=nodes.extended.engine.topology.nodes)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
@@ -229,7 +229,7 @@ def test_little_room_for_shared_memory(monkeypatch):
             raise OSError(28, "No space left on device")
         reserve(descriptor, start, nbytes)
 
-    monkeypatch.setattr("mpistrat.memory.shared._reserve", nearly_full)
+    monkeypatch.setattr("mpistrat.memory.node._reserve", nearly_full)
     comm = on_nodes("0101")
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     memory = strategy.extended.engine.topology.memory

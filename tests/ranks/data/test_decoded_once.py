@@ -13,9 +13,10 @@ from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.formats.parquet import Parquet
 from mpistrat.data.formats.zarr import Zarr
 from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5.layouts.through_h5py import _OpenColumn
+from mpistrat.data.hdf5.through_h5py import _OpenColumn
 from mpistrat.data.rows.split import piece
-from mpistrat.memory import made_once, shared
+from mpistrat.memory import made_once
+from mpistrat.memory import node as shared
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 CHUNK, CHUNKS, WIDE = 512, 41, 32  # rows of 128 bytes, chunks of 64 KiB, the last one short

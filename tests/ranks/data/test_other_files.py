@@ -1,5 +1,7 @@
 """Tests of files of other formats than HDF5 under several ranks: one description for all, each row once, one error."""
 
+import os
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -18,6 +20,7 @@ def write_npy(path, x):
 
 
 def write_csv(path, x):
+    pytest.importorskip("pyarrow.csv")
     path.write_text("x\n" + "\n".join(map(str, x.tolist())))
 
 
@@ -31,9 +34,14 @@ def write_zarr(path, x):
     made[:] = x
 
 
+def write_text(path, x):
+    path.write_text("\n".join(map(str, x.tolist())))
+
+
 FORMATS = {
     "npy": (write_npy, Dataset.from_npy),
     "csv": (write_csv, lambda files: Dataset.from_csv(files, "x", {"x": int})),
+    "txt": (write_text, lambda files: Dataset.from_text(files).map(int)),
     "parquet": (write_parquet, lambda files: Dataset.from_parquet(files, "x")),
     "zarr": (write_zarr, Dataset.from_zarr),
 }
@@ -80,7 +88,7 @@ def test_each_row_is_read_once(strategy, comm, files, form, policy):
 def test_a_bad_file_is_an_error_on_all_ranks(strategy, comm, files, form, tmp_path):
     if comm.rank == 0:
         bad = tmp_path / f"9.{form[0]}"
-        bad.mkdir() if form[0] == "zarr" else bad.write_bytes(b"")
+        bad.mkdir() if form[0] == "zarr" else bad.write_bytes(b"\x89HDF\r\n\x1a\n" if form[0] == "txt" else b"")
     comm.Barrier()
     with pytest.raises(DataFileError, match=rf"9\.{form[0]}"):
         strategy.experimental_distribute_dataset(form[2](files).batch(6))
@@ -106,3 +114,31 @@ def test_each_rank_decodes_a_chunk_once(strategy, comm, tmp_path, monkeypatch, b
         comm.Barrier()  # as in training: ranks far apart need chunks that shared memory has dropped
     assert comm.allreduce(own) == rows
     assert sorted(numbers) == sorted(set(numbers))
+
+
+def test_rows_of_parquet_that_filters_leave(strategy, comm, tmp_path):
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    folder = comm.bcast(str(tmp_path))
+    if comm.rank == 0:
+        for year in range(4):
+            os.makedirs(f"{folder}/year={year}")
+            table = arrow.table({"x": [k if k % 5 else None for k in range(100 * year, 100 * year + 23)]})
+            parquet.write_table(table, f"{folder}/year={year}/a.parquet", row_group_size=6)
+    comm.barrier()
+
+    def made():
+        files = f"{folder}/*/a.parquet"
+        rows = Dataset.from_parquet(files, ("x", "year"), null={"x": -1}, filters=[("x", ">", 4), ("year", "!=", 2)])
+        return rows.shuffle(seed=1)
+
+    expected = [k for year in (0, 1, 3) for k in range(100 * year, 100 * year + 23) if k % 5 and k > 4]
+    dataset = strategy.experimental_distribute_dataset(made().batch(7))
+    assert dataset.cardinality == -(-len(expected) // 7)
+    iterator = iter(dataset)
+    begun = next(iterator)[0].tolist()
+    state = iterator.state()
+    again = strategy.experimental_distribute_dataset(made().batch(7))
+    again.restore(state)
+    rest = [x for batch in again for x in batch[0].tolist()]
+    assert rest == [x for batch in iterator for x in batch[0].tolist()]
+    assert sorted(x for each in comm.allgather(begun + rest) for x in each) == expected

@@ -13,8 +13,8 @@ import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.rows_in_memory import FilledOnce
-from mpistrat.memory import shared
-from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.memory import node as shared
+from mpistrat.memory.node import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (4000, 3501, 2999, 500)

@@ -14,7 +14,7 @@ from mpistrat.data import AutoShardPolicy, Dataset, Options
 from mpistrat.data.hdf5 import rows_in_memory
 from mpistrat.data.hdf5.reader import FileReader
 from mpistrat.data.hdf5.rows_in_memory import FilledOnce
-from mpistrat.memory.shared import NoSharedMemoryError
+from mpistrat.memory.node import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (900, 501, 700, 33)

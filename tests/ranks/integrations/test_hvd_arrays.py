@@ -1,10 +1,14 @@
 """Horovod's calls on NumPy arrays give what NumPy gives serially; ranks that disagree raise."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import mpistrat
 import mpistrat.integrations.hvd as hvd
+from mpistrat.data import Dataset
 from mpistrat.runtime.agreement.operation import MismatchError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -54,9 +58,15 @@ def test_init_and_shutdown_in_turns():
 
 
 def test_names_that_are_left_out_say_what_to_use():
-    for name, advice in {"elastic": "checkpoints", "SyncBatchNorm": "torch.nn", "start_timeline": "trace"}.items():
-        with pytest.raises(AttributeError, match=advice):
+    advised = {"elastic": "ElasticLoop", "SyncBatchNorm": "torch.nn", "start_timeline": "trace"}
+    advised["ElasticSampler"] = r"experimental_distribute_dataset\(\), whose state\(\) and restore\(\)"
+    advised["callbacks"] = "use mpistrat.integrations.hvd.keras.callbacks"
+    for name, advice in advised.items():
+        with pytest.raises(AttributeError, match=f"has no '{name}'.*{advice}"):
             getattr(hvd, name)
+    distributed = mpistrat.MultiWorkerMirroredStrategy().experimental_distribute_dataset(Dataset.range(4).batch(2))
+    distributed.restore(distributed.state())
+    assert (pathlib.Path(hvd.__file__).parent / "keras" / "callbacks.py").exists()
     with pytest.raises(AttributeError, match="has no 'nonsense'"):
         hvd.nonsense  # noqa: B018
 

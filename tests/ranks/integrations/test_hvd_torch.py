@@ -1,5 +1,6 @@
 """Horovod's calls for PyTorch: tensors, gradients, compression, and ranks that begin alike."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -180,6 +181,42 @@ def test_broadcast_optimizer_state(kind, options):
     hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optimizer), 0)
 
 
+def test_the_state_of_the_root_comes_bit_by_bit():
+    """`load_state_dict` would cast it to the dtype of the parameter, and could not make some of these types."""
+    number = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([number], 0.1)
+    wanted = {
+        "master": torch.tensor([1 / 3, torch.nan, -0.0]),
+        "double": torch.tensor([1 / 3], dtype=torch.float64),
+        "count": torch.tensor(2**53 + 1),
+        "flags": torch.tensor([True, False]),
+        "half": torch.tensor([0.1], dtype=torch.float16),
+        "nested": [{"factors": (torch.ones(2, 0), torch.tensor(1 / 3))}],
+        "array": np.arange(3.0),
+        "text": "rule",
+        "number": 1 / 3,
+        "nothing": None,
+    }
+    if RANK == LAST:
+        optimizer.state[number].update(wanted)
+    hvd.broadcast_optimizer_state(optimizer, LAST)
+    got = optimizer.state[number]
+    assert shown(got) == shown(wanted)
+    optimizer.zero_grad()
+    hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optimizer), LAST)
+
+
+def shown(value):
+    """Nested values with tensors as their dtype, shape and bytes."""
+    if torch.is_tensor(value):
+        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tobytes()
+    if isinstance(value, dict):
+        return [(key, shown(each)) for key, each in sorted(value.items())]
+    return [type(value).__name__, *map(shown, value)] if isinstance(value, (list, tuple)) else repr(value)
+
+
 def test_state_of_lbfgs_is_refused():
     with pytest.raises(ValueError, match="LBFGS"):
         hvd.broadcast_optimizer_state(torch.optim.LBFGS(model_of(0).parameters()), 0)
@@ -224,6 +261,16 @@ def test_gather_of_tensors_of_which_some_require_a_gradient(whose):
         (gathered * torch.arange(len(gathered))).sum().backward()
         first = RANK * (RANK + 1) // 2
         assert x.grad.tolist() == list(range(first, first + RANK + 1))
+
+
+@pytest.mark.parametrize("part", [lambda gradient: gradient.data, lambda gradient: gradient.numpy()])
+def test_gradients_that_a_program_writes_in_place_before_a_backward_pass_count(part):
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.zeros(3) if SIZE == 1 else None
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], 1.0), named_parameters=[("p", p)])
+    part(p.grad)[:] = 2
+    optimizer.step()
+    assert p.tolist() == [-1, -1, -1]
 
 
 def test_gradients_are_there_before_the_first_backward_pass():

@@ -16,6 +16,7 @@ import mpistrat.integrations.hvd.torch as hvd  # noqa: E402
 from mpistrat.runtime.agreement.operation import MismatchError  # noqa: E402
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+LAST = SIZE - 1
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
 BATCH = 12
 
@@ -227,6 +228,19 @@ def test_adasum():
     assert weight.tolist() == [-1.0] * SIZE + [-1.0]
 
 
+def test_parameters_without_gradients_stay_under_adasum():
+    """The gradients of zeros that are there at the start would let weight decay change them."""
+    if SIZE & (SIZE - 1):
+        pytest.skip("Adasum needs a power of two")
+    used, unused = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([used, unused], lr=1.0, weight_decay=0.5)
+    optimizer = hvd.DistributedOptimizer(optimizer, op=hvd.Adasum)
+    used.sum().backward()
+    optimizer.step()
+    assert used.item() == -0.5
+    assert unused.item() == 1
+
+
 def test_join_with_uneven_data():
     """Rank r has r + 1 batches; the sums of the later steps are of fewer ranks."""
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -294,3 +308,73 @@ def test_other_parameters_on_one_rank_raise_and_are_named():
             optimizer.step()
         assert "gradients of " + ", ".join(other) in str(caught.value)
         assert "test_hvd_training.py" in str(caught.value)
+
+
+# --- gradients that are None ---------------------------------------------------------------------------
+
+KINDS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5),
+}
+
+
+class Branches(torch.nn.Module):
+    """Two branches, of which a step may use one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.a, self.b = torch.nn.Linear(3, 2).double(), torch.nn.Linear(3, 2).double()
+
+    def forward(self, x, with_b):
+        return self.a(x) + self.b(x) if with_b else self.a(x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pattern", ["frozen", "unused", "alternating", "one rank", "all used"])
+def test_gradients_that_are_none_stay_none(pattern, kind):
+    """The oracle is one process with the whole batch. There is no `zero_grad` before the first step."""
+    x = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = [slice(12 * rank // SIZE, 12 * (rank + 1) // SIZE) for rank in range(SIZE)]
+    model, alone = Branches(), Branches()
+    by_alone = KINDS[kind](alone.parameters())
+    optimizer = hvd.DistributedOptimizer(KINDS[kind](model.parameters()), model.named_parameters())
+    for step in range(6):
+        if pattern == "frozen" and step == 2:
+            model.b.requires_grad_(False)
+            alone.b.requires_grad_(False)
+        uses = [
+            pattern in ("frozen", "all used")
+            or (pattern == "alternating" and step % 2 == 0)
+            or (pattern == "one rank" and (SIZE == 1 or rank != 0))
+            for rank in range(SIZE)
+        ]
+        model(x[rows[RANK]], uses[RANK]).pow(2).mean().backward()
+        sum(alone(x[part], use).pow(2).mean() / SIZE for part, use in zip(rows, uses, strict=True)).backward()
+        optimizer.step()
+        by_alone.step()
+        for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            assert (mine.grad is None) == (theirs.grad is None)
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+        optimizer.zero_grad()
+        by_alone.zero_grad()
+
+
+@several
+@pytest.mark.parametrize("op", [hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"compression": hvd.Compression.fp16}], ids=str)
+def test_every_reduction_knows_which_gradients_exist(op, options):
+    p = [torch.nn.Parameter(torch.ones(2)) for _ in range(4)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(p, 0.1), op=op, **options)
+    p[1].grad.fill_(2.0)  # the gradients of zeros that are there at the start may be written to
+    p[2].grad = torch.full((2,), 3.0) if RANK == LAST else None
+    p[3].grad = None
+    optimizer.synchronize()
+    whole = {"Sum": 2.0 * SIZE, "Product": 2.0**SIZE}.get(op.name.title(), 2.0)
+    last = {"Sum": 3.0, "Average": 3.0 / SIZE, "Max": 3.0}.get(op.name.title(), 0.0)
+    torch.testing.assert_close(p[1].grad, torch.full((2,), whole))
+    torch.testing.assert_close(p[2].grad, torch.full((2,), last), rtol=1e-3, atol=0)
+    assert p[0].grad is p[3].grad is None

@@ -6,7 +6,7 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.experimental import Mesh, ShardedArray
+from mpistrat import Mesh, ShardedArray
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib
 import os
 import pickle
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpistrat import Mesh, ShardedArray
 from mpistrat.data import Dataset, Writer
-from mpistrat.experimental import Mesh, ShardedArray
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 
 SIZE = MPI.COMM_WORLD.size
@@ -160,6 +161,48 @@ def test_reductions(name, dtype):
                 expected = getattr(whole, name)(axis, keepdims=keepdims)
                 assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
                 np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", ">f4", "complex64", ">c16"])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_reductions_of_rare_dtypes(dtype, rows):
+    """One rank or more may have no rows. Halves are added in float32: more exact than what NumPy has of bfloat16."""
+    importlib.import_module("ml_dtypes")  # lets NumPy know bfloat16
+    real, imaginary = np.random.default_rng(7).integers(-3, 4, (2, rows, 5))
+    whole = (real + 1j * imaginary if "c" in dtype else real).astype(dtype)
+    digits = 1e-2 if "16" in dtype and "c" not in dtype else 1e-6
+    for mesh, cuts in [(meshes()[0], {}), (meshes()[0], {"x": uneven(rows, SIZE)})]:
+        u = ShardedArray.from_array(whole, mesh=mesh, axes=("x", None), parts=cuts)
+        for name in ("sum", "min", "max", "mean", "var", "std"):
+            for axis in (None, 0, 1):
+                got, expected = getattr(u, name)(axis), getattr(whole, name)(axis)
+                got = got.gather() if isinstance(got, ShardedArray) else got
+                assert got.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
+                exact = getattr(whole.astype(complex if "c" in dtype else float), name)(axis)
+                np.testing.assert_allclose(got.astype(exact.dtype), exact, digits, digits)
+                if name in ("min", "max"):
+                    np.testing.assert_array_equal(got, expected)
+        norm, expected = np.linalg.norm(u), np.linalg.norm(whole)
+        assert norm.dtype == expected.dtype
+        np.testing.assert_allclose(norm, expected, digits)
+
+
+def test_complex_numbers_are_ordered_as_in_numpy():
+    for whole in ([1 + 2j, 1 - 1j, 0 + 9j, 0 + 8j], [3j, complex(np.nan, 1), 0], [complex(np.inf, np.inf)]):
+        u = ShardedArray.from_array(np.array(whole), mesh=meshes()[0], axes=["x"])
+        assert repr((u.min(), u.max())) == repr((np.min(whole), np.max(whole)))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i4", ">c8", "<f8"])
+@pytest.mark.parametrize("shape", [(), (1,), (5, 2)])
+def test_bytes_keep_their_order(dtype, shape):
+    """A part without dimensions, if indexed, was a number of NumPy, which has the order of this machine."""
+    whole = np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    for axes in ((None,) * len(shape), ("x", None)[: len(shape)]):
+        u = ShardedArray.from_array(whole, mesh=meshes()[0], axes=axes)
+        again = u.redistribute((None,) * len(shape))
+        for got in (u.gather(), again.local, again.gather(), u.redistribute(axes).gather()):
+            assert (got.dtype.str, got.tobytes(), got.shape) == (dtype, whole.tobytes(), shape)
 
 
 def test_redistribute():
@@ -385,7 +428,10 @@ def test_exchanges_follow_the_rules_of_collectives():
     with pytest.raises(RuntimeError, match=r"ShardedArray\.halo was called while a batch was made"):
         list(rows)
     if SIZE > 1:
-        with mesh.topology.lock.turn(operation("other")), pytest.raises(RuntimeError, match="in a collective of the"):
+        with (
+            mesh.topology.lock.collective(operation("other")),
+            pytest.raises(RuntimeError, match="in a collective of the"),
+        ):
             halo.exchange()
     assert halo.exchange().sum() == 3 * (4 + (mesh.coordinates["x"] > 0) + (mesh.coordinates["x"] < SIZE - 1))
     if mesh.rank == 0:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpistrat.memory import shared as shared_memory
+from mpistrat.memory import node as shared_memory
 from mpistrat.process import private_file
 
 WORLD = MPI.COMM_WORLD
@@ -17,8 +17,18 @@ FOLDER = "/dev/shm"
 pytestmark = pytest.mark.skipif(not Path(FOLDER).is_dir(), reason="there is no /dev/shm")
 
 
-def ours():
-    return {name for name in os.listdir(FOLDER) if name.startswith("mpistrat-")}
+@pytest.fixture
+def made(monkeypatch):
+    """The paths of files with a name that this rank makes: jobs beside this one have such files, too."""
+    create, paths = private_file.create, []
+
+    def noted(*arguments):
+        descriptor, path = create(*arguments)
+        paths.append(path)
+        return descriptor, path
+
+    monkeypatch.setattr(private_file, "create", noted)
+    return paths
 
 
 def refuse(*_):
@@ -46,13 +56,13 @@ def test_needs_no_name(monkeypatch):
     os.close(descriptor)
 
 
-def test_has_a_name_for_a_moment_where_it_needs_one(monkeypatch):
+def test_has_a_name_for_a_moment_where_it_needs_one(monkeypatch, made):
     monkeypatch.setattr(private_file, "create_without_name", refuse)
-    before = WORLD.bcast(ours())
     descriptor = private_file.share(NODE, FOLDER, 0)
     NODE.Barrier()
     assert os.fstat(descriptor).st_nlink == 0
-    assert not ours() - before
+    assert len(made) == (NODE.rank == 0)
+    assert not any(map(os.path.exists, made))
     assert same_on_all(descriptor)
     NODE.Barrier()
     os.close(descriptor)
@@ -104,10 +114,13 @@ def test_memory_is_zeroed_and_common(own, common, named, monkeypatch):
     NODE.Barrier()
 
 
-def test_no_room(monkeypatch):
+@pytest.mark.parametrize("named", [False, True])
+def test_no_room(named, monkeypatch, made):
+    if named:
+        monkeypatch.setattr(private_file, "create_without_name", refuse)
     room = os.statvfs(FOLDER)
     nbytes = (room.f_blocks + 1) * room.f_frsize
-    before = WORLD.bcast(ours())
     with pytest.raises(shared_memory.NoSharedMemoryError, match=r"No space left|Cannot allocate"):
         shared_memory.share(NODE, nbytes)
-    assert not ours() - before
+    assert len(made) == (named and NODE.rank == 0)
+    assert not any(map(os.path.exists, made))

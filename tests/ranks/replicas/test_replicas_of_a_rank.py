@@ -161,6 +161,26 @@ def test_sparse_rows_come_in_the_order_of_replicas(strategy):
         assert rows.indices.tolist() == [each % 2 for each in range(V)]
 
 
+ROW = np.dtype([("a", ">f4"), ("b", "<i2")])
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f4", ">i8", ">U2", ROW], ids=str)
+@pytest.mark.parametrize("replicas", [SIZE, V])
+def test_a_gather_keeps_the_dtype(dtype, replicas):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=replicas)
+    expected = np.arange(replicas).astype(dtype)
+
+    def own():
+        return np.array([number()]).astype(dtype)
+
+    gathered = strategy.run(lambda: get_replica_context().all_gather(own(), axis=0))
+    for got in (*local(strategy, gathered), strategy.gather(strategy.run(own), 0)):
+        assert (got.dtype, got.tobytes()) == (expected.dtype, expected.tobytes())
+    if dtype == ">f4":
+        rows = strategy.run(lambda: get_replica_context().all_reduce("SUM", IndexedSlices(own(), np.array([0]), (2,))))
+        assert {each.values.dtype.str for each in local(strategy, rows)} == {dtype}
+
+
 def test_variables(strategy):
     with strategy.scope():
         summed = mpistrat.Variable(0.0, aggregation=VariableAggregation.SUM)

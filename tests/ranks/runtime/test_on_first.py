@@ -1,7 +1,8 @@
-"""What rank 0 does for all."""
+"""What rank 0 does for all, and what all ranks do of which one may fail."""
 
 import pytest
 
+from mpistrat.data.errors import DataFileError
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 
@@ -38,3 +39,29 @@ def test_what_is_compared(comm):
     with pytest.raises(ValueError, match="rank 0: write 0"):
         topology.on_first(lambda: None, operation("write", comm.rank))
     assert topology.all_true(True)
+
+
+def test_results_of_all_ranks(comm):
+    assert Topology.of(comm).on_all_ranks(lambda: comm.rank) == [*range(comm.size)]
+
+
+class Foreign(LookupError):
+    """An error whose class has no text alone."""
+
+    def __init__(self, text, code):
+        super().__init__(text)
+
+
+@pytest.mark.parametrize("error", [KeyError("bad"), DataFileError("bad"), Foreign("bad", 3), UnicodeError("bad")])
+def test_one_rank_fails_and_all_raise(comm, error):
+    """Other ranks raise the nearest class that they have."""
+    topology, last = Topology.of(comm), comm.size - 1
+
+    def fail():
+        if comm.rank == last:
+            raise error
+
+    kind = LookupError if comm.rank != last and isinstance(error, Foreign) else type(error)
+    with pytest.raises(kind, match="bad" if comm.rank == last else f"rank {last}: .*bad"):
+        topology.on_all_ranks(fail)
+    assert topology.on_all_ranks(lambda: 1) == [1] * comm.size

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Alone, Topology
+from mpistrat.runtime.topology import SingleRankTopology, Topology
 
 pytestmark = pytest.mark.four_ranks
 
@@ -133,7 +133,7 @@ def test_sequence_counts_collectives(topology):
 
 
 def test_alone():
-    alone = Alone()
+    alone = SingleRankTopology()
     assert (alone.rank, alone.size, alone.nodes) == (0, 1, ((0,),))
     assert alone.all_gather_object(RANK) == [RANK]
     assert alone.broadcast_object(RANK) == RANK
@@ -221,7 +221,7 @@ def test_threads_with_communicators_of_their_own():
 
 
 def test_turn_is_given_back_after_an_error(topology):
-    with pytest.raises(ZeroDivisionError), topology.lock.turn(operation("fails")):
+    with pytest.raises(ZeroDivisionError), topology.lock.collective(operation("fails")):
         raise topology.lock.on_all_ranks(ZeroDivisionError())
     topology.barrier()
 

@@ -15,9 +15,9 @@ from mpistrat.cluster_resolver import (
     SlurmClusterResolver,
     TFConfigClusterResolver,
     UnionResolver,
+    compare,
     resolve,
 )
-from mpistrat.cluster_resolver.ranks import cross_check
 from mpistrat.experimental import PreemptionCheckpointHandler
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -172,11 +172,11 @@ def test_service_that_does_not_answer():
 @pytest.fixture
 def environment(monkeypatch):
     """``environment(size)``: as if srun had said that there are so many tasks."""
-    monkeypatch.setattr(cross_check, "_warned", set())
+    monkeypatch.setattr(compare, "_warned", set())
 
     def make(size):
         monkeypatch.setattr(
-            cross_check, "resolve", lambda: SlurmClusterResolver(environ=step(size, RANK), auto_set_gpu=False)
+            compare, "resolve", lambda *environ: SlurmClusterResolver(environ=step(size, RANK), auto_set_gpu=False)
         )
 
     return make

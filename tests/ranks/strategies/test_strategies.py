@@ -51,6 +51,11 @@ def test_one_device():
         strategy.reduce("SUM", True, axis=None)
 
 
+def test_a_reduction_without_an_axis_says_what_none_is():
+    with pytest.raises(TypeError, match="axis=None combines the values of the replicas element by element"):
+        MultiWorkerMirroredStrategy().reduce("SUM", 1.0)
+
+
 def test_one_device_on_some_ranks_only():
     """It needs no other rank, not even to be made."""
     if RANK == SIZE - 1:

@@ -159,7 +159,7 @@ CALLS = {
     "Optimizer.apply_gradients of shared-out state": lambda case: case.strategy.run(
         lambda: case.shared_out.apply_gradients([(np.ones((2, 2)), case.mirrored)])
     ),
-    "Variable.read_value of shared-out state": lambda case: case.shared_out.variables[1].read_value(),
+    "Variable.read_value of shared-out state": lambda case: case.shared_out.variables[2].read_value(),
     "Optimizer.build": lambda case: case.optimizer.build([case.mirrored]),
     "Metric.add_total": lambda case: in_scope(case, lambda: case.mean.add_total("more")),
     "Metric.add_weight": lambda case: in_scope(case, lambda: case.mean.add_weight("more")),
@@ -234,6 +234,7 @@ LOCAL = [
     "Variable.write",  # `assign` and its sisters call it
     "Optimizer.finalize_variable_values",
     "Optimizer.get_config",
+    "Optimizer.rate_after",
     "Optimizer.initial_state",
     "Optimizer.named_variables",
     "Optimizer.on_gpu",
@@ -241,6 +242,7 @@ LOCAL = [
     "Optimizer.update_consuming",
     "Optimizer.update_rows",
     "Optimizer.when_grown",
+    "Metric.get_config",
     "Metric.named_variables",
     "Metric.reset_state",
     "Metric.reset_states",

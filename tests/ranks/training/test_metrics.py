@@ -150,3 +150,25 @@ def test_wrong_shapes_raise(strategy):
                 metric.update_state(*arguments)
         with pytest.raises(ValueError, match="k must be"):
             metrics.TopKCategoricalAccuracy(k=0)
+
+
+class Own(metrics.Metric):
+    def __init__(self, factor, name="own"):
+        super().__init__(name=name)
+        self.factor, self.total = factor, self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, x):
+        self.total.assign_add(self.factor * float(x))
+
+    def result(self):
+        return self.total.read_value()
+
+
+def test_a_metric_as_programs_write_it_for_keras(strategy):
+    with strategy.scope():
+        metric = Own(2.0)
+        with pytest.raises(ValueError, match="initializer must be 'zeros'"):
+            metric.add_weight(name="ones", initializer="ones")
+    assert metric.get_config() == {"factor": 2.0, "name": "own"}
+    assert strategy.run(lambda: float(metric(3.0))) == 6
+    assert float(metric.result()) == 6 * strategy.num_replicas_in_sync

@@ -90,6 +90,10 @@ CASES = {
         "centered",
         {"clipnorm": 1.0, "weight_decay": 0.1, "use_ema": True, "ema_overwrite_frequency": 3},
     ),
+    "ema of calls": (
+        "adam",
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3, "gradient_accumulation_steps": 2},
+    ),
     "lars with all": ("lars", {"clipnorm": 1.0, "use_ema": True, "gradient_accumulation_steps": 2}),
 }
 
@@ -118,13 +122,17 @@ def serial(formula, decay, options, replicas, dtype):
         each = [gradients(rank, call, dtype) for rank in range(replicas)]
         total = [sum(g.astype(float) for g in gs) for gs in zip(*each, strict=True)]
         sums = total if sums is None else [a + b for a, b in zip(sums, total, strict=True)]
-        if (call + 1) % accumulated:
-            continue
-        means, sums, step = clipped([g / accumulated for g in sums], options), None, step + 1
-        for i, g in enumerate(means):
-            weights[i] = formula(weights[i] * (1 - RATE * decay), g, states[i], step)
-            averages[i] = weights[i] if step == 1 else kept * averages[i] + (1 - kept) * weights[i]
-            if (often := options.get("ema_overwrite_frequency")) and step % often == 0:
+        is_step = (call + 1) % accumulated == 0
+        if is_step:
+            means, sums, step = clipped([g / accumulated for g in sums], options), None, step + 1
+            weights = [
+                formula(w * (1 - RATE * decay), g, state, step)
+                for w, g, state in zip(weights, means, states, strict=True)
+            ]
+        number = call // accumulated + 1  # of the step to which the call belongs: averages see calls, as in Keras
+        for i, w in enumerate(weights):
+            averages[i] = w if number == 1 else kept * averages[i] + (1 - kept) * w
+            if (often := options.get("ema_overwrite_frequency")) and number % often == 0:
                 weights[i] = averages[i]
     return weights, averages, step
 
@@ -349,3 +357,58 @@ def test_repr(strategy):
     assert "clipnorm" in optimizer._repr_html_()
     again = Adam(**optimizer.get_config())
     assert again.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("often", "weights", "averages"),
+    [
+        (
+            None,
+            [0.762640743192, 0.857491396498, 0.619679415032, 0.782189418346, 0.525153935765],
+            [0.762640743192, 0.786353406519, 0.768027061609, 0.72289107926, 0.692914060899],
+        ),
+        (
+            2,
+            [0.762640743192, 0.786353406519, 0.5520983254, 0.723691966747, 0.469581357444],
+            [0.762640743192, 0.786353406519, 0.727789636239, 0.723691966747, 0.660164314422],
+        ),
+        (
+            3,
+            [0.762640743192, 0.857491396498, 0.745351827462, 0.901578208656, 0.638573285137],
+            [0.762640743192, 0.786353406519, 0.745351827462, 0.784408422761, 0.786395974352],
+        ),
+    ],
+)
+def test_averages_under_accumulation_are_those_of_keras(strategy, often, weights, averages):
+    """The numbers are recorded from keras 3.15 on torch, whose hyper-parameters have float32."""
+    with strategy.scope():
+        v = mpistrat.Variable(1.0)
+    options = {"use_ema": True, "ema_momentum": 0.75, "ema_overwrite_frequency": often, "weight_decay": 0.1}
+    optimizer = SGD(0.5, momentum=0.5, gradient_accumulation_steps=3, **options)
+    found = []
+    for call in range(15):
+        gradient = np.cos(call) / strategy.num_replicas_in_sync
+        strategy.run(lambda gradient=gradient: optimizer.apply_gradients([(gradient, v)]))
+        if call % 3 == 2:
+            average = next(each for each in optimizer.variables if each.name.endswith("/average"))
+            found.append((float(v), float(average)))
+    np.testing.assert_allclose(found, list(zip(weights, averages, strict=True)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("often", [None, 3])
+@pytest.mark.parametrize("calls", [2, 4, 7, 8])
+def test_averages_of_a_step_that_is_not_complete(strategy, calls, often):
+    """They have all calls, also those since the last step; the oracle is a loop over the calls."""
+    options = {"use_ema": True, "ema_momentum": 0.75, "ema_overwrite_frequency": often}
+    with strategy.scope():
+        v = mpistrat.Variable(1.0)
+        optimizer = SGD(0.5, gradient_accumulation_steps=3, **options)
+    weight = average = 1.0
+    for call in range(calls):
+        strategy.run(lambda: optimizer.apply_gradients([(1.0 / strategy.num_replicas_in_sync, v)]))
+        number = call // 3 + 1
+        weight -= 0.5 * (call % 3 == 2)
+        average = weight if number == 1 else 0.75 * average + 0.25 * weight
+        weight = average if often and number % often == 0 else weight
+    optimizer.finalize_variable_values([v])
+    np.testing.assert_allclose(float(v), average, rtol=1e-12)

@@ -235,3 +235,13 @@ def test_gradients_that_differ_between_ranks_raise_on_all(strategy):
         assert __file__ in str(caught.value)
     strategy.run(lambda: optimizer.apply_gradients([(np.ones(3), u)]))
     assert optimizer.iterations == 1
+
+
+def test_reduced_gradients_by_either_name(strategy):
+    with strategy.scope():
+        v, w = mpistrat.Variable(1.0), mpistrat.Variable(1.0)
+    strategy.run(lambda: mpistrat.optimizers.SGD(0.5).apply_gradients([(1.0, v)], skip_gradients_aggregation=True))
+    strategy.run(
+        lambda: mpistrat.optimizers.SGD(0.5).apply_gradients([(1.0, w)], experimental_aggregate_gradients=False)
+    )
+    assert float(v) == float(w) == 0.5

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.experimental import PreemptionCheckpointHandler, PreemptionWatcher, TerminationConfig
-from mpistrat.training.preemption.handler import StepTimes
+from mpistrat.training.preemption import StepTimes
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1

@@ -66,6 +66,10 @@ CASES = {
     ),
     "R2 of each": ("R2Score", {"class_aggregation": None}, {"num_outputs": 2}, VALUES, GUESSES),
     "R2 of one": ("R2Score", {}, {}, VALUES[:, :1], GUESSES[:, :1]),
+    "true positives": ("TruePositives", {}, {}, SEVERAL, PROBABILITIES),
+    "false positives": ("FalsePositives", {"thresholds": [0.7, 0.2]}, {}, SEVERAL, PROBABILITIES),
+    "true negatives": ("TrueNegatives", {"thresholds": [0.7, 0.2]}, {}, SEVERAL, PROBABILITIES),
+    "false negatives": ("FalseNegatives", {"thresholds": 0.3}, {}, SEVERAL, PROBABILITIES),
     "percentages": ("MeanAbsolutePercentageError", {}, {}, VALUES, GUESSES),
 }
 
@@ -91,6 +95,10 @@ RECORDED = {
     "R2, by variance": [-0.030253, 0.013926],
     "R2 of each": [[0.886189, -0.836976], [0.92878, -0.733751]],
     "R2 of one": [0.886189, 0.92878],
+    "true positives": [8.0, 3.61],
+    "false positives": [[11.0, 16.0], [4.87, 8.59]],
+    "true negatives": [[50.0, 45.0], [25.23, 21.51]],
+    "false negatives": [19.0, 7.21],
     "percentages": [3478282.694372, 4031026.505442],
 }
 
@@ -128,6 +136,25 @@ def test_as_keras_on_all_rows(strategy, case, weights):
             strategy.run(count, (number,))
         np.testing.assert_allclose(metric.result(), RECORDED[case][weights is not None], rtol=1e-6, atol=3e-6)
         metric.reset_state()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_config_makes_the_metric_again(strategy, case):
+    name, arguments, further, labels, predictions = CASES[case]
+    with strategy.scope():
+        metric = getattr(metrics, name)(**arguments, **further, name="mine")
+        config = metric.get_config()
+        other = type(metric)(**config)
+    assert config == other.get_config()
+    assert config["name"] == other.name == "mine"
+    assert {**arguments, **further}.items() <= config.items()
+
+    def called(metric):
+        return np.asarray(metric(labels, predictions)).tolist()
+
+    first = strategy.run(called, (metric,))
+    assert first == strategy.run(called, (other,))
+    np.testing.assert_array_equal(metric.result(), other.result())
 
 
 def test_without_examples(strategy):

@@ -10,6 +10,7 @@ Examples
 
 from mpistrat.integrations import hvd as _hvd
 from mpistrat.integrations.hvd import *  # noqa: F403  # the calls for arrays, of any library
+from mpistrat.integrations.hvd.job import explained as _explained
 from mpistrat.integrations.hvd.keras import callbacks
 from mpistrat.integrations.hvd.keras.callbacks import broadcast_global_variables
 from mpistrat.integrations.hvd.keras.optimizer import (
@@ -18,7 +19,6 @@ from mpistrat.integrations.hvd.keras.optimizer import (
     PartialDistributedOptimizer,
     load_model,
 )
-from mpistrat.integrations.hvd.left_out import explained as _explained
 
 __all__ = [
     "Compression",

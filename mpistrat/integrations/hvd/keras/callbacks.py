@@ -12,13 +12,13 @@ import numpy as np
 from keras import ops
 
 from mpistrat.integrations.hvd import job, moves, reductions
-from mpistrat.integrations.keras import hooks, host_calls
+from mpistrat.integrations.keras import hooks, step
 from mpistrat.strategy import keras_models
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrite variables of Keras with those of one rank, each once. Collective."""
-    host_calls.wait()
+    step.wait_for_host()
     unique = list({id(each): each for each in variables}.values())
     values = [np.asarray(ops.convert_to_numpy(each.value)) for each in unique]
     for each, value in zip(
@@ -107,7 +107,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Average."""
-        host_calls.wait()
+        step.wait_for_host()
         names = sorted(logs or ())
         if names:
             values = np.array([float(logs[name]) for name in names])

@@ -11,9 +11,8 @@ import numpy as np
 from keras import ops
 
 from mpistrat.engine import Engine
-from mpistrat.integrations.hvd.job import global_process_set
-from mpistrat.integrations.hvd.process_sets import ProcessSet
-from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum
+from mpistrat.integrations.hvd.job import ProcessSet, global_process_set
+from mpistrat.integrations.hvd.reductions import Average, Op, Sum
 from mpistrat.integrations.keras import hooks
 from mpistrat.integrations.keras.ranks import TrainingRanks
 from mpistrat.integrations.keras.step import RankStep, combine_by

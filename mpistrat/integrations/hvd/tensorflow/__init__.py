@@ -3,7 +3,7 @@
 import sys
 
 from mpistrat.integrations.hvd import keras
-from mpistrat.integrations.hvd.left_out import explained
+from mpistrat.integrations.hvd.job import explained
 
 for _name, _module in (("keras", keras), ("keras.callbacks", keras.callbacks)):
     sys.modules[f"{__name__}.{_name}"] = _module

@@ -17,9 +17,10 @@ except ImportError as error:
 
 from mpistrat.integrations import hvd as _hvd
 from mpistrat.integrations.hvd import *  # noqa: F403  # the calls that are equal for tensors
-from mpistrat.integrations.hvd.left_out import explained as _explained
-from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
+from mpistrat.integrations.hvd.job import explained as _explained
 from mpistrat.integrations.hvd.torch.gradients import (  # some take a compression, too
+    Compression,
+    Compressor,
     allgather,
     allreduce,
     alltoall,

@@ -1,4 +1,4 @@
-"""Collectives of tensors through which gradients flow back, by Horovod's rules."""
+"""Collectives of tensors through which gradients flow back, by Horovod's rules, and the dtypes that travel."""
 
 from __future__ import annotations
 
@@ -10,15 +10,67 @@ import torch
 from torch import Tensor
 
 from mpistrat.integrations.hvd import job, moves, reductions
-from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import one_by_one, refusals
-from mpistrat.integrations.hvd.process_sets import ProcessSet
-from mpistrat.integrations.hvd.reduce_ops import Average, Op, Sum, op_of
-from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
+from mpistrat.integrations.hvd.job import ProcessSet, example
+from mpistrat.integrations.hvd.reductions import Average, Op, Sum, op_of
 
 _all = job.global_process_set
-
 Tensors = Sequence[Tensor]
+
+
+class Compressor:
+    """A way to make tensors smaller before they are sent: here, none. Subclass it for another.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Compressor.compress(torch.ones(2))
+    (tensor([1., 1.]), None)
+    """
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        """Return what is sent, and what `decompress` needs."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        """Return the result for what came."""
+        return tensor
+
+
+class _Float16(Compressor):
+    """Floating point tensors are sent as float16, and added in float32."""
+
+    @staticmethod
+    def compress(tensor: Tensor) -> tuple[Tensor, Any]:
+        return (tensor.to(torch.float16) if tensor.dtype.is_floating_point else tensor), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """The ways to make tensors smaller before they are sent.
+
+    Attributes
+    ----------
+    none : type of Compressor
+        Tensors are sent as they are.
+    fp16 : type of Compressor
+        Floating point tensors are sent as float16, and added in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sent, dtype = Compression.fp16.compress(torch.ones(2))
+    >>> sent.dtype, Compression.fp16.decompress(sent, dtype).dtype
+    (torch.float16, torch.float32)
+    """
+
+    none: type[Compressor] = Compressor
+    fp16: type[Compressor] = _Float16
 
 
 class _Collective(torch.autograd.Function):

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from mpistrat.integrations.hvd import job, reductions
-from mpistrat.integrations.hvd.process_sets import ProcessSet
-from mpistrat.integrations.hvd.reduce_ops import Adasum, Average, Op
-from mpistrat.integrations.hvd.torch.compression import Compression, Compressor
-from mpistrat.integrations.hvd.torch.gradients import sparse_allreduce_async
+from mpistrat.integrations.hvd.job import ProcessSet
+from mpistrat.integrations.hvd.reductions import Adasum, Average, Min, Op, Product
+from mpistrat.integrations.hvd.torch.gradients import Compression, Compressor, sparse_allreduce_async
 from mpistrat.integrations.hvd.torch.start_values import abbreviated
 
 
@@ -38,6 +37,10 @@ class BackwardPasses:
                 "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
                 f"backward_passes_per_step (now {self.per_step}) to accumulate gradients locally."
             )
+
+    def has_computed(self, p: Tensor) -> bool:
+        """Return whether a backward pass has computed the gradient of a parameter since the last step."""
+        return p in self._counts
 
     def clear(self) -> None:
         """Begin a step."""
@@ -110,6 +113,7 @@ class _Distributed:
     param_groups: list[dict[str, Any]]
     _parameter_names: dict[Tensor, str]
     _passes: BackwardPasses
+    _placeholders: dict[Tensor, Tensor]  # gradients of zeros that no backward pass has computed
     _compression: type[Compressor]
     _op: Op
     _predivide: float
@@ -131,16 +135,28 @@ class _Distributed:
                 named[p] = f"allreduce.noname.{len(named)}"
         return [p for p in parameters if p in named]
 
+    def _drop_placeholders(self) -> None:
+        """Set the gradients of zeros that are there at the start to None, unless they were written to."""
+        for p, zeros in self._placeholders.items():
+            if p.grad is zeros and not self._passes.has_computed(p) and not zeros.any():
+                p.grad = None
+        self._placeholders.clear()
+
     def synchronize(self) -> None:
         """Combine the gradients of all ranks. `step` does it, unless it is in `skip_synchronize`. Collective."""
         self._synchronized = True
+        self._drop_placeholders()
         self._passes.clear()
         if not self._process_set.included() or self._process_set.topology.size == 1:
             return
         were_sparse: dict[Tensor, int] = {}  # the number of sparse axes of gradients that are sent dense
         dense: dict[Tensor, Tensor] = {}
+        without: set[Tensor] = set()
         for p in self._updated():
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad  # another rank may have computed it
+            gradient = p.grad
+            if gradient is None:
+                without.add(p)
+                gradient = torch.zeros_like(p)  # another rank may have computed it
             if not gradient.is_sparse:
                 dense[p] = p.grad = gradient
             elif self._sparse_as_dense:
@@ -150,23 +166,32 @@ class _Distributed:
                 name = self._parameter_names[p]
                 p.grad = sparse_allreduce_async(gradient, name, self._op, self._process_set)()
         for group in grouped([*dense], self._groups):
-            self._reduce(group, [dense[p] for p in group])
+            self._reduce(group, [dense[p] for p in group], without)
         for p, axes in were_sparse.items():  # an optimizer such as SparseAdam takes no others
             p.grad = dense[p].to_sparse(axes)
 
-    def _reduce(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def _reduce(self, parameters: list[Tensor], gradients: list[Tensor], without: set[Tensor]) -> None:
+        """Combine gradients. A parameter that is in ``without`` on all ranks gets None, as in one process."""
         pairs = [self._compression.compress(each) for each in gradients]
+        # One more array in the same message, and of its dtype. Zeros would let momentum and weight decay change
+        # a frozen parameter: pytorch issue 28294.
+        have, lack = {Min: (-1, 0), Product: (0, 1)}.get(self._op, (1, 0))
+        flags = torch.tensor([lack if p in without else have for p in parameters], dtype=pairs[0][0].dtype)
         name = "gradients of " + abbreviated([self._parameter_names[p] for p in parameters])
         totals = reductions.grouped_allreduce(
-            [sent for sent, _ in pairs],
+            [*(sent for sent, _ in pairs), flags],
             name=name,
             op=self._op,
             prescale_factor=1 / self._predivide,
             postscale_factor=self._predivide,
             process_set=self._process_set,
         )
-        for gradient, total, (_, ctx) in zip(gradients, totals, pairs, strict=True):
-            gradient.copy_(self._compression.decompress(total, ctx))
+        exists = (totals.pop() != lack).tolist()
+        for p, some, gradient, total, (_, ctx) in zip(parameters, exists, gradients, totals, pairs, strict=True):
+            if some:
+                gradient.copy_(self._compression.decompress(total, ctx))
+            else:
+                p.grad = None
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -183,6 +208,7 @@ class _Distributed:
         Raise NotImplementedError with a closure on several ranks: its gradients would not be combined.
         """
         refuse_closure(closure, self._process_set)
+        self._drop_placeholders()
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -196,6 +222,7 @@ class _Distributed:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
+        self._drop_placeholders()
         self._passes.clear()
         super().zero_grad(set_to_none)  # type: ignore[misc]  # of the optimizer
 
@@ -219,6 +246,7 @@ class _DistributedAdasum(_Distributed):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step, and combine with those of all ranks. Collective."""
         refuse_closure(closure, self._process_set)
+        self._drop_placeholders()
         self._passes.clear()
         parameters = self._updated()
         starts = [p.detach().clone() for p in parameters]
@@ -256,8 +284,9 @@ def DistributedOptimizer(
     """Return an optimizer that combines the gradients of all ranks before each step.
 
     It is of a class derived from that of ``optimizer``, and shares its parameters and state. All gradients of a step
-    are combined by one call in `step`, in the order of the parameters: the order in which they were computed, and
-    parameters that have no gradient on some ranks, do not matter.
+    are combined by one call in `step`, in the order of the parameters: the order in which they were computed does not
+    matter. A gradient that some ranks lack counts as zeros there; one that all ranks lack stays None, so that frozen
+    and unused parameters do not change.
 
     Parameters
     ----------
@@ -317,7 +346,8 @@ def DistributedOptimizer(
     made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
     combined = [*made._parameter_names] if several and process_set.included() else []
     made._passes = BackwardPasses(combined, backward_passes_per_step)
+    made._placeholders = {}
     for p in combined:  # as in Horovod: programs read gradients before the first backward pass
         if p.grad is None:
-            p.grad = torch.zeros_like(p)
+            made._placeholders[p] = p.grad = torch.zeros_like(p)
     return made

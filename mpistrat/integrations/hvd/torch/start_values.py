@@ -10,15 +10,15 @@ import torch
 
 from mpistrat import nest
 from mpistrat.integrations.hvd import job, moves
-from mpistrat.integrations.hvd.examples import example
 from mpistrat.integrations.hvd.handles import copy_into, refusals
+from mpistrat.integrations.hvd.job import example
 
 
 class _Described:
     """The dtype and shape of a tensor, in its place."""
 
     def __init__(self, tensor: torch.Tensor):
-        self.dtype, self.shape = tensor.dtype, tuple(tensor.shape)
+        self.dtype, self.shape, self.on_host = tensor.dtype, tuple(tensor.shape), tensor.device.type == "cpu"
 
 
 @example("hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)")
@@ -77,7 +77,8 @@ def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Give an optimizer the state and options of that of one rank. Collective.
 
-    Nothing is changed on ``root_rank``, and no step is made. Other ranks need no state of their own.
+    Nothing is changed on ``root_rank``, and no step is made. Other ranks need no state of their own. They get that of
+    the root bit by bit, in its dtypes.
 
     Parameters
     ----------
@@ -116,4 +117,22 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     _broadcast(state, root_rank, "the state of an optimizer")
     if not is_root:
         tensors = iter(state)
-        optimizer.load_state_dict(rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves]))
+        given = rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
+        # Without the state: load_state_dict casts it to the dtypes of the parameters, and makes sequences anew.
+        optimizer.load_state_dict({**given, "state": {}})
+        parameters = dict(zip(_parameters_of(given), _parameters_of(vars(optimizer)), strict=True))
+        for key, values in given["state"].items():
+            parameter = parameters.get(key, key)
+            leaves, rebuild = nest.flatten(values)
+            likes = nest.flatten(skeleton["state"][key])[0]
+            placed = [
+                leaf.to(getattr(parameter, "device", "cpu"))
+                if isinstance(like, _Described) and not like.on_host
+                else leaf
+                for leaf, like in zip(leaves, likes, strict=True)
+            ]
+            optimizer.state[parameter] = rebuild(placed)
+
+
+def _parameters_of(state: Mapping[str, Any]) -> list[Any]:
+    return [each for group in state["param_groups"] for each in group["params"]]

@@ -8,9 +8,9 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.arrays.gpu import bounds
+from mpistrat.arrays import device as devices
 from mpistrat.cli import info
-from mpistrat.cluster_resolver.ranks import own_device
+from mpistrat.cluster_resolver import own_device
 from mpistrat.runtime import affinity
 
 SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
@@ -119,7 +119,7 @@ def test_a_gpu_of_another_processor(runtime, monkeypatch, caplog, tmp_path, name
     if runtime is None or own is None:
         return
     system = tmp_path / str(RANK)
-    monkeypatch.setattr(bounds, "_SYSTEM", system)
+    monkeypatch.setattr(devices, "_SYSTEM", system)
     monkeypatch.setattr(runtime, "gpus", [f"GPU {i}" for i in range(max(2, SIZE))])
     for i in range(len(runtime.gpus)):
         folder = system / runtime.deviceGetPCIBusId(i)

@@ -80,6 +80,7 @@ def test_names_are_paths(strategy, tmp_path):
         "layers/0/a%2Fb",
         *(f"mean/{each.name.removeprefix('m/')}" for each in sorted(mean.variables, key=lambda v: v.name)),
         "opt/iterations",
+        "opt/learning_rate",
         "opt/m/layers/0/a%2Fb",
         "opt/v/layers/0/a%2Fb",
     ]
@@ -147,12 +148,15 @@ class Own:
 
 
 def test_objects_with_a_state(strategy, tmp_path):
-    state = {"n": (1, [2.5, None]), "text": "ä/", "array": np.arange(6, dtype=">i2").reshape(2, 3)}
+    state = {"n": (1, [2.5, None]), "text": "ä/", "array": np.arange(6, dtype=">i2").reshape(2, 3).T}
     path = Checkpoint(own=Own(state)).save(tmp_path / "c")
     like = Own({**state, "n": (0, [0.0, None])})
     Checkpoint(own=like).restore(path).assert_consumed()
     np.testing.assert_array_equal(like.state["array"], state["array"])
     assert like.state["array"].dtype == ">i2"
+    path0 = Checkpoint(own=Own(np.array(4.0))).save(tmp_path / "0")
+    Checkpoint(own=(like0 := Own())).restore(path0).assert_consumed()
+    assert repr(like0.state) == "array(4.)"
     assert {**like.state, "array": 0} == {**state, "array": 0}
 
 

@@ -19,7 +19,8 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.limits import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.training import Checkpoint, load, load_arrays, save, save_async
-from mpistrat.training.checkpoint import by_all, division
+from mpistrat.training.checkpoint import by_all
+from mpistrat.training.checkpoint import format as checkpoint_format
 from mpistrat.training.checkpoint.format import OF_BOXES
 from mpistrat.training.checkpoint.names import named
 from mpistrat.training.checkpoint.write import write
@@ -36,8 +37,8 @@ def save_by(request):
 @pytest.fixture(params=layouts("0101"))
 def ranks(request, monkeypatch):
     """A strategy whose saves are all divided, and in small pieces."""
-    monkeypatch.setattr(division, "_PIECE", 1 << 12)
-    monkeypatch.setattr(division, "_SMALL", 64)
+    monkeypatch.setattr(checkpoint_format, "_PIECE", 1 << 12)
+    monkeypatch.setattr(checkpoint_format, "_SMALL", 64)
     comm = on_nodes(request.param, save_alone_bytes=0)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     with strategy.scope():
@@ -264,7 +265,7 @@ def test_what_is_shared_out_is_not_gathered(ranks, save_by, tmp_path, monkeypatc
     files = dict(zip(want, slots_of(ranks, 2), strict=True))
     with monkeypatch.context() as patch:
         for name in ("_read", "_update_across_replicas"):
-            patch.setattr("mpistrat.training.optimizers.parts.SharedOutVariable." + name, None)
+            patch.setattr("mpistrat.training.optimizers.state.SharedOutVariable." + name, None)
         save_by(dict(zip(want, slots, strict=True)), path)
         load(files, path)
     for name, each in files.items():
@@ -383,7 +384,7 @@ def test_one_rank_that_fails_fails_on_all(ranks, save_by, tmp_path, monkeypatch,
             if where == "disk":  # the system says so in the middle of a write
                 resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, limits[1]))
             elif where == "copy":
-                patch.setattr(by_all, "_part_of", fails)
+                patch.setattr("mpistrat.training.checkpoint.write._part_of", fails)
             else:
                 patch.setattr("mpistrat.training.checkpoint.write.write_box", fails)
                 patch.setattr("mpistrat.training.checkpoint.write.checksum", fails)

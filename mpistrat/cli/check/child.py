@@ -1,0 +1,108 @@
+"""The process of `mpistrat check` that calls MPI, and may hang or crash: ``python -m ... FD OPTIONS``.
+
+It sends its facts as lines of JSON to the process that watches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from mpistrat.cli.check.checks import CHECKS, thread_level
+from mpistrat.cli.check.job import START, Blame, CheckOptions, SilenceError, Talk, Trouble
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Wire:
+    """A pipe for lines of JSON to the process that watches this one."""
+
+    def __init__(self, descriptor: int):
+        self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - open until the process ends
+
+    def tell(self, **what: Any) -> None:
+        self._file.write(json.dumps(what) + "\n")
+
+    def stage(self, name: str) -> None:
+        """Report the next stage, which may hang."""
+        self.tell(stage=name)
+
+
+def _stay(wire: Wire, **what: Any) -> NoReturn:
+    """Report what went wrong, and wait to be killed: launchers end the job when a process leaves MPI early."""
+    wire.tell(**what)
+    while True:
+        signal.pause()
+
+
+def main(descriptor: int, options: CheckOptions) -> None:
+    """Run the checks of this rank."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux kills this process when the one that watches it ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    wire = Wire(descriptor)
+    facts: dict[str, Any] = {"host": socket.gethostname()}
+    for check in CHECKS:
+        if check.local is not None:
+            wire.stage(check.title)
+            facts[check.name] = check.local(options)
+    wire.tell(facts=facts)
+    if "error" in facts["library"]:
+        _stay(wire, trouble=Trouble(Blame.LIBRARY, "no MPI library"))
+    wire.stage(START)
+    from mpi4py import MPI
+
+    from mpistrat.launch.launch import AloneError, check_singleton
+
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    world = MPI.COMM_WORLD
+    try:
+        check_singleton(world.size, MPI.Get_library_version(), os.environ)
+    except AloneError as error:
+        _stay(wire, alone=(error.found, error.remedy))
+    facts["library"]["threads"] = thread_level(MPI)
+    wire.tell(facts=facts)
+    try:
+        _together(wire, world, facts, options)
+    except SilenceError as error:
+        _stay(wire, trouble=Trouble(Blame.SILENCE, str(error)))
+    except Exception as error:  # mostly an error of MPI: the report shows it
+        _stay(wire, trouble=Trouble(Blame.FAILED, f"{type(error).__name__}: {error}"))
+    wire.stage("the end of MPI")
+    MPI.Finalize()
+    wire.tell(done=True)
+
+
+def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
+    """Run the checks that need messages between ranks. Rank 0 reports the facts."""
+    # A shorter limit than that of the watching process, so that the error names the silent ranks.
+    talk = Talk(world.Dup(), options.limit * 0.8)
+    wire.stage("a message to rank 0")
+    everyone = talk.collect(facts)
+    wire.stage("the search for ranks of one node")
+    from mpistrat.runtime.topology import Topology
+
+    talk.topology = topology = Topology.of(world)
+    talk.leaders = tuple(ranks[0] for ranks in topology.nodes)
+    talked: dict[str, Any] = {}
+    for check in CHECKS:
+        if check.talk is not None:
+            wire.stage(check.title)
+            talked[check.name] = check.talk(talk, options)
+            talk.meet()
+    if everyone is not None:
+        for node, ranks in enumerate(topology.nodes):
+            for rank in ranks:
+                everyone[rank]["node"] = node
+        wire.tell(everyone=everyone, talked=talked)
+    talk.meet()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), CheckOptions(**json.loads(sys.argv[2])))

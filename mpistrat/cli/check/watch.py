@@ -1,0 +1,257 @@
+"""The process of `mpistrat check` that never calls MPI, and therefore always ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mpistrat.cli.check import checks
+from mpistrat.cli.check.job import START, Blame, CheckedJob, CheckOptions, Finding, Severity, Trouble
+from mpistrat.process import children
+from mpistrat.runtime.without_mpi.board import FileQueue, Inbox
+
+_LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
+_GATHER = 3.0  # seconds to wait for letters of other ranks
+_START = 4.0  # seconds after which ranks with different MPI libraries count as unable to start together
+_END = 5.0  # seconds to wait for the end of a process
+_ENDING = 0.2  # seconds to wait for it when the launcher ends the job
+
+
+class _Ended(Exception):
+    """The launcher ends the job. The time for a report is short: one second with Open MPI."""
+
+
+class Watcher:
+    """The watcher of one rank: it runs the checks in a child process and follows them.
+
+    Rank and size are as the environment gives them. For ``key`` see `launchers.key_of`.
+    """
+
+    def __init__(self, options: CheckOptions, rank: int, size: int, key: str | None):
+        self._options = options
+        self._rank, self._size = rank, size
+        self._inbox = Inbox(key) if rank == 0 else None
+        self._outbox = FileQueue(key, rank) if rank else None
+        self._stage = "the start of Python"
+        self._facts: dict[str, Any] | None = None
+        self._told: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading = False
+        self._gather = _GATHER
+
+    def run(self) -> CheckedJob | None:
+        """Run the checks until they end, fail or hang. Return the facts of all ranks on the rank that reports."""
+        trouble = self._follow()
+        if trouble is None:
+            if self._inbox is not None:
+                self._inbox.close()
+            if self._outbox is not None:
+                self._outbox.close()
+            if "everyone" not in self._told:
+                return None
+            everyone = dict(enumerate(self._told["everyone"]))
+            return CheckedJob(len(everyone), everyone, self._told["talked"], options=self._options)
+        alone = self._told.get("alone")
+        self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
+        if self._inbox is None:
+            self._wait_for_report(". ".join(alone) if alone else trouble.text)
+        return self._report(self._inbox)
+
+    def __enter__(self) -> Watcher:
+        self._previous = signal.signal(signal.SIGTERM, self._end)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Kill the checks after the report: MPICH's launcher ends the job when a process of MPI is killed."""
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._process is not None:
+            self._process.kill()
+            # A process cannot be killed while it hangs in a file system.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+
+    def _end(self, number: int, frame: Any) -> None:
+        self._gather = 0.2
+        if self._reading:
+            self._reading = False
+            raise _Ended
+
+    def _follow(self) -> Trouble | None:
+        """Start the checks and read their messages. Return what went wrong, or None."""
+        reader, writer = os.pipe()
+        arguments = [str(writer), json.dumps(dataclasses.asdict(self._options))]
+        with tempfile.TemporaryFile() as errors, open(reader, "rb", buffering=0) as wire:
+            os.set_inheritable(writer, True)
+            # The checks inherit the descriptors of the launcher (PMI_FD): MPI needs them.
+            self._process = subprocess.Popen(
+                children.running("mpistrat.cli.check.child", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                close_fds=False,
+            )
+            os.close(writer)
+            try:
+                self._reading = True
+                trouble = self._read(wire)
+                self._reading = False
+            except _Ended:
+                trouble = self._ended_with_job(errors)
+            if trouble is not None:
+                return trouble
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END)  # MPICH contacts its launcher at the very end
+            if self._told.get("done"):
+                return None
+            return self._death(self._process.poll(), errors)
+
+    def _read(self, wire: Any) -> Trouble | None:
+        """Read messages until the end or the time limit. Return what went wrong, or None."""
+        pending = b""
+        end = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(wire, selectors.EVENT_READ)
+            while True:
+                if selector.select(_LOOK_AROUND):
+                    data = wire.read(65536)
+                    if not data:
+                        return None
+                    *lines, pending = (pending + data).split(b"\n")
+                    for line in lines:
+                        self._hear(json.loads(line))
+                    if "alone" in self._told:
+                        return Trouble(Blame.ALONE, "every task is alone")
+                    if "trouble" in self._told:
+                        blame, text, _ = self._told["trouble"]
+                        return self._trouble(blame, f"{text}, in")
+                    end = time.monotonic()
+                elif self._told.get("done"):
+                    return None
+                elif time.monotonic() - end > self._options.limit:
+                    return self._trouble(Blame.STANDS, "no progress in", f" for {self._options.limit:g} s")
+                elif self._others_are_in_trouble(time.monotonic() - end):
+                    return self._trouble(Blame.STOOD, "was in", " when other ranks failed")
+
+    def _trouble(self, blame: int, before: str, after: str = "") -> Trouble:
+        return Trouble(blame, f"{before} '{self._stage}'{after}", self._stage)
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        if "stage" in told:
+            self._stage = told["stage"]
+        elif "facts" in told:
+            if self._facts is None:
+                self._tell({"facts": told["facts"]})
+            self._facts = told["facts"]
+        else:
+            self._told.update(told)
+
+    def _tell(self, letter: dict[str, Any]) -> None:
+        """Send a letter to rank 0 without MPI."""
+        if self._inbox is not None:
+            self._inbox.letters[0] = letter
+        elif self._outbox is not None:
+            self._outbox.put(letter)
+
+    def _others_are_in_trouble(self, waited: float) -> bool:
+        """Return whether waiting is useless because other ranks failed. Rank 0 decides."""
+        if self._outbox is not None:
+            return self._outbox.announced("stop")
+        assert self._inbox is not None
+        self._inbox.collect()
+        letters = self._inbox.letters
+        if any(each.get("trouble") for each in letters.values()) or (
+            self._stage == START and waited > _START and _mixed(letters)
+        ):
+            time.sleep(1)  # other ranks may be about to report as well
+            self._inbox.announce("stop")
+            return True
+        return False
+
+    def _ended_with_job(self, errors: Any) -> Trouble:
+        """Return what was wrong when the launcher ended the job: it may do so because the checks of this rank ended.
+
+        Its signal may come before their end is seen. Some launchers send it to the checks, too.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert self._process is not None
+            status = self._process.wait(_ENDING)
+            if status not in (0, -signal.SIGTERM, -signal.SIGKILL):
+                return self._death(status, errors)
+        return self._trouble(Blame.STOOD, "was in", " when the launcher ended the job")
+
+    def _death(self, status: int | None, errors: Any) -> Trouble:
+        """Return the exit status of the checks and their last output."""
+        errors.seek(0)
+        lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+        lines = [line for line in lines if any(map(str.isalnum, line))]
+        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        said = f": {' '.join(lines)[-400:]}" if lines else ""
+        return self._trouble(Blame.ENDED, "ended in", f" ({how}){said}")
+
+    def _report(self, inbox: Inbox) -> CheckedJob:
+        """Return the facts that rank 0 can get without MPI."""
+
+        def all_have_told() -> bool:
+            inbox.collect()
+            return len(inbox.letters) >= self._size and all("trouble" in each for each in inbox.letters.values())
+
+        inbox.announce("stop")
+        if inbox.works:
+            _until(all_have_told, self._gather)
+        letters = inbox.letters
+        facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
+        told = next((each["alone"] for each in letters.values() if each.get("alone")), None)
+        # Where the libraries differ, they are the cause, not the launcher.
+        alone = Finding(told[0], Severity.FIX, told[1]) if told and not _mixed(letters) else None
+        troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
+        unheard = Trouble(Blame.UNHEARD, "sent no report")
+        troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
+        if not facts:
+            facts = {0: {"host": os.uname().nodename}}
+        return CheckedJob(self._size, facts, {}, troubles, alone, self._options)
+
+    def reported(self) -> None:
+        """Let the other ranks end, after rank 0 has printed the report."""
+        if self._inbox is not None:
+            self._inbox.announce("read")
+            _until(self._inbox.all_have_gone, self._gather)
+            self._inbox.close()
+
+    def _wait_for_report(self, trouble: str) -> NoReturn:
+        """Wait until rank 0 has printed: a launcher ends the job when one rank ends."""
+        outbox = self._outbox
+        assert outbox is not None
+        limit = (self._options.limit if outbox.works else 2.0) + _GATHER
+        if _until(lambda: outbox.announced("read"), limit):
+            outbox.put(None, goes=True)
+            _until(outbox.is_closed, _GATHER)
+        else:
+            print(f"mpistrat check: rank {self._rank} ({os.uname().nodename}): {trouble}", file=sys.stderr)
+        outbox.close()
+        sys.exit(1)
+
+
+def _mixed(letters: dict[int, Any]) -> bool:
+    """Return whether the ranks load different MPI libraries: then MPI may never start."""
+    facts = {rank: each["facts"] for rank, each in letters.items()}
+    return checks.mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
+
+
+def _until(condition: Callable[[], bool], limit: float) -> bool:
+    """Wait for a condition, at most ``limit`` seconds. Return whether it became true."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,1 +1,0 @@
-"""``mpistrat checkpoint``: what files of checkpoints hold, and the same arrays in other formats."""

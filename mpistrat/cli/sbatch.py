@@ -1,0 +1,260 @@
+"""The text of a batch script. The scripts in ``slurm/`` of the source tree are made here, too."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mpistrat.launch.launch import HANG, RESTART
+
+_THREADS = " ".join(f'{name}_NUM_THREADS="$threads"' for name in ("OMP", "OPENBLAS", "MKL"))
+_COLUMN = 36  # where comments begin
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a job, or of a component of a heterogeneous job.
+
+    ``ntasks`` is the total number of ranks. ``ntasks_per_node`` is the number per node; the maximum if ``ntasks`` is
+    given too. ``cpus_per_task`` are cores per rank. ``gpus_per_node`` is a number, or a type and a number. ``options``
+    are further ones of sbatch, each with a comment.
+    """
+
+    nodes: int = 1
+    ntasks: int | None = None
+    ntasks_per_node: int | None = None
+    cpus_per_task: int = 1
+    gpus_per_node: str | None = None
+    options: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Script:
+    """A batch script that the command ``written_by`` writes.
+
+    ``components`` has several resources for a heterogeneous job. ``time`` is the limit of the job, in a format of
+    sbatch. ``program`` has the arguments of ``python``: a path, relative to the directory where ``sbatch`` is called,
+    or a name without a slash, which is looked up in PATH.
+
+    ``mpi`` is the value of ``srun --mpi=``; it is not used with ``mpirun``, which starts the ranks with mpirun.
+    ``array`` has the indices of a job array. ``signal`` is what the ranks get before the time limit, and how many
+    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``container`` is an Apptainer
+    image: a path as for ``python``, or an address such as ``docker://name``. ``options`` are further ones of sbatch for
+    all components, each with a comment.
+    """
+
+    written_by: str
+    components: Sequence[Resources]
+    name: str
+    time: str
+    program: Sequence[str]
+    python: str
+    mpi: str
+    mpirun: bool = False
+    array: str | None = None
+    signal: tuple[str, int] | None = None
+    farm: bool = False
+    container: str | None = None
+    options: Sequence[tuple[str, str]] = ()
+
+    @property
+    def heterogeneous(self) -> bool:
+        """Whether the job has several components."""
+        return len(self.components) > 1
+
+    @property
+    def gpus(self) -> bool:
+        """Whether the job has GPUs."""
+        return any(component.gpus_per_node for component in self.components)
+
+
+def text(script: Script) -> str:
+    """Return the text of the script."""
+    parts = [_head(script), _directives(script), _places(script), _environment(script), _start(script)]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _head(script: Script) -> Iterator[str]:
+    started = "by mpirun" if script.mpirun else "by srun"
+    inside = ", in a container" if script.container is not None else ""
+    yield "#!/bin/bash"
+    yield f"# A program of mpistrat under SLURM: each task is one rank, started {started}{inside}."
+    yield "#"
+    program = script.program[0] if script.program[0] != "-m" else f"-m {script.program[1]}"
+    yield f"#   {'sbatch THIS_FILE':<40} {program}"
+    yield f"#   {'sbatch THIS_FILE other.py --epochs 10':<40} another program"
+    yield f"#   {'sbatch --time=10 THIS_FILE':<40} options of sbatch override the lines below"
+    yield "#"
+    yield f"# {script.written_by}"
+    yield "#"
+
+
+def _directives(script: Script) -> Iterator[str]:
+    def line(option: str, comment: str = "") -> str:
+        return f"{f'#SBATCH {option}':<{_COLUMN}}{f' # {comment}' if comment else ''}".rstrip()
+
+    yield line(f"--job-name={script.name}", "name in squeue; %x below")
+    yield line(f"--time={script.time}", "time limit; a shorter job may start earlier")
+    if script.array is not None:
+        yield line(f"--array={script.array}", "one job per index; append %4 to run four at a time")
+        yield line("--output=%x-%A_%a.out", "output of all ranks: name, number and index of the job")
+    else:
+        yield line("--output=%x-%j.out", "output of all ranks: name and number of the job")
+    if script.signal is not None:
+        signal, seconds = script.signal
+        yield line("--requeue", "the job may be requeued")
+        to = "this shell" if script.farm else "the ranks"
+        yield line(
+            f"--signal={'B:' * script.farm}{signal}@{seconds}",
+            f"signal to {to}, seconds before the limit (at most 60 s earlier)",
+        )
+        yield line("--open-mode=append", "all runs of the job write to one file")
+    for option, comment in script.options:
+        yield line(option, comment)
+    for number, component in enumerate(script.components):
+        if number:
+            yield line("hetjob", "the next component: its ranks follow those above")
+        yield line(f"--nodes={component.nodes}", "machines")
+        if component.ntasks is not None:
+            yield line(f"--ntasks={component.ntasks}", "total number of ranks")
+        if component.ntasks_per_node is not None:
+            most = "maximum number of " if component.ntasks is not None else ""
+            yield line(f"--ntasks-per-node={component.ntasks_per_node}", f"{most}ranks per node")
+        yield line(f"--cpus-per-task={component.cpus_per_task}", "cores per rank; NumPy uses as many threads")
+        if component.gpus_per_node is not None:
+            yield line(f"--gpus-per-node={component.gpus_per_node}", "all ranks of a node see them, each uses its own")
+        for option, comment in component.options:
+            yield line(option, comment)
+    yield ""
+
+
+def _places(script: Script) -> Iterator[str]:
+    yield "# Put `module load` for MPI and Python here: many modules fail after the next line."
+    yield "set -euo pipefail"
+    yield ""
+    if script.container is not None:
+        yield f"image=${{IMAGE:-{_file(script.container)}}}"
+        yield "# The Python that has mpistrat, in the image."
+    else:
+        yield "# The Python that has mpistrat."
+    yield f"python=${{PYTHON:-{_program(script.python)}}}"
+    if script.mpirun:
+        yield "# The mpirun of this Python, else that of the modules."
+        yield 'PATH=$(dirname "$(command -v "$python")"):$PATH'
+    else:
+        yield "# How srun starts MPI: pmix for Open MPI, pmi2 for MPICH. `srun --mpi=list` shows all types."
+        yield f"mpi=${{MPISTRAT_SRUN_MPI:-{script.mpi}}}"
+        yield "# Other fences of SLURM's PMIx can let a rank leave MPI_Init too early, which crashes Open MPI."
+        yield "export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}"
+    yield ""
+
+
+def _program(path: str) -> str:
+    """Quote a program for the shell. A name without a slash is looked up in PATH."""
+    return _file(path) if "/" in path else shlex.quote(path)
+
+
+def _file(path: str) -> str:
+    """Quote a file, or the address of an image, for the shell."""
+    return shlex.quote(path) if path.startswith("/") or "://" in path else f"$SLURM_SUBMIT_DIR/{shlex.quote(path)}"
+
+
+def _environment(script: Script) -> Iterator[str]:
+    if not script.heterogeneous:
+        if script.mpirun:
+            yield "# mpirun starts one daemon per node by srun. The daemon must get all cores of the node."
+            yield "unset SRUN_CPUS_PER_TASK"
+            yield "threads=${SLURM_CPUS_PER_TASK:-1}"
+        else:
+            yield "# Since SLURM 22.05 srun does not inherit --cpus-per-task: without this, a rank gets one core."
+            yield "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
+            yield "threads=$SRUN_CPUS_PER_TASK"
+        yield f"export {_THREADS}"
+        yield ""
+    yield "# Unbuffered output, and the Python stack of a rank that crashes."
+    yield "export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1"
+    if script.container is not None:
+        yield "# Each rank has its own container: files of slurmd and memory of other ranks are out of reach."
+        yield "export PMIX_MCA_gds=hash OMPI_MCA_smsc=^cma OMPI_MCA_btl_vader_single_copy_mechanism=none"
+    yield ""
+    yield "if [ $# -eq 0 ]; then"
+    yield f"    set -- {shlex.join(script.program)}"
+    yield "fi"
+    if script.array is not None:
+        yield "# In arguments %a is the index and %A the number of the array, as in --output."
+        yield 'set -- "${@//\\%a/$SLURM_ARRAY_TASK_ID}"'
+        yield 'set -- "${@//\\%A/$SLURM_ARRAY_JOB_ID}"'
+    yield ""
+
+
+def _start(script: Script) -> Iterator[str]:
+    if script.mpirun:
+        by_mpirun = 'mpirun -n "$SLURM_NTASKS" --bind-to none "$python" "$@"'
+        yield from _farm(script, by_mpirun) if script.farm else [f"exec {by_mpirun}"]
+        return
+    command = '"$python" "$@"'
+    if script.container is not None:
+        nvidia = " --nv" if script.gpus else ""
+        yield "# The container sees its own files and the directory of the job; --bind adds other directories."
+        yield f'container=(apptainer exec{nvidia} --bind "$SLURM_SUBMIT_DIR" --pwd "$PWD" "$image")'
+        command = f'"${{container[@]}}" {command}'
+    if script.heterogeneous:
+        yield "# One MPI job over all components, each with its own number of cores per rank."
+        yield "command=()"
+        yield "for ((group = 0; group < SLURM_HET_SIZE; group++)); do"
+        yield "    cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group"
+        yield "    threads=${!cpus:-1}"
+        yield '    [ "$group" -eq 0 ] || command+=(:)'
+        yield '    command+=(--het-group="$group" --cpus-per-task="$threads")'
+        yield f"    command+=(env {_THREADS})"
+        yield f"    command+=({command})"
+        yield "done"
+        command = '"${command[@]}"'
+    by_srun = f'srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
+    if script.signal is not None:
+        yield "# MPICH names the memory of a node after the job and its step. If a run was killed, its memory is still"
+        yield "# there, and the next run would wait for it in MPI_Init. Remove what no process has mapped."
+        yield 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then'
+        yield '    srun --mpi=none --ntasks="${SLURM_JOB_NUM_NODES:-1}" --ntasks-per-node=1 bash -c \''
+        yield "        for file in /dev/shm/mpich_*; do"
+        yield '            grep -qsF "$file" /proc/[0-9]*/maps || rm -f "$file"'
+        yield "        done' 2>/dev/null || :"
+        yield "fi"
+    if script.farm:
+        yield from _farm(script, by_srun)
+        return
+    if script.signal is None:
+        yield "# If a task ends with an error, srun ends the others."
+        yield f"exec {by_srun}"
+        return
+    yield "# If a task ends, srun ends the others after a minute, so that they can end with their own status."
+    yield "status=0"
+    yield f'srun --mpi="$mpi" --kill-on-bad-exit=0 --wait=60 {command} || status=$?'
+    where = "in the image" if script.container is not None else "on the nodes, for example"
+    yield f"# Status {RESTART}: the ranks saved, but could not requeue the job: scontrol is missing {where}."
+    yield f"# Status {HANG}: a collective hung for MPISTRAT_HANG_ABORT_SECONDS, and the ranks were ended."
+    yield "# Requeue after these two only: a job that was cancelled ends with another status."
+    yield f'if [ "$status" -eq {RESTART} ] || [ "$status" -eq {HANG} ]; then'
+    yield '    scontrol requeue "$SLURM_JOB_ID" || :'
+    yield "fi"
+    yield 'exit "$status"'
+
+
+def _farm(script: Script, command: str) -> Iterator[str]:
+    """Yield the lines of a task farm, which goes on after the time limit."""
+    assert script.signal is not None
+    yield "# Before the limit the job goes back into the queue. Executor.map(..., keep=FILE) has kept the results, and"
+    yield "# goes on with the rest. At most 100 times: calls longer than the limit would come back for ever."
+    yield "again() {"
+    yield '    [ "${SLURM_RESTART_COUNT:-0}" -ge 100 ] || scontrol requeue "$SLURM_JOB_ID" || :'
+    yield "}"
+    yield f"trap again {script.signal[0]}"
+    yield f"{command} &"
+    yield "status=0"
+    yield "wait $! || status=$?"
+    yield "while kill -0 $! 2>/dev/null; do  # the signal ends a wait"
+    yield "    status=0"
+    yield "    wait $! || status=$?"
+    yield "done"
+    yield 'exit "$status"'

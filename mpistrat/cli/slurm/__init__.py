@@ -1,1 +1,0 @@
-"""``mpistrat slurm``: commands for batch jobs."""

@@ -1,0 +1,337 @@
+"""``mpistrat trace``: the traces of the ranks of a job in one file for Perfetto, or in numbers.
+
+The file has the trace event format, which Perfetto and chrome://tracing read. The numbers are the share of each phase,
+the collectives that took longest, and the ranks that came last.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from mpistrat.cli import trace_files
+from mpistrat.cli.table import amount, echo, three_digits
+from mpistrat.cli.trace_files import MEET, PHASES, Call, Span, Trace, Track, shares
+from mpistrat.process import files
+from mpistrat.runtime.agreement.operation import ranks_in_words
+
+# The number of a thread: that of the rank behind a digit. Perfetto takes thread 0 for an idle core, and a thread with
+# the number of a process for a thread of that.
+_THREAD = 1_000_000
+_MOST_COLLECTIVES = 10
+# What gives its values to other ranks before it returns. Others only compare what they were given.
+_MOVES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce_scatter")
+
+
+def write_chrome(path: Path, tracks: Sequence[Track], facts: dict[str, Any]) -> int:
+    """Write the file, compressed if its name ends in ``.gz``. Return the number of events.
+
+    Raise OSError if the file cannot be written.
+    """
+    with files.appearing(path, replace=True) as temporary:
+        if path.name.endswith(".gz"):
+            with gzip.open(temporary, "wt", compresslevel=5, encoding="utf-8") as file:
+                return _write_chrome(file, tracks, facts)
+        with open(temporary, "w", encoding="utf-8") as file:
+            return _write_chrome(file, tracks, facts)
+
+
+def _write_chrome(file: TextIO, tracks: Sequence[Track], facts: dict[str, Any]) -> int:
+    count = 0
+
+    def put(text: str) -> None:
+        nonlocal count
+        file.write(",\n" + text if count else text)
+        count += 1
+
+    file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(facts) + ', "traceEvents": [\n')
+    nodes: dict[tuple[str, int], int] = {}
+    for track in tracks:
+        nodes.setdefault(track.host, len(nodes) + 1)
+    origin = min((each.spans[0].begin for each in tracks if each.spans), default=0)
+    for (name, _), pid in nodes.items():
+        put(_metadata("process_name", pid, 0, name=f"node {name}"))
+        put(_metadata("process_sort_index", pid, 0, sort_index=pid))
+    flows: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
+    named = set()
+    for track in tracks:
+        pid, tid = nodes[track.host], track.rank + _THREAD * (track.thread + 1)
+        if (pid, tid) not in named:
+            named.add((pid, tid))
+            thread = f", thread {track.thread}" if track.thread else ""
+            put(_metadata("thread_name", pid, tid, name=f"rank {track.rank}{thread}"))
+            put(_metadata("thread_sort_index", pid, tid, sort_index=tid))
+        _put_track(put, track, pid, tid, origin)
+        for span in track.spans:
+            if span.call is not None and span.call.communicator:
+                key = span.call.communicator, span.call.number
+                # A collective that was interrupted may be repeated: the last one counts.
+                flows.setdefault(key, {})[track.rank] = span.begin - origin, pid, tid
+    for i, ends in enumerate(flows.values()):
+        _put_flow(put, i + 1, sorted(ends.values()))
+    file.write("\n]}\n")
+    return count
+
+
+def _metadata(what: str, pid: int, tid: int, **values: Any) -> str:
+    return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": values})
+
+
+def _put_track(put: Callable[[str], None], track: Track, pid: int, tid: int, origin: int) -> None:
+    names: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for span in track.spans:
+        name = names.get(span.name) or names.setdefault(span.name, json.dumps(span.name))
+        arguments = f', "args": {_arguments(span.call, places)}' if span.call is not None else ""
+        kind = "collective" if span.call is not None else "phase"
+        put(
+            f'{{"ph": "X", "name": {name}, "cat": "{kind}", "pid": {pid}, "tid": {tid}, '
+            f'"ts": {_microseconds(span.begin - origin)}, "dur": {_microseconds(span.end - span.begin)}{arguments}}}'
+        )
+    for number, at in enumerate(track.steps, 1):
+        put(
+            f'{{"ph": "i", "s": "t", "name": "end of step {number}", "cat": "step", "pid": {pid}, "tid": {tid}, '
+            f'"ts": {_microseconds(at - origin)}}}'
+        )
+
+
+def _arguments(call: Call, places: dict[str, str]) -> str:
+    place = places.get(call.place) or places.setdefault(call.place, json.dumps(call.place))
+    finished = "" if call.finished else ', "finished": false'
+    return f'{{"at": {place}, "number": {call.number}, "bytes": {call.nbytes}, "ranks": {call.size}{finished}}}'
+
+
+def _put_flow(put: Callable[[str], None], number: int, ends: Sequence[tuple[int, int, int]]) -> None:
+    if len(ends) < 2:
+        return
+    for i, (at, pid, tid) in enumerate(ends):
+        kind = '"s"' if i == 0 else '"f", "bp": "e"' if i == len(ends) - 1 else '"t"'
+        put(
+            f'{{"ph": {kind}, "id": {number}, "name": "collective", "cat": "collective", "pid": {pid}, '
+            f'"tid": {tid}, "ts": {_microseconds(at)}}}'
+        )
+
+
+def _microseconds(nanoseconds: int) -> str:
+    return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
+
+
+def summarized(tracks: Sequence[Track]) -> dict[str, Any]:
+    """Return the numbers of a trace, as values that JSON can hold. Times are in seconds.
+
+    ``ranks`` has of each rank its host, seconds, steps and the share of each phase. ``collectives`` has those that took
+    longest. ``imbalance`` is what the busiest rank was busy more than the mean, as a share. ``last`` is how often each
+    rank came last to a collective. ``waited`` is the mean time for which a rank waited for others.
+    """
+    main = [each for each in tracks if each.thread == 0]
+    ranks: dict[int, dict[str, Any]] = {}
+    for track in main:
+        row = ranks.setdefault(
+            track.rank, {"rank": track.rank, "host": track.host[0], "steps": 0, "phases": dict.fromkeys(PHASES, 0.0)}
+        )
+        row["steps"] += len(track.steps)
+        for phase, nanoseconds in shares(track.spans).items():
+            row["phases"][phase] += nanoseconds / 1e9
+    for row in ranks.values():
+        row["seconds"] = sum(row["phases"].values())
+        row["shares"] = {name: each / (row["seconds"] or 1.0) for name, each in row.pop("phases").items()}
+    busy = [row["seconds"] * (1 - row["shares"][MEET]) for row in ranks.values()]
+    mean = sum(busy) / max(1, len(busy))
+    collectives, last = _collectives(tracks)
+    return {
+        "ranks": list(ranks.values()),
+        "collectives": collectives,
+        "imbalance": max(busy) / mean - 1 if mean else 0.0,
+        "waited": sum(row["seconds"] * row["shares"][MEET] for row in ranks.values()) / max(1, len(ranks)),
+        "last": [{"rank": rank, "collectives": count} for rank, count in last.most_common()],
+    }
+
+
+def _collectives(tracks: Sequence[Track]) -> tuple[list[dict[str, Any]], Counter[int]]:
+    calls: dict[tuple[str, str], list[Any]] = {}
+    arrivals: dict[tuple[int, int], dict[int, int]] = {}
+    for track in tracks:
+        for index, span in enumerate(track.spans):
+            call = span.call
+            if call is None:
+                continue
+            found = calls.setdefault((call.operation, call.place), [0, 0, 0, 0])
+            found[0] += 1
+            found[1] += span.end - span.begin
+            found[2] += _waited(track.spans, index)
+            found[3] = call.nbytes
+            if call.size > 1:
+                arrivals.setdefault((call.communicator, call.number), {})[track.rank] = span.begin
+    ranks = len({track.rank for track in tracks})
+    rows = []
+    for (operation, place), (count, total, waited, nbytes) in calls.items():
+        moving = (total - waited) / count if operation.split(" ")[0] in _MOVES else 0.0
+        rows.append(
+            {
+                "operation": operation,
+                "place": place,
+                "calls_per_rank": count / ranks,
+                "seconds_per_call": total / count / 1e9,
+                "waited_per_call": waited / count / 1e9,
+                "bytes": nbytes,
+                "bytes_per_second": nbytes / moving * 1e9 if moving else 0.0,
+            }
+        )
+    rows.sort(key=lambda row: -row["seconds_per_call"] * row["calls_per_rank"])
+    last = Counter(max(each, key=lambda rank: each[rank]) for each in arrivals.values() if len(each) > 1)
+    return rows[:_MOST_COLLECTIVES], last
+
+
+def _waited(spans: Sequence[Span], index: int) -> int:
+    """Return for how long a collective waited for the other ranks."""
+    waited, end = 0, spans[index].end
+    for each in spans[index + 1 :]:
+        if each.begin >= end:
+            break
+        if each.name == MEET:
+            waited += each.own
+    return waited
+
+
+def lines(told: dict[str, Any]) -> list[str]:
+    """Return the numbers as text."""
+    ranks = told["ranks"]
+    shown = [f"{'phase':<14} {'mean':>7}  {'least':>7} (rank)  {'most':>7} (rank)"]
+    for phase in PHASES:
+        of = sorted((row["shares"][phase], row["rank"]) for row in ranks)
+        if of[-1][0]:
+            mean = sum(share for share, _ in of) / len(of)
+            (least, first), (most, last) = of[0], of[-1]
+            shown.append(f"{phase:<14} {mean:7.2%}  {least:7.2%} {f'({first})':<6}  {most:7.2%} ({last})")
+    if told["collectives"]:
+        shown += ["", f"{'calls':>7} {'a call':>10} {'waiting':>10} {'bytes':>10} {'bytes/s':>10}  collective"]
+    for row in told["collectives"]:
+        shown.append(
+            f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "
+            f"{_seconds(row['waited_per_call']):>10} {amount(row['bytes']):>10} "
+            f"{amount(row['bytes_per_second']) if row['bytes_per_second'] else '':>10}  "
+            f"{row['operation']} at {row['place'] or '?'}"
+        )
+    if len(ranks) > 1:
+        waited = f"a rank waited {_seconds(told['waited'])} for others"
+        shown += ["", f"{waited}; the busiest rank had {told['imbalance']:.1%} more to do than the mean"]
+        number = sum(each["collectives"] for each in told["last"])
+        most = ", ".join(f"rank {each['rank']} {each['collectives'] / number:.0%}" for each in told["last"][:4])
+        if most:
+            shown.append(f"last in {number} collectives: {most}")
+    return shown
+
+
+def _seconds(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds * 1e6)} us"
+
+
+@click.command()
+@click.option("-o", "--output", metavar="FILE", help="Write one file for Perfetto, compressed if it ends in .gz.")
+@click.option("--summary", "summarize", is_flag=True, help="Show shares of phases, collectives and waiting ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON.")
+@click.option(
+    "--job",
+    "number",
+    type=click.IntRange(min=1),
+    help="Of several jobs in DIR; 1 is the oldest.  [default: the newest]",
+)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+def command(output: str | None, summarize: bool, as_json: bool, number: int | None, directory: Path) -> None:
+    """Merge the traces of all ranks of a job into one file, or summarize them.
+
+    DIR has the traces that `mpistrat run --trace DIR`, MPISTRAT_TRACE=DIR or `mpistrat.experimental.trace(DIR)` wrote.
+    Open the file at https://ui.perfetto.dev, which shows it in the browser and sends it nowhere.
+
+    \b
+    mpistrat trace traces -o trace.json.gz
+    mpistrat trace traces --summary
+    """
+    if not (output or summarize or as_json):
+        raise click.UsageError("say what to make of the traces: -o FILE, --summary or --json")
+    try:
+        found, problems = trace_files.traces(directory)
+    except trace_files.NotATraceError as error:
+        raise click.ClickException(str(error)) from None
+    for problem in problems:
+        _warn(f"{problem}; it is left out")
+    job = _chosen(trace_files.jobs(found), number, directory)
+    clocks, problems = trace_files.aligned(job)
+    for problem in (*_faults(job), *problems):
+        _warn(problem)
+    tracks = [track for each in job for track in trace_files.tracks(each, clocks[each])]
+    told = {**_facts(job, max(clock.error for clock in clocks.values())), **summarized(tracks)}
+    if output:
+        try:
+            count = write_chrome(Path(output), tracks, _facts(job, 0.0))
+        except OSError as error:
+            raise click.ClickException(f"{output} cannot be written: {error.strerror}") from None
+        click.echo(f"{output}: {count} events of {told['size']} ranks; open it at https://ui.perfetto.dev", err=True)
+    if as_json:
+        click.echo(json.dumps(told))
+    elif summarize:
+        for line in (_title(told), "", *lines(told)):
+            echo(line)
+
+
+def _warn(text: str) -> None:
+    echo(f"warning: {text}", err=True)
+
+
+def _chosen(jobs: list[list[Trace]], number: int | None, directory: Path) -> list[Trace]:
+    if not jobs:
+        raise click.ClickException(
+            f"{directory} has no traces: start the job with `mpistrat run --trace {directory}`, or with "
+            f"MPISTRAT_TRACE={directory}"
+        )
+    if number is not None and number > len(jobs):
+        raise click.ClickException(f"{directory} has the traces of {len(jobs)} jobs: there is no job {number}")
+    if number is None and len(jobs) > 1:
+        for i, job in enumerate(jobs, 1):
+            _warn(f"{directory} has {len(jobs)} jobs: --job {i} is {_title(_facts(job, 0.0))}")
+        _warn(f"the newest is taken, --job {len(jobs)}")
+    return jobs[-1 if number is None else number - 1]
+
+
+def _facts(job: Sequence[Trace], error: float) -> dict[str, Any]:
+    first = job[0]
+    began = min(each.epoch + each.began for each in job)
+    return {
+        "program": first.program,
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
+        "size": len({each.rank for each in job}),
+        "hosts": len({(each.host, each.clock) for each in job}),
+        "clock_error_seconds": error if error < float("inf") else None,
+    }
+
+
+def _title(facts: dict[str, Any]) -> str:
+    ranks, hosts = facts["size"], facts["hosts"]
+    return (
+        f"{facts['program'] or 'a program'}, {ranks} rank{'s' * (ranks > 1)} on {hosts} node{'s' * (hosts > 1)}, "
+        f"{facts['began']}"
+    )
+
+
+def _faults(job: Sequence[Trace]) -> list[str]:
+    found = [f"{each.path}: {each.problem}" for each in job if each.problem]
+    missing = sorted(set(range(max(each.size for each in job))) - {each.rank for each in job})
+    if missing:
+        found.append(f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?")
+    running = sorted({each.rank for each in job if not each.complete})
+    if running:
+        found.append(f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs")
+    forgotten = [each.forgotten for each in job if each.forgotten]
+    if forgotten:
+        found.append(f"{len(forgotten)} ranks lack up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES")
+    return found

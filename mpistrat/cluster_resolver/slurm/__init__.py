@@ -1,1 +1,0 @@
-"""The resolver for the tasks of a Slurm step, and readers of Slurm's variables."""

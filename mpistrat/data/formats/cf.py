@@ -1,0 +1,167 @@
+"""Values as the CF conventions of netCDF mean them: packed, unsigned and missing ones, booleans, times and texts.
+
+Rules and dtypes are those of ``xarray.open_dataset``. What it gives as Python objects, but texts, is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError
+from mpistrat.data.hdf5.records import Attributes, Column, varying
+from mpistrat.data.rows.spec import native
+
+_FILLS, _PACKED, _NAMES = (
+    ("missing_value", "_FillValue"),
+    ("scale_factor", "add_offset"),
+    ("units", "calendar", "dtype"),
+)
+USED = (*_FILLS, *_PACKED, *_NAMES, "_Unsigned")
+_SPANS = {f"timedelta64[{unit}]": 1000**i for i, unit in enumerate(("ns", "us", "ms", "s"))}
+_UNITS = ("nanoseconds", "microseconds", "milliseconds", "seconds", "minutes", "hours", "days")
+_NANOSECONDS = dict(zip(_UNITS, (*_SPANS.values(), 60 * 10**9, 3600 * 10**9, 86400 * 10**9), strict=True))
+_CLOCK = r"[T ]+(\d\d?):(\d\d?)(?::(\d\d?)(?:\.(\d{1,6})0*)?)?"
+# Without a clock, xarray takes +1 for nothing.
+_ZONE = r"Z|UTC|GMT|([+-])(\d\d?):?(\d\d)?"
+_DATE = re.compile(rf"(\d{{4}})-(\d\d?)-(\d\d?)(?:{_CLOCK}|(?!\s*[+-]\d\d?$))\s*(?:{_ZONE})?")
+_CALENDARS = ("standard", "gregorian", "proleptic_gregorian")
+_MISSING = np.iinfo(np.int64).min  # as an integer, NaT
+_MOST = 9.2e18  # of an int64
+
+
+def decoded(column: Column, attributes: Mapping[str, Any], where: str) -> Column:
+    """Return the description of a column whose stored values are decoded by these attributes."""
+    stored = native(column.stored)
+    kept = _meaning({name: _plain(value) for name, value in attributes.items()}, stored, where)
+    if not kept:
+        return column
+    meaning = "" if "units" in dict(kept) else column.meaning  # files may count times from other dates
+    return column._replace(dtype=decode(np.empty(0, stored), kept, where).dtype, attributes=kept, meaning=meaning)
+
+
+def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
+    """Return the attributes that change what values of a dtype mean."""
+    if varying(stored) is str and not any(name in given for name in _FILLS):
+        return (("_Encoding", "utf-8"),)
+    fills = {name: it[it == it] for name in _FILLS if name in given for it in [np.ravel(given[name])]}
+    found = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
+    packed = {name: given[name] for name in _PACKED if name in given}
+    found = {**found, **packed} if packed or any(map(len, found.values())) else {}
+    kinds = [stored.kind, *(np.asarray(value).dtype.kind for value in found.values())]
+    if found and not (set(kinds) <= set("iuf") and all(np.size(it) == 1 for it in packed.values())):
+        _refuse(where, f"values of the type {stored} have {found}")
+    unsigned = given.get("_Unsigned")
+    if unsigned is not None and stored.kind in "iu":
+        if unsigned not in ("true", "false"):
+            _refuse(where, f"_Unsigned is {unsigned!r}, neither 'true' nor 'false'")
+        if (unsigned == "true") == (stored.kind == "i"):
+            found["_Unsigned"] = unsigned
+            if "_FillValue" in found:  # not missing_value, as in xarray
+                found["_FillValue"] = found["_FillValue"].astype(stored).view(_other_sign(stored))
+    units, calendar, dtype = (str(given.get(name, "")) for name in _NAMES)
+    if stored.kind in "iuf" and ("since" in units or (units in _NANOSECONDS and (found or dtype in _SPANS))):
+        found |= {"units": units, "calendar": calendar.lower() or "standard"}
+    if dtype == "bool" and "units" in found:
+        _refuse(where, f"truth values have the units {units!r}")
+    if dtype == "bool" or (dtype in _SPANS and "units" in found):
+        found["dtype"] = dtype
+    return tuple(found.items())
+
+
+def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray:
+    """Return what stored values mean. Raise DataFileError if no dtype of NumPy can hold it."""
+    given = dict(attributes)
+    if "_Encoding" in given:
+        try:
+            texts = [it.decode() if isinstance(it, bytes) else it for it in values.flat]
+        except UnicodeDecodeError as error:
+            _refuse(where, f"a text is not UTF-8 ({error})")
+        return np.array(texts, object).reshape(values.shape)
+    fills = [each for name in _FILLS for each in given.get(name, ())]
+    packed, units, dtype = any(name in given for name in _PACKED), given.get("units", ""), given.get("dtype", "")
+    if "_Unsigned" in given:
+        values = values.view(_other_sign(values.dtype))
+    whole = values.dtype.kind in "iu"
+    if fills:
+        fill: Any = np.nan
+        if packed:
+            kind = _float_of(values.dtype, given)
+        elif whole and units:
+            kind, fill = np.dtype(np.int64), _MISSING
+        else:
+            kind = np.dtype(np.float32 if values.dtype.itemsize <= 2 else np.float64) if whole else values.dtype
+        if kind.kind in "iu" and (packed or ("since" not in units and dtype not in _SPANS)):
+            _refuse(where, f"integers with a fill value and the units {units!r} have no value for a missing one")
+        values = values.astype(kind)
+        values[np.logical_or.reduce([values == each for each in fills])] = fill
+    if packed:
+        same = any(name in given for name in _FILLS) and not units
+        values = values.astype(values.dtype if same else _float_of(values.dtype, given))
+        for name, apply in zip(_PACKED, (np.multiply, np.add), strict=True):
+            if name in given:
+                number = given[name]
+                apply(values, number[0] if isinstance(number, np.ndarray) else number, out=values)
+    if "since" in units:
+        return _dates(values, units, given["calendar"], where)
+    if dtype in _SPANS:
+        if values.dtype.kind == "f" or _NANOSECONDS[units] < _SPANS[dtype]:  # xarray's dtype depends on the values
+            _refuse(where, f"{dtype} of {units} that are {values.dtype}")
+        return _counted(values, _NANOSECONDS[units], _SPANS[dtype], 0, where)
+    return values.astype(bool) if dtype else values
+
+
+def _dates(values: np.ndarray, units: str, calendar: str, where: str) -> np.ndarray:
+    unit, _, date = (each.strip() for each in units.rpartition(" since "))
+    scale, match = _NANOSECONDS.get(unit.lower().removesuffix("s") + "s"), _DATE.fullmatch(date)
+    try:
+        *parts, sign, hours, minutes = match.groups("0") if match and 1678 <= int(match[1]) <= 2261 else ("0",) * 3
+        begin = np.datetime64("{}-{:0>2}-{:0>2}T{:0>2}:{:0>2}:{:0>2}.{}".format(*parts), "ns")
+        begin -= int(f"{sign}1") * np.timedelta64(60 * int(hours) + int(minutes), "m")  # to UTC
+    except (IndexError, ValueError):  # another text, or a day that no month has
+        scale = None
+    if scale is None or calendar not in _CALENDARS:
+        _refuse(where, f"datetime64[ns] does not hold all {units!r} of the calendar {calendar!r}")
+    return begin + _counted(values, scale, 1, int(begin.astype(np.int64)), where)
+
+
+def _counted(values: np.ndarray, scale: int, unit: int, begin: int, where: str) -> np.ndarray:
+    """Return times in units of ``unit`` ns from counts of ``scale`` ns."""
+    floats = values.dtype.kind == "f"
+    gone = np.isnan(values) if floats else values == _MISSING
+    counts = np.where(gone, 0, values)
+    if (np.abs(counts * np.float64(scale // unit) + begin) > _MOST).any():
+        _refuse(where, f"a time is out of the range of 64 bits, in units of {unit} ns")
+    counts = (counts.astype(np.float64 if floats else np.int64) * (scale // unit)).astype(np.int64)
+    counts[gone] = _MISSING
+    return counts.view(next(name for name, its in _SPANS.items() if its == unit))
+
+
+def _float_of(dtype: np.dtype, given: dict[str, Any]) -> np.dtype:
+    """Return the dtype of unpacked values, as xarray chooses it."""
+    scale, offset = (np.asarray(given[name]).dtype if name in given else None for name in _PACKED)
+    if scale is not None and scale == offset and scale in (np.float32, np.float64):
+        return np.dtype(np.float64) if dtype.kind in "iu" and dtype.itemsize == 4 else scale
+    return np.dtype(np.float64) if scale is None or offset is not None else scale
+
+
+def _other_sign(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"{'u' if dtype.kind == 'i' else 'i'}{dtype.itemsize}")
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as a text, an array of one axis or a number of Python: HDF5 and JSON differ in these."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = np.ravel(value)
+        alone = value.dtype.kind in "SUO" and len(value) == 1
+        return _plain(value.tolist()[0]) if alone else value.astype(native(value.dtype))
+    return value
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise DataFileError(f"{where}: {what}; fix: decode=False gives what is stored")

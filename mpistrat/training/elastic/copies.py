@@ -1,0 +1,221 @@
+"""Copies of a program's state in the memory of a node, from which the next run of a lost job goes on.
+
+A run has two copies in turn. Each rank of a node writes its part of the bytes to a file of its own in ``/dev/shm``, so
+that every node has the whole state. A copy is whole if all parts have its step and their checksums, and it is
+overwritten only when all ranks have written the other one. A rank that is killed at any moment leaves one whole copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import mmap
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.topology import Topology
+from mpistrat.training.checkpoint.format import dtype_of, stored
+
+_MAGIC = b"mpi-copy"
+_HEADER = struct.Struct("<8sqIIQQQ")  # the magic, the fields of `_Header`
+_UNFINISHED = -1  # in place of a step
+_FILE = re.compile(r"(\d+)\.([01])\.(\d+)")  # run, slot, part
+_MOST_INDEX = 256 << 20  # bytes that describe the arrays of a copy
+_log = logging.getLogger(__name__)
+
+
+class _Header(NamedTuple):
+    step: int
+    part: int
+    parts: int
+    described: int  # bytes of the description of the arrays
+    data: int  # bytes of the part
+    digest: int  # of both, and of this header
+
+
+class MemoryCopies:
+    """The copies that one run of a program makes. ``steps`` has those of the whole ones, the newest last."""
+
+    def __init__(self, folder: Path, topology: Topology, run: int):
+        self._folder, self._topology, self._run = folder, topology, run
+        self._slots: list[mmap.mmap | None] = [None, None]
+        self._begun = 0
+        self.steps: list[int] = []
+
+    def write(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy this rank's part of arrays that all ranks have. Collective, and the ranks have met since the last copy.
+
+        Raise OSError on every rank if the memory of a node has no room.
+        """
+        rank, ranks = self._topology.node.rank, self._topology.node.size
+        total = sum(value.nbytes for value in arrays.values())
+        start, stop = total * rank // ranks, total * (rank + 1) // ranks
+        described = [[name, it.dtype.name, stored(it.dtype).str, it.shape] for name, it in arrays.items()]
+        index = json.dumps(described, separators=(",", ":")).encode()
+        slot = self._begun % 2
+        room = -(-(_HEADER.size + len(index) + -(-total // ranks)) // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = self._slots[slot]
+        if memory is None or len(memory) != room:  # on all ranks alike
+            self._topology.on_all_ranks(lambda: self._reserve(slot, room, total))
+            memory = self._slots[slot]
+        assert memory is not None
+        header = _Header(_UNFINISHED, rank, ranks, len(index), stop - start, 0)
+        _HEADER.pack_into(memory, 0, _MAGIC, *header)  # not whole from here on
+        end = _HEADER.size + len(index) + stop - start
+        memory[_HEADER.size : _HEADER.size + len(index)] = index
+        out = np.frombuffer(memory, np.uint8, stop - start, _HEADER.size + len(index))
+        at = 0
+        for value in arrays.values():
+            low, high = max(start, at), min(stop, at + value.nbytes)
+            if low < high:
+                out[low - start : high - start] = as_bytes(value)[low - at : high - at]
+            at += value.nbytes
+        header = header._replace(step=step)
+        with memoryview(memory) as view:
+            header = header._replace(digest=_digest(header, view[_HEADER.size : end]))
+        _HEADER.pack_into(memory, 0, _MAGIC, *header)
+        self._begun += 1
+        self.steps = [*self.steps[-1:], step]
+        if self._begun == 2 and rank == 0:  # the first copy of this run is whole on all nodes
+            for path, run, _ in _files(self._folder):
+                if run < self._run:
+                    path.unlink(missing_ok=True)
+                    restored_file(self._folder, run).unlink(missing_ok=True)
+
+    def _reserve(self, slot: int, room: int, total: int) -> None:
+        """Make the file of a slot, for so many bytes of this rank, and ``total`` of all ranks of the node."""
+        _make_folder(self._folder)
+        path = self._folder / f"{self._run}.{slot}.{self._topology.node.rank}"
+        self._slots[slot] = None
+        path.unlink(missing_ok=True)
+        system = os.statvfs(self._folder)
+        most = rc.elastic_memory or system.f_bavail * system.f_frsize // 2
+        if total > most:
+            raise OSError(f"{total} bytes in {self._folder}, where at most {most} are taken for a copy")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, room)  # else the first write without room is a SIGBUS
+            self._slots[slot] = mmap.mmap(descriptor, room)
+        finally:
+            os.close(descriptor)
+
+
+def restored_file(folder: Path, run: int) -> Path:
+    """Return the name of the checkpoint that is made of a copy when a run begins."""
+    return folder / f"restored-{run}.h5"
+
+
+def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, np.ndarray] | None] | None:
+    """Return the step and, on rank 0, the arrays of the newest whole copy of runs before ``run`` on any node.
+
+    None if no node has one. Collective.
+    """
+    found: tuple[int, dict[str, np.ndarray]] | None = None
+
+    def look() -> int | None:
+        nonlocal found
+        if topology.node.rank == 0:
+            found = next(_whole(folder, run), None)
+        return found and found[0]
+
+    steps = topology.on_all_ranks(look)
+    step = max((each for each in steps if each is not None), default=None)
+    if step is None:
+        return None
+    holder = steps.index(step)
+    arrays = found[1] if found is not None else None
+    if holder:  # the node of rank 0 is new, or was lost
+        arrays = topology.broadcast_object(arrays, holder)
+    return step, arrays if topology.rank == 0 else None
+
+
+def newest_steps(folder: Path) -> list[int]:
+    """Return the step of the newest copy of each object of a program that makes copies. Reads no array."""
+    folders = sorted((int(each.name), each) for each in folder.iterdir() if each.name.isdecimal())
+    return [max((step for step, _ in _complete(each)), default=0) for _, each in folders]
+
+
+def _digest(header: _Header, content: memoryview) -> int:
+    seed = xxhash.xxh3_64_intdigest(_HEADER.pack(_MAGIC, *header._replace(digest=0)))
+    return xxhash.xxh3_64_intdigest(content, seed)
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise OSError(f"{folder} is not a directory of this user alone (mode 0700)")
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """Return the files of parts, each with its run and its slot."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(folder.iterdir()):
+            if match := _FILE.fullmatch(path.name):
+                yield path, int(match[1]), int(match[2])
+
+
+def _complete(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[Path]]]:
+    """Return the copies of which all parts are of one step: the step, and the files. Only of runs before ``run``."""
+    slots: dict[tuple[int, int], list[tuple[_Header, Path]]] = {}
+    for path, of_run, slot in _files(folder):
+        with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
+            magic, *fields = _HEADER.unpack(file.read(_HEADER.size))
+            if magic == _MAGIC and (run is None or of_run < run):
+                slots.setdefault((of_run, slot), []).append((_Header(*fields), path))
+    for parts in slots.values():
+        parts.sort()
+        first = parts[0][0]
+        expected = [(first.step, part, first.parts) for part in range(len(parts))]
+        if len(parts) == first.parts and first.step != _UNFINISHED and [it[:3] for it, _ in parts] == expected:
+            yield first.step, [path for _, path in parts]
+
+
+def _whole(folder: Path, run: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Return the whole copies of earlier runs, the newest first."""
+    for step, paths in sorted(_complete(folder, run), reverse=True):
+        try:
+            yield step, _read(paths)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("the copy of step %d in %s is not used: %s", step, folder, error)
+
+
+def _read(paths: list[Path]) -> dict[str, np.ndarray]:
+    """Return the arrays of a copy by its parts. Raise ValueError if one has changed since it was written."""
+    pieces, index = [], b""
+    for path in paths:
+        content = np.fromfile(path, np.uint8)
+        _, *fields = _HEADER.unpack(content[: _HEADER.size].tobytes())
+        header = _Header(*fields)
+        end = _HEADER.size + header.described + header.data
+        if header.described > _MOST_INDEX or end > len(content):
+            raise ValueError(f"{path.name} is too short")
+        if _digest(header, content[_HEADER.size : end].data) != header.digest:
+            raise ValueError(f"the checksum of {path.name} is another one")
+        mine = content[_HEADER.size : _HEADER.size + header.described].tobytes()
+        if index and mine != index:
+            raise ValueError(f"{path.name} has other arrays")
+        index = mine
+        pieces.append(content[_HEADER.size + header.described : end])
+    data = np.concatenate(pieces)
+    arrays, at = {}, 0
+    for name, of_value, of_file, shape in json.loads(index):
+        dtype = dtype_of(of_value, np.dtype(of_file))
+        if dtype.hasobject:
+            raise ValueError(f"{name!r} is of Python objects")
+        nbytes = dtype.itemsize * math.prod(shape)
+        arrays[name] = data[at : at + nbytes].view(dtype).reshape(shape)
+        at += nbytes
+    return arrays

@@ -1,0 +1,94 @@
+"""When the state of a program is copied to memory, and how the next run gets it back."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from pathlib import Path
+
+from mpistrat.runtime.environment import rc
+from mpistrat.runtime.topology import Topology
+from mpistrat.training.checkpoint import write
+from mpistrat.training.checkpoint.checkpoint import Checkpoint
+from mpistrat.training.checkpoint.variables import arrays_of
+from mpistrat.training.elastic import copies
+from mpistrat.training.elastic.copies import MemoryCopies
+
+_numbers = itertools.count()
+_log = logging.getLogger(__name__)
+
+
+class Copying:
+    """Copies of the objects of a checkpoint, where ``mpistrat run --elastic`` runs the program; else nothing.
+
+    ``share`` is the part of the time that copies may take, and ``seconds`` what they have taken. Methods are
+    collective.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, topology: Topology, share: float):
+        self._checkpoint, self._topology, self._share = checkpoint, topology, share
+        folder = rc.elastic
+        # One for each object that makes copies: a program may have two loops, one after the other.
+        self._folder = Path(folder, str(next(_numbers))) if folder else None
+        self._copies = MemoryCopies(self._folder, topology, rc.restart) if self._folder is not None else None
+        self.seconds = 0.0
+        self._last = time.monotonic(), 0  # the end of the last copy, and its step
+        self.next = 1  # the step after which the next copy is made
+
+    @property
+    def active(self) -> bool:
+        """Whether there are copies."""
+        return self._copies is not None
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the whole copies of this run, the newest last."""
+        return [*self._copies.steps] if self._copies is not None else []
+
+    def restore(self, step: int) -> int:
+        """Restore the newest copy of earlier runs if its step is above ``step``. Return the step of the state."""
+        if self._folder is not None:
+            path = copies.restored_file(self._folder, rc.restart)
+            found = copies.newest(self._folder, self._topology, rc.restart)
+            if found is not None and found[0] > step:
+                # By a file, which `Checkpoint.restore` reads. It stays: an optimizer makes its slots at the first step.
+                try:
+                    self._topology.on_first(lambda: write.write(found[1] or {}, path))
+                except OSError as error:
+                    _log.warning("the copy of step %d is not used: %s", found[0], error)
+                else:
+                    self._checkpoint.restore(path)
+                    step = found[0]
+        self._last = time.monotonic(), step
+        self.next = step + 1
+        return step
+
+    def copy(self, step: int) -> None:
+        """Copy the state after ``step``, and let the ranks agree on the next step at which they do."""
+        if self._copies is None:
+            return
+        began = time.monotonic()
+        state, own = self._checkpoint.contents("a copy in memory", step)
+        topology, arrays = arrays_of(state, own or None, "a copy in memory", step)
+        why = ""
+        if arrays is None:
+            why = "some of it is shared out over the ranks"
+        else:
+            try:
+                self._copies.write(step, arrays)
+            except OSError as error:
+                why = str(error)
+        if why:
+            self._copies = None
+            if topology.rank == 0:
+                _log.warning("the state is not copied to the memory of nodes, only saved in files: %s", why)
+            return
+        took = time.monotonic() - began
+        self.seconds += took
+        before, last = self._last
+        of_a_step = max(began - before, 1e-6) / (step - last)
+        wait = math.ceil(took * (1 / self._share - 1) / of_a_step)
+        self.next = step + max(1, topology.broadcast_object(wait))
+        self._last = time.monotonic(), step

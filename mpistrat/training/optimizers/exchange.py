@@ -1,0 +1,235 @@
+"""What an optimizer exchanges between groups: gradients in each step, or weights every so many steps."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpistrat.arrays import arrays
+from mpistrat.arrays.arrays import as_bytes
+from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.values import IndexedSlices, ReduceOp
+from mpistrat.variables import LocalVariable, Variable
+
+if TYPE_CHECKING:
+    from mpistrat.collectives.between_groups import BetweenGroups
+    from mpistrat.collectives.compression import Memory
+    from mpistrat.engine import Engine
+    from mpistrat.training.optimizers.steps import Step
+
+_ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
+
+
+class GroupExchange:
+    """The exchanges of the variables of one optimizer, and what this rank keeps for those that it owns.
+
+    It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. A
+    `Checkpoint` of the optimizer has them; else ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are
+    those of the engine. ``inner`` returns the variables of the optimizer that differ between groups if these exchange
+    weights: they are a part of the state then.
+    """
+
+    def __init__(self, groups: BetweenGroups, inner: Callable[[], Sequence[Variable]]):
+        self._groups, self._inner = groups, inner
+        self.of_gradients = groups.sync_every == 1  # in each step; else weights after several
+        self._variables: dict[int, Variable] = {}
+        self._owners: dict[int, int] = {}
+        self._kept: dict[int, Memory] = {}
+        self._assigned: dict[int, int] = {}  # how often each was, when its weights were an anchor last
+        self._moved: dict[int, np.ndarray] = {}  # what was assigned last, since the last exchange
+        self._is_due = False  # whether there were steps since the last exchange
+
+    def create(self, variables: Sequence[Variable]) -> None:
+        """Create what is kept of new variables."""
+        new = [*{id(each): each for each in variables if id(each) not in self._variables}.values()]
+        values = [_wide(each.own_copy()) for each in new]
+        owners = self._groups.owners([each.nbytes for each in values])
+        outer, compression = self._groups.outer, self._groups.compression
+        for variable, value, owner in zip(new, values, owners, strict=True):
+            self._variables[id(variable)] = variable
+            self._owners[id(variable)] = owner
+            if owner != self._groups.group.rank:
+                continue
+            self._kept[id(variable)] = kept = {} if compression is None else compression.memory(value)
+            if not self.of_gradients and (outer or compression):
+                kept[_ANCHOR] = value.copy()
+                kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
+
+    def before_step(self) -> set[int]:
+        """Note the values of the variables that were assigned or loaded since the last step. Return these variables."""
+        new = {key: v.assignments for key, v in self._variables.items() if self._assigned.get(key) != v.assignments}
+        for key in new.keys() & self._kept.keys():
+            value = np.array(_wide(self._variables[key].own_copy()))
+            if key in self._assigned:
+                self._moved[key] = value
+            elif _ANCHOR in self._kept[key]:  # it was created, equal in all groups
+                self._kept[key][_ANCHOR][...] = value
+        self._assigned |= new
+        return {*new}
+
+    def gradients(
+        self, step: Step, gradients: list[Any], summing: Engine | None, number: int, rate: float
+    ) -> list[np.ndarray]:
+        """Return the mean over the groups, weighted by their ranks, of the gradients of step ``number``. Collective.
+
+        Raise MismatchError if groups differ in its learning rate, since their variables would differ from then on.
+        The engine ``summing`` sums them over this group first; None if that is done. Sparse ones become whole arrays.
+        """
+        if summing is not None:
+            gradients = summing.all_reduce(ReduceOp.SUM, gradients, None, step.form)
+        variables = step.variables
+        owners = [self._owners[id(each)] for each in variables]
+        dense = [
+            IndexedSlices(each.values, each.indices, v.shape).to_dense() if isinstance(each, IndexedSlices) else each
+            for each, v in zip(gradients, variables, strict=True)
+        ]
+        means = self._owned(dense, owners)
+        with self._groups.refusal():
+            self._require_same(number, variables, [f"learning_rate {rate}"])
+            self._combine(means, variables)
+        self._groups.share(means, owners)
+        return means
+
+    def after_step(self, done: int) -> None:
+        """Exchange the weights if it is time after so many steps. Collective then, in cross-replica context."""
+        self._is_due = not self.of_gradients
+        if self._is_due and done % self._groups.sync_every == 0:
+            self._exchange_weights(done)
+
+    def finish(self, done: int) -> None:
+        """Exchange the weights if there were steps since the last time. Compare numbers of steps. Collective."""
+        settled = self.before_step()
+        if self._is_due:
+            self._exchange_weights(done, settled)
+        else:
+            with self._groups.refusal():
+                self._require_same(done, [*self._variables.values()])
+            self._groups.share([], [])
+
+    def _exchange_weights(self, done: int, settled: Set[int] = frozenset()) -> None:
+        """Make the weights of all groups equal: their mean, or what the outer optimizer makes of it.
+
+        ``settled`` are variables that were assigned after the last step. If all groups assigned the same, there is no
+        change to combine.
+        """
+        self._is_due = False
+        number = (done - 1) // self._groups.sync_every  # of exchanges before
+        variables, owners, outer = [*self._variables.values()], [*self._owners.values()], self._groups.outer
+        values = self._owned([each.own_copy() for each in variables], owners)
+        own = [(i, key, self._kept[key]) for i, key in enumerate(self._variables) if _ANCHOR in self._kept.get(key, ())]
+        with self._groups.refusal():
+            rate = 1.0 if outer is None else outer.rate_after(number)
+            same, _ = self._meet(done, variables, settled)
+            settled = same & settled
+            for i, key, kept in own:
+                if key in same:  # else what a group assigned is a part of its change
+                    kept[_ANCHOR][...] = self._moved[key]
+                values[i] = np.asarray(kept[_ANCHOR] - values[i])
+            self._combine(values, variables, settled)
+            for i, key, kept in own:
+                if outer is None:
+                    kept[_ANCHOR] -= values[i]  # 0 if it is settled
+                elif key not in settled:
+                    outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
+                values[i] = kept[_ANCHOR]
+        self._groups.share(values, owners)
+        self._moved.clear()
+        for variable, value in zip(variables, values, strict=True):
+            extended = variable.distribute_strategy.extended
+            extended.update(variable, LocalVariable.assign, (value.astype(variable.dtype, copy=False),), group=False)
+
+    def _owned(self, values: list[Any], owners: Sequence[int]) -> list[np.ndarray]:
+        """Return the values that this rank owns, as they are, and memory for the others, which come from theirs."""
+        wide, own = map(_wide, values), self._groups.group.rank
+        return [each if owner == own else np.empty_like(each) for each, owner in zip(wide, owners, strict=True)]
+
+    def _meet(
+        self, number: int, variables: Sequence[Variable], settled: Set[int] = frozenset(), more: Sequence[str] = ()
+    ) -> tuple[set[int], list[str]]:
+        """Raise MismatchError unless groups have the same step, variables and ``more``. Collective over the rail.
+
+        Return those to which all groups have assigned the same value, and the names of those to which they have not.
+        """
+        assigned = [
+            f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""
+            for v in variables
+        ]
+        names = [f"variable {each.name!r} {[*each.shape]}" for each in variables]
+        found = [
+            *zip(variables, self._groups.compare(number, [*names, *more], assigned), strict=False)
+        ]  # none without a rail
+        return {id(v) for v, each in found if len(each) == 1 and "" not in each}, [
+            v.name for v, e in found if len(e) > 1
+        ]
+
+    def _require_same(self, number: int, variables: Sequence[Variable], more: Sequence[str] = ()) -> None:
+        """Raise MismatchError also if groups have assigned different values, which no exchange will make equal."""
+        _, different = self._meet(number, variables, more=more)
+        for each in variables:
+            self._moved.pop(id(each), None)
+        if different:
+            raise MismatchError(f"groups have assigned different values to {different}: assign the same in all of them")
+
+    def _combine(
+        self, values: list[np.ndarray], variables: Sequence[Variable], settled: Set[int] = frozenset()
+    ) -> None:
+        """Replace the arrays that this rank owns by their weighted sums over the groups. Collective over its rail."""
+        own = self._kept.keys() - settled
+        kept = {i: self._kept[id(each)] for i, each in enumerate(variables) if id(each) in own}
+        # Of a variable that has two gradients, the first is sent whole: there is one error.
+        thin = [*{id(variables[i]): i for i in kept if "error" in kept[i]}.values()]
+        rest = [i for i in kept if i not in thin]
+        sums = self._groups.sums([np.asarray(values[i] * self._groups.weight) for i in rest])
+        if self._groups.compression is not None:
+            same = [values[i].astype(kept[i]["error"].dtype, copy=False) for i in thin]
+            sums += self._groups.compression.sums(same, [kept[i] for i in thin], self._groups)
+        for i, total in zip(rest + thin, sums, strict=True):
+            values[i] = np.asarray(total, values[i].dtype, order="C")
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
+        return {
+            kind: np.concatenate([arrays.to_host(each).reshape(-1) for each in kept] or [np.empty(0, np.float32)])
+            for kind, kept in self.by_kind().items()
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take what `state` returned, for the same variables and groups.
+
+        Raise ValueError if it is of other kinds or lengths.
+        """
+        by_kind = self.by_kind()
+        now = {kind: (sum(each.size for each in kept),) for kind, kept in by_kind.items()}
+        given = {kind: np.shape(flat) for kind, flat in state.items()}
+        if given != now:
+            raise ValueError(
+                f"a state of the shapes {given} is not that of these variables and groups, {now}: give what "
+                "optimizer.exchange.state() returned on this rank"
+            )
+        self.before_step()
+        self._moved, self._is_due = {}, False
+        for kind, flat in state.items():
+            at = 0
+            for each in by_kind[kind]:
+                arrays.fill(each, flat[at : at + each.size].reshape(each.shape))
+                at += each.size
+
+    def by_kind(self) -> dict[str, list[Any]]:
+        """Return the arrays that this rank keeps, by their kinds, which are the same on all ranks."""
+        outer, compression = self._groups.outer, self._groups.compression
+        kinds = [] if compression is None else [*compression.kinds]
+        if not self.of_gradients and (outer or compression):
+            kinds += [_ANCHOR, *(outer.slots if outer else ())]
+        found = {kind: [kept[kind] for kept in self._kept.values() if kind in kept] for kind in kinds}
+        for each in () if self.of_gradients else self._inner():
+            found.setdefault(f"inner/{each.dtype}", []).append(each.own_copy())
+        return found
+
+
+def _wide(value: Any) -> np.ndarray:
+    """Return an array as a contiguous one on the host, of at least 32 bits: sums of halves lose digits."""
+    value = np.asarray(arrays.to_host(value), order="C")
+    return value.astype(np.float32) if value.itemsize < 4 else value

@@ -1,0 +1,134 @@
+"""A program that trains in an `ElasticLoop` and is killed: ``program.py DIRECTORY LOSSES``, under ``--elastic``.
+
+LOSSES is JSON: for each run the place at which ranks end, the ranks, and how. It prints a digest of all that it has
+computed, and how often each row was seen.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import struct
+import sys
+import time
+import types
+
+import numpy as np
+
+import mpistrat
+from mpistrat.data import Dataset
+from mpistrat.training.elastic import copies
+from mpistrat.training.elastic.copies import MemoryCopies
+
+RUN = int(os.environ.get("MPISTRAT_RESTART", "0"))
+ROWS, EPOCHS, BATCH = 41, 3, 7  # 6 steps an epoch, the last of 6 rows: some replicas get none
+losses = json.loads(sys.argv[2])
+place, ranks, how = losses[RUN] if len(losses) > RUN else ("nowhere", [], "kill")
+
+
+def lose(here, rank):
+    """End this rank, if this is the place where it ends in this run."""
+    if here != place or not (ranks == "all" or rank in ranks):
+        return
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "exit":
+        os._exit(3)
+    if how == "terminate":
+        process = os.getppid()
+        while b"mpistrat" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+            process = int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(process, signal.SIGTERM)
+        return
+    if how == "hang":
+        time.sleep(100)
+    os.kill(os.getpid(), signal.SIGSEGV if how == "crash" else signal.SIGKILL)
+
+
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+lose("start", rank)
+strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=None if how == "no replicas" else 4)
+with strategy.scope():
+    weights = mpistrat.Variable(np.linspace(0, 1, 5), name="weights")
+    seen = mpistrat.Variable(
+        np.zeros(ROWS),
+        synchronization=mpistrat.VariableSynchronization.ON_READ,
+        aggregation=mpistrat.VariableAggregation.SUM,
+        name="seen",
+    )
+    optimizer = mpistrat.optimizers.Adam(0.05, global_clipnorm=1.0)
+    optimizer.build([weights])  # a run that was lost after the last step makes none
+    mean = mpistrat.metrics.Mean(name="mean")
+x = np.random.default_rng(0).normal(size=(ROWS, 5))
+rows = Dataset.from_arrays((np.arange(ROWS), x)).shuffle(ROWS, seed=3).batch(BATCH)
+write = MemoryCopies.write
+
+
+def lost_in_copy(self, step, arrays):
+    """Write a copy, in which ranks end when the old one is gone, and the new one has no checksum yet."""
+    if place == f"copy:{step}" and (ranks == "all" or rank in ranks):
+        copies.xxhash = types.SimpleNamespace(xxh3_64_intdigest=lambda _: lose(place, rank))
+    write(self, step, arrays)
+
+
+MemoryCopies.write = lost_in_copy
+lose("built", rank)
+
+
+def step(numbers, values, rng):
+    noise = rng.normal(size=len(values)) if len(values) else np.zeros(0)
+    error = values @ weights.value() - 1 + 0.1 * noise
+    optimizer.apply_gradients([(values.T @ error / BATCH, weights)])
+    seen.assign_add(np.bincount(numbers, minlength=ROWS).astype(float))
+    mean.update_state(error)
+
+
+state = {"weights": weights, "seen": seen, "optimizer": optimizer, "mean": mean, "rng": strategy.rng(7)}
+
+
+def by_loop():
+    loop = mpistrat.experimental.ElasticLoop(rows, EPOCHS, sys.argv[1], copy_share=1, **state)
+    lose("restored", rank)
+    for batch in loop:
+        lose(f"step:{loop.step}", rank)
+        strategy.run(step, args=(*batch, state["rng"]))
+        lose(f"end:{loop.step}", rank)
+        if place == f"flip:{loop.step}" and rank in ranks:
+            folder = pathlib.Path(os.environ["MPISTRAT_ELASTIC"], "0")
+            newest = max(folder.glob("*.*.*"), key=lambda path: struct.unpack("<8sq", path.read_bytes()[:16])[1])
+            with newest.open("r+b") as file:
+                file.seek(200)
+                byte = file.read(1)[0]
+                file.seek(200)
+                file.write(bytes([byte ^ 4]))
+            lose(place, rank)
+    return loop.step
+
+
+def by_handler():
+    """The handler of preemption, which takes a checkpoint."""
+    batches, steps = strategy.experimental_distribute_dataset(rows), np.zeros(1, np.int64)
+    checkpoint = mpistrat.training.Checkpoint(batches=batches, steps=steps, **state)
+    handler = mpistrat.experimental.PreemptionCheckpointHandler(None, checkpoint, sys.argv[1])
+
+    def counted(batch):
+        strategy.run(step, args=(*batch, state["rng"]))
+        steps[:] += 1
+
+    for _ in range(batches.state()["epoch"], EPOCHS):
+        for batch in batches:
+            lose(f"step:{steps[0]}", rank)
+            handler.run(counted, batch)
+    return int(steps[0])
+
+
+ended = by_handler() if os.environ.get("WAY") == "handler" else by_loop()
+lose("after", rank)
+digest = hashlib.md5(weights.numpy().tobytes())
+for slot in optimizer.variables:
+    digest.update(np.asarray(slot.numpy()).tobytes())
+digest.update(np.float64(mean.result()).tobytes())
+counts = {*seen.read_value().tolist()}
+if rank == 0:
+    print(f"{digest.hexdigest()} rows seen {counts} steps {ended}", flush=True)
