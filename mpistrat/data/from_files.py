@@ -269,6 +269,50 @@ class FromFiles:
         return cls._of_files(Text(encoding), files, "line", manifest, False)
 
     @classmethod
+    def from_images(
+        cls, folder: str | os.PathLike[str], size: tuple[int, int] | None = None, mode: str = "RGB"
+    ) -> Self:
+        """Return a dataset of pairs: an image, and the number of its class. It needs Pillow.
+
+        Each folder in ``folder`` is a class, and classes are numbered in the order of their names: 0 is
+        ``sorted(os.listdir(folder))[0]``. Images may lie in folders below. One rank looks for them. `split` and
+        `sample` with ``by=1`` do not read the images.
+
+        Parameters
+        ----------
+        size : tuple of int, optional
+            Height and width to which images are scaled. By default they keep their sizes, and images of different sizes
+            cannot be batched, except by `padded_batch`.
+        mode : str
+            Pillow's mode of the images: "RGB" for arrays of height, width and 3 channels, "L" for gray ones of height
+            and width.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there are no images.
+        DataFileError
+            When rows are read, if Pillow cannot read a file.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from PIL import Image
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name, color in ("cat", "black"), ("dog", "white"):
+        ...     os.mkdir(os.path.join(folder.name, name))
+        ...     Image.new("RGB", (5, 4), color).save(os.path.join(folder.name, name, "1.png"))
+        >>> image, label = Dataset.from_images(folder.name)[1]
+        >>> image.shape, int(image.max()), int(label)
+        ((4, 5, 3), 255, 1)
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.sources.images import ImageSource
+
+        return cls(ImageSource(folder, size, mode))  # type: ignore[call-arg]
+
+    @classmethod
     def _of_files(
         cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
     ) -> Self:

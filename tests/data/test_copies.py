@@ -28,6 +28,14 @@ def of_hdf5(path):
     return Dataset.from_hdf5(path, "x")
 
 
+def of_images(path):
+    image = pytest.importorskip("PIL.Image")
+    (path / "a").mkdir(parents=True)
+    for number in range(ROWS):
+        image.new("L", (2, 1), number).save(path / "a" / f"{number}.png")
+    return Dataset.from_images(path, mode="L").map(np.add)
+
+
 def of_netcdf(path):
     netcdf = pytest.importorskip("netCDF4")
     with netcdf.Dataset(path, "w") as file:
@@ -64,6 +72,7 @@ DATASETS = {
     "csv": of_csv,
     "generator": lambda _: Dataset.from_iterable(numbers),
     "hdf5": of_hdf5,
+    "images": of_images,
     "mixed": lambda _: Dataset.sample_from_datasets([Dataset.range(ROWS)] * 2, [0.5, 0.5], seed=1),
     "netcdf": of_netcdf,
     "npy": of_npy,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.combine.methods import Combining, part_of_rows
+from mpistrat.data.combine.streamed import filtered
 from mpistrat.data.combine.windows import WindowedSource, Windows
-from mpistrat.data.pipeline.chosen import Keys, PartOfSplit, Select, SplitParts, WeightedDraws
+from mpistrat.data.pipeline.chosen import ColumnFilter, Keys, PartOfSplit, Select, SplitParts, WeightedDraws
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.prefetch import MakingLock
 from mpistrat.data.pipeline.transforms import Repeat, Seeded, integer
@@ -136,13 +137,18 @@ class Access(Combining):
         ]
 
     def sample(
-        self, weights: Any, replacement: bool = True, seed: int | None = None, num_samples: int | None = None
+        self,
+        weights: Any = None,
+        replacement: bool = True,
+        seed: int | None = None,
+        num_samples: int | None = None,
+        by: Any = None,
     ) -> Self:
         """Draw elements by weight, others in each epoch.
 
         Parameters
         ----------
-        weights : array of float, str, int or callable
+        weights : array of float, str, int or callable, optional
             As ``by`` of `split`: a number for each element. They need not add up to 1.
         replacement : bool
             Whether an element may be drawn several times. If not, no element is drawn twice, and elements without
@@ -151,9 +157,13 @@ class Access(Combining):
             As for `shuffle`.
         num_samples : int, optional
             Number of elements of an epoch. By default as many as the dataset has.
+        by : str, int, callable or array, optional
+            In place of ``weights``, as ``by`` of `split`: the class of each element. Each class is drawn equally often.
 
         Raises
         ------
+        TypeError
+            Unless either ``weights`` or ``by`` is given.
         ValueError
             After `shuffle`, which gives each weight another element in each epoch. When the length is first needed,
             if weights are missing or below 0.
@@ -163,16 +173,69 @@ class Access(Combining):
         >>> import numpy as np
         >>> from mpistrat.data import Dataset
         >>> labels = np.array([0, 0, 0, 1])
-        >>> balanced = Dataset.from_arrays(labels).sample(1 / np.bincount(labels)[labels], seed=1, num_samples=1000)
+        >>> balanced = Dataset.from_arrays(labels).sample(by=labels, seed=1, num_samples=1000)
         >>> sum(int(label) for label in balanced)
         494
         """
         self._refuse_streams("sample")
         _refuse_orders(self._definition, "sample", repeats=True)
-        given = Keys(self._definition, weights, "weights of sample()")
+        if (weights is None) == (by is None):
+            raise TypeError("sample() needs either weights, or the classes of elements in by=")
+        given = Keys(
+            self._definition, *((by, "sample(by=...)") if weights is None else (weights, "weights of sample()"))
+        )
         count = None if num_samples is None else integer(num_samples, "num_samples of sample()", 1)
         number = secrets.randbits(63) if seed is None else integer(seed, "the seed of sample()", -(2**63))
-        return self._then(WeightedDraws(number, seed is not None, given, bool(replacement), count))
+        return self._then(WeightedDraws(number, seed is not None, given, bool(replacement), count, weights is None))
+
+    def filter(self, predicate: Callable[..., Any], by: Any = None) -> Self:
+        """Keep the elements for which a function is true. Call it before `batch`.
+
+        Without ``by`` the number of elements is unknown then. If the dataset is distributed, every replica reads all
+        rows and calls the function for each, as for `from_iterable`. ``shuffle()`` before it is that of the whole
+        dataset.
+
+        With ``by`` the function is called once for each value of a column, and the rows that are left have numbers: the
+        length is known, and each replica reads its own rows only. Call it before `shuffle`.
+
+        Parameters
+        ----------
+        predicate : callable
+            Called with the element, or with the value of ``by``. The parts of a tuple are separate arguments. Returns
+            True or False, the same on all replicas.
+        by : str, int, callable or array, optional
+            As ``by`` of `split`: the column that the function needs. It is read once. The ranks share this work.
+
+        Returns
+        -------
+        IterableDataset
+            With ``by``: Dataset.
+
+        Raises
+        ------
+        TypeError
+            If ``predicate`` is not a function. With ``by``, if rows have no numbers.
+        ValueError
+            With ``by`` after `shuffle`, which gives each value another element in each epoch.
+
+        Examples
+        --------
+        >>> from mpistrat.data import Dataset
+        >>> [int(x) for x in Dataset.range(6).filter(lambda x: x % 2 == 0)]
+        [0, 2, 4]
+        >>> years = Dataset.from_arrays({"year": [2019, 2020, 2021], "x": [1, 2, 3]})
+        >>> recent = years.filter(lambda year: year > 2019, by="year")
+        >>> len(recent), int(recent[0]["x"])
+        (2, 2)
+        """
+        if not callable(predicate):
+            raise TypeError(f"filter() needs a function, not {predicate!r}")
+        if by is None:
+            return self._by_function("filter", part_of_rows(self._definition, "filter"), filtered(predicate))
+        self._refuse_streams("filter(by=...)")
+        part_of_rows(self._definition, "filter")
+        _refuse_orders(self._definition, "filter(by=...)", repeats=True)
+        return self._then(ColumnFilter(Keys(self._definition, by, "filter(by=...)", predicate)))
 
     def window(
         self,

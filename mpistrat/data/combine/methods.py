@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -33,32 +33,6 @@ class Combining(Chain):
     def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Self:
         """Return the dataset of a source of either kind."""
         raise NotImplementedError
-
-    def filter(self, predicate: Callable[..., Any]) -> Self:
-        """Keep the elements for which a function is true. Call it before `batch`.
-
-        The number of elements is unknown then. If the dataset is distributed, every replica reads all rows and calls
-        the function for each, as for `from_iterable`. ``shuffle()`` before it is that of the whole dataset.
-
-        Parameters
-        ----------
-        predicate : callable
-            Called with the element. The parts of a tuple are separate arguments. Returns True or False, the same on
-            all replicas.
-
-        Returns
-        -------
-        IterableDataset
-
-        Examples
-        --------
-        >>> from mpistrat.data import Dataset
-        >>> [int(x) for x in Dataset.range(6).filter(lambda x: x % 2 == 0)]
-        [0, 2, 4]
-        """
-        if not callable(predicate):
-            raise TypeError(f"filter() needs a function, not {predicate!r}")
-        return self._by_function("filter", part_of_rows(self._definition, "filter"), streamed.filtered(predicate))
 
     def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Self:
         return self._of(streamed.StreamByFunction(word, [part], combine), (), self._definition.options)

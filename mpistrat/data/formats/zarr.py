@@ -14,6 +14,7 @@ import math
 import os
 import re
 import struct
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -42,17 +43,43 @@ ITSELF = "."
 
 def refuse_code(path: str, names: Sequence[str]) -> None:
     """Raise DataFileError if a store's metadata names Python objects or a codec that unpickles, or is too large."""
-    if not os.path.isdir(path):
-        raise not_of_format(path, "from_zarr", "it is no Zarr store; fix: give the folder of one, unpacked")
-    for folder in dict.fromkeys([path, *(os.path.join(path, name) for name in names)]):
+    files = _Files(path)
+    for name in dict.fromkeys([ITSELF, *names]):
         for file in _FILES:
-            _refuse_in(path, os.path.join(folder, file))
+            _refuse_in(files, path, os.path.join(name, file))
 
 
-def _refuse_in(store: str, path: str) -> None:
-    limits.check_path(path, f"store {store!r}")
+class _Files:
+    """The files of a store: of a folder, or of a zip archive."""
+
+    def __init__(self, store: str):
+        self.store, self.archive = store, None
+        if not os.path.isdir(store):
+            try:
+                self.archive = zipfile.ZipFile(store)
+            except (OSError, zipfile.BadZipFile):
+                what = "it is no Zarr store; fix: give the folder of one, or one in a zip archive"
+                raise not_of_format(store, "from_zarr", what) from None
+
+    def open(self, name: str) -> tuple[Any, int]:
+        """Return an open file and its size. Raise OSError if it cannot be opened."""
+        if self.archive is None:
+            path = os.path.join(self.store, name)
+            limits.check_path(path, f"store {self.store!r}")
+            file = open(path, "rb")  # noqa: SIM115
+            return file, os.fstat(file.fileno()).st_size
+        try:
+            info = self.archive.getinfo(os.path.normpath(name))
+        except KeyError:
+            raise FileNotFoundError(name) from None
+        if info.compress_type != zipfile.ZIP_STORED:
+            limits.check_bytes(info.file_size, f"store {self.store!r}", f"{name!r}, unpacked,")
+        return self.archive.open(info), info.file_size
+
+
+def _refuse_in(files: _Files, store: str, path: str) -> None:
     try:
-        with open(path, "rb") as file:
+        with files.open(path)[0] as file:
             text = file.read(_LARGEST + 1)
     except OSError:
         return  # zarr tells what is missing
@@ -114,7 +141,7 @@ class Zarr(BlockFormat):
         refuse_code(path, names)
         found = os.stat(path)
         state = self.state(path, names, found)
-        store = _store(path)
+        store, files = _store(path), _Files(path)
         arrays = [_array(store, path, name) for name in names]
         lengths = {name: array.shape[0] for name, array in zip(names, arrays, strict=True)}
         rows = arrays[0].shape[0]
@@ -126,16 +153,15 @@ class Zarr(BlockFormat):
         largest = max(arrays, key=lambda array: array.nbytes)
         step = max(1, _stored_chunk(largest)[0])
         for array in arrays:
-            files = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True))
-            limits.check_blocks(files, f"store {path!r}")
+            count = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True))
+            limits.check_blocks(count, f"store {path!r}")
         layout = InBlocks(np.append(np.arange(0, rows, step), rows), np.empty(0, np.int64))
         columns, opened = [], []
         for name, array in zip(names, arrays, strict=True):
             where = f"store {path!r}, array {name!r}"
             column = column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
             columns.append(cf.decoded(column, _attributes(array), where) if self._decode else column)
-            folder = path if name == ITSELF else os.path.join(path, name)
-            opened.append(_Opened(array, _codecs_of(folder), folder, where))
+            opened.append(_Opened(array, _codecs_of(files, name), files, name, where))
         record = FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
         return self._kept.keep((path, *names), (state, record, opened))
 
@@ -154,20 +180,19 @@ class Zarr(BlockFormat):
 
 
 class _Opened(NamedTuple):
-    """An open array, its codecs, and its folder."""
+    """An open array, its codecs, and the files of its store."""
 
     array: Any
     codecs: list[dict[str, Any]]
-    folder: str
+    files: _Files
+    name: str
     where: str
 
     def rows(self, first: int, last: int, column: Column) -> np.ndarray:
         """Return some rows, decoded."""
         shape = _stored_chunk(self.array)
         for name in _chunk_files(self.array, first, last):
-            path = os.path.join(self.folder, name)
-            limits.check_path(path, self.where)
-            _check_file(path, self.codecs, shape, self.where)
+            _check_file(self.files, os.path.join(self.name, name), self.codecs, shape, self.where)
         found = in_native_order(as_numpy(self.array[first:last]))
         return cf.decode(found, column.attributes, self.where) if column.attributes else found
 
@@ -205,7 +230,7 @@ def _store(path: str) -> Any:
     try:
         # Consolidated metadata may name arrays that are no longer there, or have another shape. zarr 2 does not use it.
         alone = {} if zarr.__version__.startswith("2.") else {"use_consolidated": False}
-        return zarr.open(path, mode="r", **alone)
+        return zarr.open(path if os.path.isdir(path) else zarr.storage.ZipStore(path, mode="r"), mode="r", **alone)
     except Exception as error:
         raise not_of_format(
             path, "from_zarr", f"it is not a Zarr store ({type(error).__name__}: {error}); fix: check the path"
@@ -236,11 +261,11 @@ _BLOSC = struct.Struct("<4x3I")  # the sizes of a chunk when decoded, of a block
 _ABSENT = 2**64 - 1
 
 
-def _codecs_of(folder: str) -> list[dict[str, Any]]:
-    """Return the codecs of the array in a folder as version 3 names them, as far as lengths need them."""
+def _codecs_of(files: _Files, array: str) -> list[dict[str, Any]]:
+    """Return the codecs of an array as version 3 names them, as far as lengths need them."""
     for name in ("zarr.json", ".zarray"):
         try:
-            with open(os.path.join(folder, name), "rb") as file:
+            with files.open(os.path.join(array, name))[0] as file:
                 found = json.load(file)
         except FileNotFoundError:
             continue
@@ -248,14 +273,14 @@ def _codecs_of(folder: str) -> list[dict[str, Any]]:
     return []
 
 
-def _check_file(path: str, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str) -> None:
+def _check_file(files: _Files, path: str, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str) -> None:
     """Check the lengths in the file of a chunk or a shard, if there is one. Raise DataFileError if they do not fit."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        file, size = files.open(path)
+        with file:
             if not size:
                 raise ValueError("it has 0 bytes")
-            _check_chunk(file.fileno(), 0, size, codecs, shape, where)
+            _check_chunk(file, 0, size, codecs, shape, where)
     except (FileNotFoundError, IsADirectoryError):
         return
     except (ValueError, struct.error) as error:
@@ -263,11 +288,11 @@ def _check_file(path: str, codecs: list[dict[str, Any]], shape: tuple[int, ...],
 
 
 def _check_chunk(
-    fd: int, start: int, size: int, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str
+    file: Any, start: int, size: int, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str
 ) -> None:
     kind = str(codecs[-1].get("name")).removeprefix("numcodecs.") if codecs else ""
     if kind == "blosc":
-        nbytes, _, stored = _BLOSC.unpack(os.pread(fd, min(_BLOSC.size, size), start))
+        nbytes, _, stored = _BLOSC.unpack(_part(file, min(_BLOSC.size, size), start))
         if stored != size:
             raise ValueError(f"a Blosc chunk of {size} bytes says that it has {stored}")
         limits.check_bytes(nbytes, where, "a Blosc chunk")
@@ -283,9 +308,14 @@ def _check_chunk(
             raise ValueError(f"a shard of {size} bytes has an index of {length}")
         order = ">" if index[0].get("configuration", {}).get("endian") == "big" else "<"
         at = start if given.get("index_location") == "start" else start + size - length
-        for offset, nbytes in np.frombuffer(os.pread(fd, count, at), f"{order}u8").reshape(-1, 2).tolist():
+        for offset, nbytes in np.frombuffer(_part(file, count, at), f"{order}u8").reshape(-1, 2).tolist():
             if offset == nbytes == _ABSENT:
                 continue
             if not nbytes or offset + nbytes > size:
                 raise ValueError(f"a shard of {size} bytes has a chunk of {nbytes} at {offset}")
-            _check_chunk(fd, start + offset, nbytes, given["codecs"], inner, where)
+            _check_chunk(file, start + offset, nbytes, given["codecs"], inner, where)
+
+
+def _part(file: Any, size: int, start: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(size))

@@ -107,7 +107,8 @@ def _matches(name: str, folders: bool, form: str) -> list[str]:
         return [name]
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
-    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders)
+    archives = folders and name.endswith(".zip")
+    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders or archives)
     for path in found:
         limits.check_path(path)
     if "**" in name:

@@ -98,14 +98,19 @@ class Select(Chosen):
 
 
 class Keys:
-    """A value for each element of a dataset: given, or of a column or a function, and then read once when needed."""
+    """A value for each element of a dataset: given, or of a column or a function, and then read once when needed.
 
-    def __init__(self, rows: Definition, by: Any, what: str):
-        self._rows, self._by, self._what = rows, by, what
+    With ``predicate``, the value is whether this function of the column is true.
+    """
+
+    def __init__(self, rows: Definition, by: Any, what: str, predicate: Any = None):
+        self._rows, self._by, self._what, self._predicate = rows, by, what, predicate
         self._reads = callable(by) or (isinstance(by, (str, int)) and not isinstance(by, bool))
         self._values: np.ndarray | None = None if self._reads else np.asarray(by)
         if self._values is not None and self._values.ndim != 1:
             raise TypeError(f"{what} must be a column, a function of an element, or a value for each, not {by!r:.100}")
+        if self._values is not None:
+            self._values = self._told(self._values)
 
     def values(self, n: int) -> np.ndarray:
         """Return a value for each of ``n`` elements."""
@@ -144,13 +149,16 @@ class Keys:
         for start in range(first, last, step):
             ks = range(start, min(start + step, last))
             if columns:
-                found.append(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0)))))
+                found.append(self._told(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
             else:
-                found.append(np.array([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks]))
+                found.append(np.array([*self._told([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
         values = np.concatenate(found) if found else np.empty(0)
         if values.ndim != 1:
             raise ValueError(f"{self._what} must give one value for each element, but it gives {values.shape[1:]}")
         return values.astype(str) if values.dtype.hasobject else values
+
+    def _told(self, values: Any) -> Any:
+        return values if self._predicate is None else np.array([bool(self._predicate(x)) for x in values], bool)
 
     def _of(self, element: Any) -> Any:
         if callable(self._by):
@@ -165,6 +173,25 @@ class Keys:
     def __repr__(self) -> str:
         values = None if self._reads else self._values
         return repr(getattr(self._by, "__qualname__", self._by)) if values is None else f"values {digest(values)}"
+
+
+@dataclass(frozen=True, repr=False)
+class ColumnFilter(Chosen):
+    """The transform that takes the elements whose value is true, in their order."""
+
+    keys: Keys
+    ascending = True
+
+    def numbers(self, n: int) -> np.ndarray:
+        return np.flatnonzero(self.keys.values(n))
+
+    def agree(self, ranks: Topology) -> None:
+        self.keys.agree(ranks)
+
+    def __str__(self) -> str:
+        return f"filter(by={self.keys})"
+
+    __repr__ = __str__
 
 
 class SplitParts:
@@ -241,6 +268,8 @@ class WeightedDraws(Seeded):
     weights: Keys
     replacement: bool
     count: int | None
+    balanced: bool = False
+    """Whether ``weights`` are classes, which are drawn equally often."""
     by_row = True
 
     def length(self, n: int | None) -> int | None:
@@ -254,7 +283,11 @@ class WeightedDraws(Seeded):
         return count
 
     def _checked(self, n: int) -> np.ndarray:
-        found = self.weights.values(n).astype(float)
+        found = self.weights.values(n)
+        if self.balanced:
+            _, of_class, counts = np.unique(found, return_inverse=True, return_counts=True)
+            return (1 / counts)[of_class]
+        found = found.astype(float)
         if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
             raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {found!r:.100}")
         return found
@@ -287,7 +320,8 @@ class WeightedDraws(Seeded):
         self.weights.agree(ranks)
 
     def without_numbers(self) -> str:
-        return f"sample(weights={self.weights}, replacement={self.replacement}, {self.count})"
+        what = "by" if self.balanced else "weights"
+        return f"sample({what}={self.weights}, replacement={self.replacement}, {self.count})"
 
     def __str__(self) -> str:
         return f"sample({', '.join([f'seed={self.seed}'] * self.seeded)})"

@@ -75,7 +75,7 @@ class PipelinePlan:
 
     def __init__(self, source: Source, transforms: Sequence[Transform], whole: Source | None = None):
         rows = before_batch(transforms)
-        source, whole = numbered(source, rows), whole and numbered(whole, rows)
+        source, whole = numbered(source, rows), None if whole is None else numbered(whole, rows)
         self._source = source
         self._rows = Order(source.length, rows, source.blocks())
         self._making = Making(transforms, True, None if whole is None else partial(_first_row, whole))

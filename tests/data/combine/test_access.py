@@ -172,6 +172,47 @@ def test_samples_have_their_weights():
         assert lists(found) == epochs[0]
 
 
+def test_classes_are_drawn_equally_often():
+    label = np.array(["a"] * 90 + ["b"] * 9 + ["c"])
+    rows = Dataset.from_arrays({"label": label, "x": np.arange(100)})
+    for by in ("label", label, lambda row: row["label"]):
+        drawn = collections.Counter(str(row["label"]) for row in rows.sample(by=by, seed=1, num_samples=3000))
+        assert sorted(drawn) == ["a", "b", "c"]
+        assert all(abs(count - 1000) < 100 for count in drawn.values())
+    for wrong in ({}, {"weights": label, "by": label}):
+        with pytest.raises(TypeError, match="either weights"):
+            rows.sample(**wrong)
+
+
+@MANY
+@given(st.lists(st.integers(0, 5), max_size=30), st.sets(st.integers(0, 5)), st.integers(1, 4))
+def test_a_filter_by_a_column_is_that_of_a_list(values, wanted, size):
+    rows = Dataset.from_arrays({"key": np.array(values, int), "x": np.arange(len(values))})
+    expected = [x for x, key in enumerate(values) if key in wanted]
+    for by in ("key", np.array(values, int), lambda row: row["key"]):
+        found = rows.filter(lambda key: int(key) in wanted, by=by).map(lambda row: row["x"])
+        assert len(found) == len(expected)
+        assert [x for batch in found.batch(size) for x in batch.tolist()] == expected
+        assert sorted(int(x) for x in found.shuffle(seed=1)) == expected
+
+
+def test_a_filter_by_a_column_needs_numbers_of_rows_and_one_order():
+    rows = Dataset.range(9)
+    assert lists(rows.map(lambda x: (x, [x, -x])).filter(lambda pair: pair[1] < -6, by=1)) == [
+        (7, [7, -7]),
+        (8, [8, -8]),
+    ]
+    for wrong, match in (
+        (lambda: rows.shuffle(seed=1).filter(bool, by=0), "call filter"),
+        (lambda: rows.batch(2).filter(bool, by=0), "single rows"),
+        (lambda: len(rows.repeat().filter(bool, by=lambda x: x)), "ends"),
+        (lambda: Dataset.from_iterable(range(3)).filter(bool, by=0), "in order"),
+        (lambda: rows.filter("x", by=0), "needs a function"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=match):
+            wrong()
+
+
 def test_samples_without_replacement_have_each_element_once():
     weights = np.array([1, 0, 1, 1000.0])
     drawn = Dataset.range(4).sample(weights, replacement=False, seed=1)

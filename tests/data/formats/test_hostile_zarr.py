@@ -2,12 +2,15 @@
 
 import json
 import pickle
+import shutil
+import zipfile
 
+import numpy as np
 import pytest
 
 from mpistrat.data import DataFileError, Dataset
 
-pytest.importorskip("zarr", reason="zarr is not installed")
+zarr = pytest.importorskip("zarr", reason="zarr is not installed")
 V2 = {"zarr_format": 2, "shape": [3], "chunks": [3], "order": "C", "compressor": None, "fill_value": 0, "filters": None}
 V3 = {"zarr_format": 3, "node_type": "array", "shape": [3], "fill_value": 0, "attributes": {"name": "pickle jar"}}
 HOSTILE = {
@@ -39,9 +42,10 @@ class Runs:
         return open, (self.path, "w")
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_is_run(tmp_path, name, inside):
+def test_nothing_is_run(tmp_path, name, inside, packed):
     file, metadata = HOSTILE[name]
     store = tmp_path / "a.zarr"
     array = store / "x" if inside else store
@@ -50,6 +54,8 @@ def test_nothing_is_run(tmp_path, name, inside):
         (store / ".zgroup").write_text('{"zarr_format": 2}')
     (array / file).write_text(json.dumps(metadata))
     (array / "0").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
+    if packed:
+        store = shutil.make_archive(str(store), "zip", store)
     with pytest.raises(DataFileError, match=r"a\.zarr.*(names the codec|Python objects)"):
         list(Dataset.from_zarr(store, "x" if inside else "."))
     assert not (tmp_path / "ran").exists()
@@ -69,6 +75,17 @@ def test_a_packed_store_is_not_opened(tmp_path):
     (tmp_path / "a.zip").write_bytes(b"PK\x03\x04")
     with pytest.raises(DataFileError, match="unpack it"):
         len(Dataset.from_zarr(tmp_path / "a.zip", "x"))
+
+
+def test_chunks_that_are_large_when_unpacked(tmp_path, monkeypatch):
+    made = zarr.open(str(tmp_path / "a.zarr"), mode="w", shape=(9, 200_000), chunks=(3, 200_000), dtype="i4")
+    made[:] = np.ones((9, 200_000))
+    monkeypatch.setenv("MPISTRAT_DATA_BLOCK_BYTES", "1000")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in (tmp_path / "a.zarr").rglob("*"):
+            packed.writestr(str(path.relative_to(tmp_path / "a.zarr")), b"0" * 5000 if path.is_file() else b"")
+    with pytest.raises(DataFileError, match=r"unpacked, has 5000 bytes"):
+        len(Dataset.from_zarr(tmp_path / "a.zip"))
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])

@@ -39,6 +39,9 @@ def kinds(files):
         "split": train.shuffle(seed=1),
         "split in order": test,
         "folds": Dataset.range(40).k_folds(3, seed=4)[1][0].shuffle(seed=2, mode="exact"),
+        "filter": rows.filter(lambda key: key % 3 != 1, by="key").shuffle(seed=1),
+        "filter in order": Dataset.range(40).filter(lambda x: x % 7 > 2, by=lambda x: x),
+        "balance": rows.sample(by="key", seed=3).repeat(2),
         "sample": rows.sample("key", seed=3).repeat(2),
         "sample once": Dataset.range(30).sample(np.arange(30.0), replacement=False, seed=3),
         "windows": rows.window(4, 2, drop_remainder=True, across_files=False).shuffle(seed=5),
@@ -61,7 +64,20 @@ def whole_batches(comm, batches):
     return [[x for part in step for x in part] for step in zip(*comm.allgather([*map(flat, batches)]), strict=True)]
 
 
-KINDS = ["select", "slice", "split", "split in order", "folds", "sample", "sample once", "windows", "windows in order"]
+KINDS = [
+    "filter",
+    "filter in order",
+    "balance",
+    "select",
+    "slice",
+    "split",
+    "split in order",
+    "folds",
+    "sample",
+    "sample once",
+    "windows",
+    "windows in order",
+]
 KINDS += ["windows of a stream", "unbatch", "flat_map", "interleave", "scan", "pack", "buckets"]
 
 

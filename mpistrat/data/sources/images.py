@@ -1,0 +1,108 @@
+"""Source of the images of a folder, each with the number of its folder. Pillow reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+
+from mpistrat.data import limits
+from mpistrat.data.errors import DataFileError
+from mpistrat.data.formats.contract import needed
+from mpistrat.data.rows import elements
+from mpistrat.data.rows.contracts import Source
+from mpistrat.data.rows.spec import of_array
+from mpistrat.data.sources.arrays import ArraySource
+from mpistrat.process import mpi
+from mpistrat.process.files import local_path
+from mpistrat.runtime.topology import Topology
+
+
+class ImageSource(Source):
+    """The images below a folder, in the order of their names. One rank looks for them."""
+
+    def __init__(self, folder: str | os.PathLike[str], size: tuple[int, int] | None, mode: str):
+        self._folder, self._size, self._mode = os.path.abspath(local_path(folder)), size, mode
+        self._found: list[tuple[str, int]] | None = None
+        self._spec: Any = None
+        if not mpi.among_several():
+            self._files()
+
+    def _files(self) -> list[tuple[str, int]]:
+        """Return the path of each image in the folder, and the number of its class."""
+        if self._found is None:
+            ends = needed("PIL.Image", "images").registered_extensions()
+            classes = sorted(each.name for each in os.scandir(self._folder) if each.is_dir())
+            self._found = [
+                (os.path.relpath(os.path.join(folder, name), self._folder), label)
+                for label, each in enumerate(classes)
+                for folder, _, names in sorted(os.walk(os.path.join(self._folder, each)))
+                for name in sorted(names)
+                if os.path.splitext(name)[1].lower() in ends
+            ]
+            if not self._found:
+                raise FileNotFoundError(
+                    f"{self._folder!r} has no images in folders: each class needs a folder of its own in it"
+                )
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._files())
+
+    def element_spec(self) -> Any:
+        if self._spec is None:
+            image, label = self.each(np.zeros(1, np.int64))[0]
+            self._spec = of_array(image), of_array(label)
+        return self._spec
+
+    def each(self, rows: np.ndarray) -> list[Any]:
+        return [(self._image(path), np.int64(label)) for path, label in map(self._files().__getitem__, rows.tolist())]
+
+    def read(self, rows: np.ndarray) -> Any:
+        try:
+            return elements.stack(self.each(rows))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; images of different sizes need from_images(size=...), or padded_batch()"
+            ) from None
+
+    def _image(self, path: str) -> np.ndarray:
+        path = os.path.join(self._folder, path)
+        limits.check_path(path)
+        try:
+            with needed("PIL.Image", "images").open(path) as image:
+                if "IF".find(image.mode[0]) > "IF".find(self._mode[0]):  # Pillow would cut large values off
+                    raise ValueError(
+                        f"its values, of mode {image.mode!r}, do not fit {self._mode!r}: give mode='I' or 'F'"
+                    )
+                made = image.convert(self._mode)
+                return np.array(made if self._size is None else made.resize(self._size[::-1]))
+        except Exception as error:  # of any format of images
+            raise DataFileError.of_file(
+                path, f"it cannot be read ({error}); fix: copy it again, or remove it"
+            ) from error
+
+    def of_column(self, name: Any) -> Source:
+        return ArraySource({1: np.array([label for _, label in self._files()])}) if name == 1 else self
+
+    def fingerprint(self) -> Any:
+        return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}"
+
+    def agree(self, ranks: Topology) -> None:
+        found = error = None
+        try:
+            found = self._files() if ranks.rank == 0 else None
+        except OSError as raised:
+            error = raised
+        self._found, error = ranks.all_gather_object((found, error))[0]
+        if error is not None:
+            raise error
+
+    def identity(self) -> dict[str, Any]:
+        names = hashlib.blake2b(repr(self._files()).encode(), digest_size=6).hexdigest()
+        return {**super().identity(), "files": names}
+
+    def __repr__(self) -> str:
+        return f"images in {self._folder}"
