@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpistrat.launch.launch import HANG, RESTART
+from mpistrat.process.failure import ENDS
 
 _THREADS = " ".join(f'{name}_NUM_THREADS="$threads"' for name in ("OMP", "OPENBLAS", "MKL"))
+_MPI_ERR_UNKNOWN = 14
 _COLUMN = 36  # where comments begin
 
 
@@ -39,9 +41,10 @@ class Script:
 
     ``mpi`` is the value of ``srun --mpi=``; it is not used with ``mpirun``, which starts the ranks with mpirun.
     ``array`` has the indices of a job array. ``signal`` is what the ranks get before the time limit, and how many
-    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``container`` is an Apptainer
-    image: a path as for ``python``, or an address such as ``docker://name``. ``options`` are further ones of sbatch for
-    all components, each with a comment.
+    seconds before. The job can then be requeued. With ``farm`` the batch shell gets it. ``elastic``, ``"same"`` or
+    ``"fewer"``, starts the ranks again after a loss, on as many nodes, of which ``spare`` more are allocated, or on the
+    nodes that are left. ``container`` is an Apptainer image: a path as for ``python``, or an address such as
+    ``docker://name``. ``options`` are further ones of sbatch for all components, each with a comment.
     """
 
     written_by: str
@@ -55,6 +58,8 @@ class Script:
     array: str | None = None
     signal: tuple[str, int] | None = None
     farm: bool = False
+    elastic: str | None = None
+    spare: int = 0
     container: str | None = None
     options: Sequence[tuple[str, str]] = ()
 
@@ -110,12 +115,15 @@ def _directives(script: Script) -> Iterator[str]:
             f"signal to {to}, seconds before the limit (at most 60 s earlier)",
         )
         yield line("--open-mode=append", "all runs of the job write to one file")
+    if script.elastic is not None:
+        yield line("--no-kill", "the job goes on without a node that fails")
     for option, comment in script.options:
         yield line(option, comment)
     for number, component in enumerate(script.components):
         if number:
             yield line("hetjob", "the next component: its ranks follow those above")
-        yield line(f"--nodes={component.nodes}", "machines")
+        spare = f", {script.spare} of them spare" if script.spare else ""
+        yield line(f"--nodes={component.nodes + script.spare}", f"machines{spare}")
         if component.ntasks is not None:
             yield line(f"--ntasks={component.ntasks}", "total number of ranks")
         if component.ntasks_per_node is not None:
@@ -224,6 +232,9 @@ def _start(script: Script) -> Iterator[str]:
     if script.farm:
         yield from _farm(script, by_srun)
         return
+    if script.elastic is not None:
+        yield from _elastic(script, command)
+        return
     if script.signal is None:
         yield "# If a task ends with an error, srun ends the others."
         yield f"exec {by_srun}"
@@ -258,3 +269,94 @@ def _farm(script: Script, command: str) -> Iterator[str]:
     yield "    wait $! || status=$?"
     yield "done"
     yield 'exit "$status"'
+
+
+_ELASTIC = r"""
+# Each run goes on from the copies that the last one left in the memory of its nodes, or from the newest file.
+memory=/dev/shm/mpistrat-elastic-$UID-$SLURM_JOB_ID
+export MPISTRAT_ELASTIC=$memory-${SLURM_RESTART_COUNT:-0} MPISTRAT_ELASTIC_RANKS=%(ranks)s
+# Where a node is lost without a word, the other ranks wait for it, and end after so many seconds.
+export MPISTRAT_HANG_ABORT_SECONDS=${MPISTRAT_HANG_ABORT_SECONDS:-300}
+# A rank runs in a shell that writes its exit status to the memory of its node. Slurm kills the shells of other ranks.
+export %(ends)s=$MPISTRAT_ELASTIC/ends
+rank='
+    mkdir -p -m 700 "$MPISTRAT_ELASTIC" && [ -O "$MPISTRAT_ELASTIC" ] || exit 1
+    trap : TERM USR1 USR2  # they are for the program
+    "$@"
+    status=$?
+    [ "$status" -eq 0 ] || echo "$status" >>"$%(ends)s"
+    [ "$status" -eq %(restart)s ] || exit "$status"  # else srun would end ranks that still save
+'
+# What a node says of the last run: its name, and how its ranks ended.
+answer='
+    echo "$0" $(cat "$%(ends)s" 2>/dev/null)
+    rm -f "$%(ends)s"
+'
+on_nodes() {  # COMMAND: a lost node takes 10 s
+    local command=$1
+    printf '%%s\n' "${nodes[@]}" | xargs -P 64 -I{} timeout 10 \
+        srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist={} bash -c "$command" {} 2>/dev/null || :
+}
+trap 'on_nodes "rm -rf $memory-*"' EXIT
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# A loss is a rank that a signal ended (but Ctrl-C and SIGTERM, which are for the job), a collective that hung, or a
+# node without an answer. With %(unknown)s, MPI_ERR_UNKNOWN, Open MPI ends ranks that notice the loss of another one.
+judge='
+    { for (i = 2; i <= NF; i++)
+        if ($i == %(hang)s || $i > 128 && $i != 130 && $i != 143) lost = 1
+        else if ($i == %(restart)s) saved = 1
+        else if ($i != %(unknown)s) own = $i }
+    END {
+        if (lost) print "loss"
+        else if (saved) print %(restart)s
+        else if (own) print own
+        else print status ~ /^(0|130|143)$/ ? status : "loss" }
+'
+used=$((SLURM_JOB_NUM_NODES - %(spare)s))  # nodes of a run
+without=0  # losses in a row without a new copy
+for ((restart = 0; restart <= 100; restart++)); do
+    status=0
+    MPISTRAT_RESTART=$restart srun --mpi="$mpi" --overlap --kill-on-bad-exit=1 --wait=60 \
+        --nodes="$used" --nodelist="$(IFS=,; echo "${nodes[*]:0:used}")" \
+        --ntasks="$((used * SLURM_NTASKS_PER_NODE))" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" \
+        bash -c "$rank" rank %(command)s || status=$?
+    answers=$(on_nodes "$answer")
+    mapfile -t nodes < <(cut -d " " -f 1 <<<"$answers" | sort -V)
+    end=$(awk -v status="$status" -- "$judge" <<<"$answers")
+    case $end in
+    loss) ;;
+    %(restart)s) break ;;  # the ranks saved after the signal before the limit
+    *) exit "$end" ;;
+    esac
+    without=$((without + 1))
+    ! compgen -G "$MPISTRAT_ELASTIC/*/$restart.*" >/dev/null || without=0
+    if [ "$without" -eq 3 ]; then
+        echo "gives up after 3 losses without a new copy (status $status)" >&2
+        exit "$status"
+    fi
+    %(left)s
+    echo "goes on after a loss (status $status) on $used of ${#nodes[@]} nodes" >&2
+done
+# Back into the queue, to go on from the newest file on other nodes.
+scontrol requeue "$SLURM_JOB_ID"
+exit %(restart)s
+"""
+
+
+def _elastic(script: Script, command: str) -> Iterator[str]:
+    """Yield the lines of a job that goes on after the loss of a rank or of a node."""
+    enough = '[ "${#nodes[@]}" -ge "$used" ] || break'
+    fewer = "used=$((${#nodes[@]} < used ? ${#nodes[@]} : used))"
+    yield from (
+        _ELASTIC
+        % {
+            "ranks": script.elastic,
+            "ends": ENDS,
+            "unknown": _MPI_ERR_UNKNOWN,
+            "restart": RESTART,
+            "hang": HANG,
+            "spare": script.spare,
+            "command": command,
+            "left": fewer if script.elastic == "fewer" else enough,
+        }
+    )[1:-1].split("\n")

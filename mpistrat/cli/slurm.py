@@ -136,6 +136,12 @@ def command() -> None:
 @click.option("--requeue", is_flag=True, help="Signal the ranks before the limit, and let the job be requeued.")
 @click.option("--farm", is_flag=True, help="Requeue a task farm that keeps its results (Executor.map with keep=).")
 @click.option(
+    "--elastic",
+    type=click.Choice(["same", "fewer"]),
+    help="Go on after a lost rank or node (ElasticLoop), with as many ranks, or on the nodes that are left.",
+)
+@click.option("--spare", type=click.IntRange(min=0), default=0, help="Nodes that wait for the loss of another one.")
+@click.option(
     "--signal",
     type=_Pattern("signal", r"USR[12]@\d{1,5}", "USR2@120"),
     default="USR2@120",
@@ -193,16 +199,24 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
 
 def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any]) -> Script:
     components = [*ctx.meta["components"], _resources(given)]
-    container, by_mpirun, requeue, farm = (given[name] for name in ("container", "mpirun", "requeue", "farm"))
+    container, by_mpirun = given["container"], given["mpirun"]
+    requeue, farm, elastic = given["requeue"], given["farm"], given["elastic"]
     if requeue and farm:
         raise click.UsageError("--requeue signals the ranks, and --farm the batch shell: give one of them")
+    if elastic is not None and (requeue or farm):
+        raise click.UsageError("--elastic requeues the job, too: omit --requeue and --farm")
+    if elastic is not None and (by_mpirun or len(components) > 1 or components[0].ntasks is not None or given["array"]):
+        raise click.UsageError("--elastic takes srun, --nodes and --ntasks-per-node, and no array or `:`")
+    if given["spare"] and elastic is None:
+        raise click.UsageError("--spare is for --elastic")
     program = _program(arguments, container is not None)
     if by_mpirun and (requeue or container is not None or len(components) > 1):
         what = "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
         raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
     if given["array"] and len(components) > 1:
         raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
-    if (requeue or farm) and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
+    signalled = requeue or farm or elastic is not None
+    if signalled and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
         raise click.UsageError(
             f"--time {given['time']} leaves nothing before --signal {given['signal']}, which may come a minute "
             "earlier: give more time, or send the signal later"
@@ -224,8 +238,10 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         mpi=given["mpi"] or ("" if by_mpirun else _mpi(python, container)),
         mpirun=by_mpirun,
         array=given["array"],
-        signal=(signal, int(seconds)) if requeue or farm else None,
+        signal=(signal, int(seconds)) if signalled else None,
         farm=farm,
+        elastic=elastic,
+        spare=given["spare"],
         container=container,
         options=[
             *([(f"--account={given['account']}", "account that is charged")] if given["account"] else []),

@@ -26,6 +26,9 @@ from mpistrat.process.own_files import is_own
 
 _GRACE = 1.0  # seconds that the failing rank's own exit may take
 
+ENDS = "_MPISTRAT_ENDS_OF_RANKS"
+"""The variable with a file for the exit statuses of ranks. A script of ``mpistrat slurm write --elastic`` sets it."""
+
 _FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
 
 shows_all: Callable[[], bool] = bool  # set by the options, which are above this room
@@ -210,6 +213,10 @@ def _abort_at_exit(status: int) -> None:
             _start()
     _tell()
     status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
+    if path := os.environ.get(ENDS):
+        # On MPI_Abort, Slurm kills the step at once, with the shell that would write the status of this rank.
+        with contextlib.suppress(OSError), open(path, "a", encoding="ascii") as file:
+            file.write(f"{status}\n")
     from mpi4py.run import set_abort_status
 
     set_abort_status(status)

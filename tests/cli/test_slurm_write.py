@@ -15,7 +15,7 @@ from mpistrat.cli import commands
 from mpistrat.cli.run import job
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "farm", "gpu", "hetjob", "mpich", "requeue")
+SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "elastic", "farm", "gpu", "hetjob", "mpich", "requeue")
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +273,63 @@ def test_farm(options, signals, restarts, told, status):
     assert Path("cleaned").exists() == (restarts > 0 and not options)
 
 
+@pytest.mark.parametrize(
+    ("ends", "status", "runs", "queued"),
+    [
+        ([[137], [0]], 0, 2, False),  # a rank is killed
+        ([[14, 137], []], 0, 2, False),  # another one notices first
+        ([[43, 1], []], 0, 2, False),  # a hang that the watchdog ended
+        ([["lost"], []], 0, 2, False),  # no rank could say anything
+        ([[3]], 3, 1, False),
+        ([[1, 1]], 1, 1, False),
+        ([[143]], 143, 1, False),
+        ([[42, 42]], 42, 1, True),
+        ([[137], [139], [137]], 137, 3, False),  # without a copy
+        ([[]], 0, 1, False),
+    ],
+    ids=str,
+)
+def test_elastic(ends, status, runs, queued):
+    """Each of ``ends`` has the statuses of the ranks of a run. The fake srun starts two, one after the other."""
+    script = write("--mpi=pmix --elastic same --time=10 --ntasks-per-node 2 prog.py")
+    folder = Path("bin")
+    folder.mkdir()
+    memory = Path("memory").absolute()
+    srun = """
+        for word in "$@"; do [ "$word" != bash ] || break; shift; done
+        case "$4" in
+        rank) for n in 0 1; do n=$n "$@"; ended=$?; [ "$ended" -eq 0 ] || status=$ended; done; exit "${status:-0}" ;;
+        *) exec "$@" ;;
+        esac"""
+    of_runs = " ".join(f"'{' '.join(map(str, each))}'" for each in ends)
+    python = f"""
+        runs=({of_runs}) && ends=(${{runs[$MPISTRAT_RESTART]}}) && echo x >>started
+        [ "${{ends[$n]}}" != lost ] || kill -KILL $PPID
+        exit ${{ends[$n]:-0}}"""
+    for name, body in {
+        "srun": srun,
+        "python": python,
+        "scontrol": '[ "$1" = show ] && echo node0 || echo "$@" >>told',
+    }.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    Path("script").write_text(script.replace("/dev/shm/mpistrat-elastic", str(memory)))
+    environ = {
+        "PATH": f"{folder.absolute()}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(Path.cwd()),
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "node0",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "PYTHON": str(folder.absolute() / "python"),
+    }
+    ended = subprocess.run(["bash", "script"], env=environ, timeout=60, check=False)
+    assert ended.returncode == status
+    assert len(Path("started").read_text().split()) == 2 * runs
+    assert Path("told").exists() == queued
+    assert not [*Path.cwd().glob("memory*")]
+
+
 def test_memory_that_a_killed_run_left_is_removed(tmp_path):
     """By the lines of the script that run on each node: what a process has mapped stays."""
     script = (ROOT / "slurm" / "farm.sbatch").read_text()
@@ -310,6 +367,10 @@ def test_memory_that_a_killed_run_left_is_removed(tmp_path):
         ("--requeue --signal TERM@60 prog.py", "'TERM@60' is not like USR2@120"),
         ("--farm --time 3 prog.py", "--time 3 leaves nothing before --signal USR2@120"),
         ("--farm --requeue prog.py", "--requeue signals the ranks, and --farm the batch shell"),
+        ("--elastic same --requeue prog.py", "--elastic requeues the job, too"),
+        ("--elastic fewer --ntasks 4 prog.py", "--elastic takes srun, --nodes and --ntasks-per-node"),
+        ("--elastic same --mpirun prog.py", "--elastic takes srun"),
+        ("--spare 1 prog.py", "--spare is for --elastic"),
         ("--requeue --mpirun prog.py", "--mpirun cannot let a signal of SLURM reach the ranks"),
         ("--mpirun : --nodes 2 prog.py", "--mpirun cannot start a container or a heterogeneous job"),
         ("--array 0-1 : --nodes 2 prog.py", "no arrays of heterogeneous jobs"),

@@ -177,6 +177,22 @@ class Cluster(namespaces.Nodes):
                 continue
         return found
 
+    def lose(self, node: int) -> None:
+        """End all processes of a node, and take its link away."""
+        found = self.run(
+            "sh", "-c", "grep -l . /proc/[0-9]*/comm; readlink /proc/self/ns/net", node=node
+        ).stdout.split()
+        *processes, network = found
+        own = [each.split("/")[2] for each in processes]
+        holder = str(self._holders[node])
+        script = f"""
+            for number in {" ".join(own)}; do
+                [ "$(readlink /proc/$number/ns/net)" = "{network}" ] && [ $number != {holder} ] && echo $number
+            done | xargs kill -KILL
+        """
+        self.cut(node)
+        self.shared("sh", "-c", script)
+
     def logs(self) -> str:
         """The last lines of what the daemons wrote."""
         files = sorted(self.seen.glob("log/*")) if self._first.poll() is None else []

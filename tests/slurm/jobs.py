@@ -190,11 +190,12 @@ def lines(output: str) -> list[dict]:
     return sorted(found, key=lambda line: line["rank"])
 
 
-def run_here(*arguments: str | Path, **environ: str) -> str:
+def run_here(*arguments: str | Path, cwd: Path | None = None, **environ: str) -> str:
     """The output of this Python, alone and outside of the cluster."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
         [sys.executable, *map(str, arguments)],
+        cwd=cwd,
         env={
             **os.environ,
             "PYTHONPATH": path,
