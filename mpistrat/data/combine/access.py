@@ -67,7 +67,7 @@ class Access(Combining):
         >>> [int(x) for x in Dataset.range(10).select([7, 0, -1])]
         [7, 0, 9]
         """
-        self._refuse_streams("select")
+        self._refuse_streams("select()")
         return self._then(Select(indices))
 
     def split(self, fractions: float | Sequence[float], seed: int, by: Any = None) -> tuple[Self, ...]:
@@ -177,8 +177,8 @@ class Access(Combining):
         >>> sum(int(label) for label in balanced)
         494
         """
-        self._refuse_streams("sample")
-        _refuse_orders(self._definition, "sample", repeats=True)
+        self._refuse_streams("sample()")
+        _refuse_orders(self._definition, "sample()", repeats=True)
         if (weights is None) == (by is None):
             raise TypeError("sample() needs either weights, or the classes of elements in by=")
         given = Keys(
@@ -281,14 +281,14 @@ class Access(Combining):
         return self._of(WindowedSource([part], windows), (), self._definition.options)
 
     def _parts(self, what: str, shares: Sequence[float], seed: int, by: Any) -> SplitParts:
-        self._refuse_streams(what)
-        _refuse_orders(self._definition, what)
+        self._refuse_streams(f"{what}()")
+        _refuse_orders(self._definition, f"{what}()")
         keys = None if by is None else Keys(self._definition, by, f"{what}(by=...)")
         return SplitParts(what, shares, integer(seed, f"the seed of {what}()", -(2**63)), keys)
 
     def _refuse_streams(self, what: str) -> None:
         if self._definition.streamed:
-            raise TypeError(f"{what}() needs a dataset whose rows have numbers, but {self} can be read only in order")
+            raise TypeError(f"{what} needs a dataset whose rows have numbers, but {self} can be read only in order")
 
     def _length(self, what: str) -> int:
         length = self._plan.length
@@ -307,9 +307,9 @@ def _random(definition: Definition) -> Iterator[Any]:
 def _refuse_orders(definition: Definition, what: str, repeats: bool = False) -> None:
     for each in _random(definition):
         if isinstance(each, Repeat) and not repeats:
-            raise ValueError(f"{what}() after {each} gives parts that have common elements: call {what}() first")
+            raise ValueError(f"{what} after {each} gives parts that have common elements: call {what} first")
         if isinstance(each, Seeded) and (not each.seeded or getattr(each, "reshuffle", True)):
             raise ValueError(
-                f"{what}() after {each} would take other elements in each epoch: call {what}() first, or give "
+                f"{what} after {each} would take other elements in each epoch: call {what} first, or give "
                 "shuffle() a seed and reshuffle_each_iteration=False"
             )

@@ -125,12 +125,13 @@ class Csv(LineFormat):
             text = text.decode(self._encoding).encode()
         # `_lines` counts no line of spaces, and pyarrow would take it for a value.
         # The pattern takes as long as pyarrow, so it is not tried where each line is a row.
-        lines = text.count(b"\n") + (text[-1:] != b"\n")
+        lines = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")) + (text[-1:] != b"\n")
         if self._comment or (lines != np.diff(layout.starts)[number] and b'"' not in text):
             text = self._blank_lines.sub(b"", text)
         read = partial(self._columns, path, record, text, which, width, int(layout.starts[number]))
         # pyarrow takes fewer texts for numbers, as +1, and takes 1e400 for an infinite one, 0x for the start of one.
-        if b"0x" not in text and b"0X" not in text:
+        # One byte is found in a thirtieth of the time of two.
+        if not (b"x" in text and b"0x" in text) and not (b"X" in text and b"0X" in text):
             with contextlib.suppress(*_UNFIT):
                 return read(_arrow_type)
         return read(lambda dtype: "string")
