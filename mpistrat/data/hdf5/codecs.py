@@ -18,9 +18,9 @@ import numpy as np
 
 from mpistrat.data.errors import ChecksumError
 
-DEFLATE, SHUFFLE, FLETCHER32, ZSTD = 1, 2, 3, 32015
+DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, ZSTD = 1, 2, 3, 4, 5, 32015
 _NAMES = {DEFLATE: "gzip", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", ZSTD: "zstd"}
-_NAMES_OF_OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32026: "blosc2"}
+_NAMES_OF_OTHERS = {SZIP: "szip", NBIT: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32026: "blosc2"}
 
 # Called with the stored bytes, the parameters of the filter, the number of bytes of the decoded chunk, and memory
 # that a codec may use for its result. Returns the bytes before the filter was applied.

@@ -240,3 +240,22 @@ def test_filter_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: False)
     with pytest.raises(FilterUnavailableError, match=r"filter 32000 \(lzf\).*not installed"):
         Dataset.from_hdf5(path, "x")
+
+
+@pytest.mark.skipif(not h5py.h5z.filter_avail(h5py.h5z.FILTER_SZIP), reason="HDF5 was built without szip")
+def test_szip_after_a_filter_that_changes_lengths(tmp_path):
+    """HDF5 stores a part of the last values, and reads what was in memory in place of the rest."""
+    path, values = tmp_path / "a.h5", np.random.default_rng(0).integers(0, 256, (35, 5))
+    nbit = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    nbit.set_filter(h5py.h5z.FILTER_NBIT, 0)
+    options = {"dtype": ">u8", "chunks": (24, 1), "compression": "szip", "shuffle": True}
+    with h5py.File(path, "w") as f:
+        f.create_dataset("lost", data=values % 2, scaleoffset=8, **options)
+        f.create_dataset("skipped", data=values, scaleoffset=8, **options)  # szip would make its chunks no smaller
+        f.create_dataset("whole", data=values, dcpl=nbit, **options)
+        masks = [f["skipped"].id.get_chunk_info(i).filter_mask for i in range(f["skipped"].id.get_num_chunks())]
+    assert all(mask & 4 for mask in masks)
+    with pytest.raises(DataFileError, match=r"dataset 'lost': its filter szip follows scaleoffset.*; fix: write it"):
+        Dataset.from_hdf5(path, "lost")
+    for name in ("whole", "skipped"):
+        assert (np.concatenate(list(Dataset.from_hdf5(path, name).batch(7))) == values).all()
