@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,29 +204,44 @@ class Hdf5Output:
 
     def __init__(self, path: Path):
         self._raw = _RawFile(path)
+        self._file: h5py.File | None = None  # opened by the first call: the `with` block has begun then
         self._thread = ThreadPoolExecutor(1, "mpistrat-hdf5")
-        self._opened = begin_call(self._thread, lambda: h5py.File(self._raw, "w"))
+        # An interrupt while the thread begins leaves a thread that the pool does not know, and it begins another one.
+        self._lock = threading.Lock()
 
     def do(self, write: Callable[[h5py.File], _Result]) -> _Result:
         """Return ``write(file)``, called by the thread of this file.
 
         Raise OSError if bytes cannot be written to the disk.
         """
-        result = begin_call(self._thread, lambda: write(self._opened.result())).result()
+        result = begin_call(self._thread, lambda: self._call(write)).result()
         self._raw.raise_error()
         return result
 
+    def _call(self, write: Callable[[h5py.File], _Result]) -> _Result:
+        with self._lock:
+            if self._raw.closed:  # another file may have its descriptor by now
+                raise ValueError("the file is closed")
+            if self._file is None:
+                self._file = h5py.File(self._raw, "w")
+            return write(self._file)
+
     def _close(self) -> None:
-        try:
-            self._opened.result().close()
-        finally:
-            self._raw.close()
+        with self._lock:
+            try:
+                if self._file is not None:
+                    self._file.close()
+            finally:
+                self._raw.close()
 
     def __enter__(self) -> Hdf5Output:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         closed = begin_call(self._thread, self._close)
+        # Not by a join: if an interrupt ends it, Python before 3.13 takes the thread for ended. The end of the program
+        # then stops the thread inside HDF5, and waits for ever for h5py's lock.
+        closed.exception()
         self._thread.shutdown()
         if error is None:
             closed.result()

@@ -97,7 +97,7 @@ from mpistrat.data import write_hdf5
 def interrupt(delay, seen):
     while not seen.wait(delay):
         os.kill(os.getpid(), signal.SIGINT)
-        delay = 5  # and again, where Python ignored it in a callback of its own
+        delay = 20  # and again, where Python ignored it in a callback of its own
 
 for delay in np.linspace(0.001, 0.15, 20):
     seen = threading.Event()
@@ -107,13 +107,62 @@ for delay in np.linspace(0.001, 0.15, 20):
             write_hdf5(sys.argv[1] + "/x.h5", {"x": np.ones((3000, 5))}, chunk=10, compress="gzip", overwrite=True)
     except KeyboardInterrupt:
         seen.set()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("goes on")
 """
+
+# An interrupt while HDF5 closes a file, and one while the thread of a file begins.
+INTERRUPTED_ONCE = """
+import os, signal, sys, threading, time
+import h5py
+import numpy as np
+from h5py._objects import phil
+from mpistrat.data import write_hdf5
+
+def slowly(file):
+    closing.set()
+    with phil:
+        time.sleep(1)
+        close(file)
+
+def begun(thread):
+    start(thread)
+    if thread.name.startswith("mpistrat-hdf5"):
+        threading.Thread.start = start
+        raise KeyboardInterrupt
+
+def interrupt():
+    closing.wait()
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+close, start, closing = h5py.File.close, threading.Thread.start, threading.Event()
+if sys.argv[2] == "closes":
+    h5py.File.close = slowly
+    threading.Thread(target=interrupt).start()
+else:
+    threading.Thread.start = begun
+try:
+    write_hdf5(sys.argv[1] + "/x.h5", {"x": np.ones((3000, 5))}, chunk=10)
+except KeyboardInterrupt as error:
+    kept = error  # as the interpreter keeps an error that ends the program
+    print("goes on")
+"""
+
+
+def goes_on(program, *arguments):
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "goes on\n"
 
 
 @pytest.mark.full
 def test_interrupted_at_any_moment(tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "goes on\n"
+    goes_on(INTERRUPTED, tmp_path)
+
+
+@pytest.mark.parametrize("when", ["closes", "begins"])
+def test_interrupted_where_a_thread_might_be_lost(tmp_path, when):
+    """The program ends, too: Python waits for the thread."""
+    goes_on(INTERRUPTED_ONCE, tmp_path, when)
