@@ -112,6 +112,11 @@ def test_arguments_of_other_metrics():
             metric(metrics.AUC, **{name: True})
     with pytest.raises(TypeError, match="MeanSquaredError\\(\\) has no argument 'dtype'"):
         metric(metrics.MeanSquaredError, dtype="float32")
+    for kind in (metrics.F1Score, metrics.FBetaScore):
+        with pytest.raises(
+            TypeError, match=f"{kind.__name__}\\(\\) needs num_classes=, the number of columns of y_true"
+        ):
+            metric(kind, average="macro")
     assert {"num_thresholds", "curve", "name"} <= {*inspect.signature(metrics.AUC).parameters}
 
 

@@ -207,6 +207,8 @@ class FBetaScore(Metric):
 
     Raises
     ------
+    TypeError
+        Without ``num_classes``.
     ValueError
         If ``num_classes`` or ``beta`` is not positive, or ``average`` is another text.
 
@@ -220,12 +222,17 @@ class FBetaScore(Metric):
 
     def __init__(
         self,
-        num_classes: int,
+        num_classes: int | None = None,
         average: str | None = None,
         beta: float = 1.0,
         threshold: float | None = None,
         name: str = "fbeta_score",
     ):
+        if num_classes is None:  # the first argument of Keras' class is `average`
+            raise TypeError(
+                f"{type(self).__name__}() needs num_classes=, the number of columns of y_true: Keras learns it from "
+                "the first batch"
+            )
         if not isinstance(num_classes, int) or num_classes < 1:
             raise ValueError(f"num_classes must be a positive int, not {num_classes!r}")
         if average not in (None, "micro", "macro", "weighted"):
@@ -282,7 +289,11 @@ class F1Score(FBetaScore):
     """
 
     def __init__(
-        self, num_classes: int, average: str | None = None, threshold: float | None = None, name: str = "f1_score"
+        self,
+        num_classes: int | None = None,
+        average: str | None = None,
+        threshold: float | None = None,
+        name: str = "f1_score",
     ):
         super().__init__(num_classes, average, 1.0, threshold, name)
 
