@@ -8,6 +8,7 @@ from selection import core
 
 import mpistrat
 from mpistrat.optimizers import LARS, SGD, Adagrad, Adam, AdamW, RMSprop
+from mpistrat.optimizers.schedules import ExponentialDecay
 
 RATE = 0.1
 SHAPES = [(3,), (), (41, 17), (0, 4), (257, 129), (5,)]
@@ -393,6 +394,21 @@ def test_averages_under_accumulation_are_those_of_keras(strategy, often, weights
             average = next(each for each in optimizer.variables if each.name.endswith("/average"))
             found.append((float(v), float(average)))
     np.testing.assert_allclose(found, list(zip(weights, averages, strict=True)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("calls", [2, 3])
+def test_a_schedule_under_accumulation_sees_calls_as_that_of_keras(strategy, calls):
+    """A step has the rate of the call that completes it. For two calls, keras 3.15 has -0.625 after four."""
+    with strategy.scope():
+        v = mpistrat.Variable(0.0)
+        optimizer = SGD(ExponentialDecay(1.0, 1, 0.5), gradient_accumulation_steps=calls)
+    for call in range(2 * calls):
+        strategy.run(lambda: optimizer.apply_gradients([(1.0 / strategy.num_replicas_in_sync, v)]))
+        if call == calls:  # the second call of the second step has not come
+            assert optimizer.learning_rate == 0.5 ** (2 * calls - 1)
+    assert float(v) == -(0.5 ** (calls - 1) + 0.5 ** (2 * calls - 1))
+    if calls == 2:
+        assert float(v) == -0.625
 
 
 @pytest.mark.parametrize("often", [None, 3])
