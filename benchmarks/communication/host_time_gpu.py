@@ -22,7 +22,7 @@ import cupy
 import numpy as np
 
 from mpistrat.collectives import packing
-from mpistrat.collectives.gpu import packing as on_gpu
+from mpistrat.collectives.gpu import route as on_gpu
 from mpistrat.optimizers import Adam
 from mpistrat.values import ReduceOp
 

@@ -31,8 +31,7 @@ from mpistrat.record.layout import Phase
 from mpistrat.runtime.topology import alone
 from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, PreparedWrites
-from mpistrat.variables.on_server import ServerVariable
-from mpistrat.variables.store import VariableStore
+from mpistrat.variables.on_server import ServerVariable, VariableStore
 
 _LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
 _AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter

@@ -90,7 +90,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     import mpistrat
-    from mpistrat.collectives.algorithms import cost_file
+    from mpistrat.collectives.algorithms import choose
     from mpistrat.collectives.algorithms.choose import ALGORITHMS, Choice
     from mpistrat.runtime.topology import Topology
 
@@ -117,10 +117,10 @@ def _measure(arguments: argparse.Namespace) -> int:
     if comm.rank == 0:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
-            files.replace_text(cost_file.path_of(topology), cost_file.to_json(topology, points))
-            print(f"kept in {cost_file.path_of(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1")
+            files.replace_text(choose.path_of_points(topology), choose.points_to_json(topology, points))
+            print(f"kept in {choose.path_of_points(topology)}; programs use it with {RuntimeOptions.tuned.variable}=1")
         if arguments.json:
-            files.replace_text(Path(arguments.json), cost_file.to_json(topology, points))
+            files.replace_text(Path(arguments.json), choose.points_to_json(topology, points))
     return 0
 
 

@@ -12,11 +12,9 @@ import numpy as np
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.operations import Op, finish
-from mpistrat.collectives.on_host import joined, packed_for_host
+from mpistrat.collectives.arithmetic.operations import Op, finish, result_dtype
 from mpistrat.collectives.packing import Key, Message, unpack
-from mpistrat.collectives.reduction import Reduction, Steps, prepared
+from mpistrat.collectives.reduction import Reduction, Steps, joined, packed_for_host, prepared
 from mpistrat.process import mpi
 from mpistrat.process.waiting import Backoff
 from mpistrat.record.layout import Kind
@@ -172,7 +170,7 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
     """Prepare an asynchronous all-reduce. Its values are the arrays and the function that rebuilds the structure."""
     algorithm = None if topology.size == 1 else "mpi"
     messages = packed_for_host(topology, Choice.of(topology), op, key, bytes_per_pack, algorithm)
-    empty = [(i, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
+    empty = [(i, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
     operation = Operation("all_reduce_async", op.name, key, form, bytes_per_pack or None)
 
     def pack_values(values: Sequence[Any]) -> tuple[list[np.ndarray], Callable[[list[Any]], Any]]:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op, accumulator, result_dtype
 from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.values import ReduceOp
 
@@ -73,7 +72,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
 
     for i in reversed(range(len(key))):
         dtype, shape = key[i]
-        itemsize = dtypes.accumulator(dtype, op).itemsize
+        itemsize = accumulator(dtype, op).itemsize
         alone, most, enough = limits[dtype]
         count = math.prod(shape)
         if count * dtype.itemsize >= alone or count * itemsize > most:
@@ -93,7 +92,7 @@ def pack(op: Op, key: Key, size: int, limits: dict[np.dtype, MessageSizes]) -> t
 def message_of(op: Op, key: Key, members: Sequence[int], size: int) -> Message:
     """Return the message of arrays of one dtype, over ``size`` replicas. Raise TypeError if ``op`` cannot reduce it."""
     dtype = key[members[0]][0]
-    wire, result = dtypes.accumulator(dtype, op), dtypes.result(dtype, op)
+    wire, result = accumulator(dtype, op), result_dtype(dtype, op)
     runs, start = [], 0
     for shape, group in itertools.groupby(members, key=lambda i: key[i][1]):
         count = len(list(group))

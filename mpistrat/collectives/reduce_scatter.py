@@ -13,13 +13,11 @@ from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.algorithms.tree import shares_of_one_each
-from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.fixed_tree import combine_rows, combine_tree
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op, divide
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op, accumulator, divide, result_dtype
 from mpistrat.collectives.packing import cut, new_array, write_piece
 from mpistrat.runtime.agreement.operation import Operation, operation
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
 from mpistrat.values import ReduceOp
 
 Parts = Sequence[Sequence[np.ndarray]]
@@ -61,7 +59,7 @@ def reduce_parts(
     "ordered", "exact" and "tree" the bits are those of the all-reduce. If all arrays lie in shared memory, ``rows_of``
     returns what each rank has in the place of one of this rank's.
     """
-    wire = dtypes.accumulator(dtype, op)
+    wire = accumulator(dtype, op)
     one_node = topology.shares_all
     by_rows = algorithm in _BY_ROWS
     even = topology.memory is not None and len(set(topology.ranks_per_node)) == 1
@@ -87,7 +85,7 @@ def reduce_parts(
             total = _by_mpi(topology, COMBINE[op], [_joined(each, dtype) for each in parts], wire)
         if op is ReduceOp.MEAN:
             total = divide(total, topology.size)
-    return total.astype(dtypes.result(dtype, op), copy=False)
+    return total.astype(result_dtype(dtype, op), copy=False)
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:

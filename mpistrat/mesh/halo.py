@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
-from mpistrat.mesh.layout import Layout
+from mpistrat.mesh.mesh import Layout
 from mpistrat.process import mpi
 from mpistrat.record.layout import Word
 from mpistrat.runtime.agreement import threads

@@ -11,13 +11,10 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpistrat.arrays.arrays import as_bytes, as_numpy
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
-from mpistrat.collectives.arithmetic.dtypes import has_mean
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
-from mpistrat.collectives.movement.exchange import exchange
-from mpistrat.collectives.movement.gather import all_gather
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, has_mean
+from mpistrat.collectives.movement.moves import all_gather, exchange
 from mpistrat.mesh.halo import Halo
-from mpistrat.mesh.layout import Axes, Box, Layout, Parts, common, inside, joined, shape_of
-from mpistrat.mesh.mesh import Mesh
+from mpistrat.mesh.mesh import Axes, Box, Layout, Mesh, Parts, common, inside, joined, shape_of
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ArrayLike, ReduceOp

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from mpistrat.process import mpi
-from mpistrat.runtime.agreement.collective_call import collective_call
-from mpistrat.runtime.agreement.collective_lock import CollectiveLock
+from mpistrat.runtime.agreement.collective_lock import CollectiveLock, collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, UncomparedText, operation
 
 _BARRIER = operation("barrier")

@@ -1,4 +1,4 @@
-"""The strategy whose variables live once on a node, and are read by all its ranks."""
+"""The strategy whose variables live once on a node, in memory that all its ranks share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategies.dealing import parsed_devices, ranks_of, require_one_for_each
+from mpistrat.strategies.dealing import parsed_devices, require_one_for_each, topology_of
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
 from mpistrat.strategy.components import components
 from mpistrat.values import Mirrored, VariableSynchronization
-from mpistrat.variables.central import CentralVariable
+from mpistrat.variables.mirrored import CentralVariable
 
 _HOST = Device("cpu")
 
@@ -62,7 +62,7 @@ class CentralStorageStrategy(Strategy):
     ):
         compute = parsed_devices("compute_devices", compute_devices)
         parameters = None if parameter_device is None else Device.parse(parameter_device)
-        topology = ranks_of(comm)
+        topology = topology_of(comm)
         replicas = ReplicaGroup(topology)
         _check(topology, replicas, compute, parameters)
         own = None if compute is None else compute[replicas.first]

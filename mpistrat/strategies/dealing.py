@@ -33,7 +33,7 @@ def require_one_for_each(name: str, devices: Sequence[Device], replicas: Replica
         )
 
 
-def ranks_of(comm: Any) -> Topology:
+def topology_of(comm: Any) -> Topology:
     """Return the ranks of a communicator, by default all, where algorithms are chosen as measured. Collective."""
     topology = Topology.of(mpi.start().COMM_WORLD if comm is None else comm)
     Choice.of(topology).load_measured_costs(topology)

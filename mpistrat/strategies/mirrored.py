@@ -8,7 +8,7 @@ from typing import Any
 from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.collectives import CrossDeviceOps
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.strategies.dealing import parsed_devices, ranks_of, replicas_of, require_hosts, require_one_for_each
+from mpistrat.strategies.dealing import parsed_devices, replicas_of, require_hosts, require_one_for_each, topology_of
 from mpistrat.strategy import Strategy, StrategyExtended
 
 
@@ -60,7 +60,7 @@ class MirroredStrategy(Strategy):
         parsed = parsed_devices("devices", devices)
         if devices is not None and virtual_replicas is not None:
             raise ValueError("give either devices or virtual_replicas: a name in devices is a replica")
-        topology = ranks_of(comm)
+        topology = topology_of(comm)
         if len(topology.nodes) > 1:
             raise RuntimeError(
                 f"MirroredStrategy works on the ranks of one node, but its ranks are on "

@@ -11,8 +11,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, divide
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, accumulator, divide, result_dtype
 from mpistrat.collectives.exact_over_axis import exact_sum_over_axis
 from mpistrat.runtime.topology import SingleRankTopology, Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp
@@ -50,7 +49,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     like = values[0]
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         exact = op in (ReduceOp.SUM, ReduceOp.MEAN) and options.algorithm == "exact"
-        exact = exact and dtypes.accumulator(arrays.to_host(like).dtype, op).kind in "fc"  # integers are not rounded
+        exact = exact and accumulator(arrays.to_host(like).dtype, op).kind in "fc"  # integers are not rounded
         of_each = [] if exact else [_local_parts(op, each, axis) for each in values]
     if exact:
         is_mirrored = isinstance(value, Mirrored)
@@ -101,7 +100,7 @@ def _exact_parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum and the number of examples over an axis of all replicas; for MEAN in double precision."""
     array = arrays.to_host(value)
-    wide = dtypes.accumulator(array.dtype, op)
+    wide = accumulator(array.dtype, op)
     if wide.char not in "fdFD":
         raise TypeError(f"no exact sum of {array.dtype}: cast it to float64 or complex128")
     double = np.dtype(np.complex128 if wide.kind == "c" else np.float64)
@@ -136,7 +135,7 @@ def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
 def _array(value: Any, axis: Axis, op: Op) -> tuple[Any, np.dtype]:
     """Return a value as an array, and the dtype that ``op`` adds in."""
     array = arrays.numpy_or_cupy(value)
-    wide = dtypes.accumulator(array.dtype, op)
+    wide = accumulator(array.dtype, op)
     if array.ndim == 0:
         raise ValueError(f"axis {axis} is out of range for a scalar")
     return array, wide
@@ -158,8 +157,8 @@ def examples(array: Any, axis: Axis) -> int:
 def sum_of_parts(total: Any, like: Any) -> Any:
     """Return the result of SUM or PROD over an axis, in the dtype and library of ``like``."""
     dtype = arrays.numpy_or_cupy(like).dtype
-    half = dtype.kind not in "iu" and dtypes.accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
-    return given_back(total.astype(dtypes.result(dtype, ReduceOp.SUM)) if half else total, like)
+    half = dtype.kind not in "iu" and accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
+    return given_back(total.astype(result_dtype(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
@@ -168,7 +167,7 @@ def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     mean = divide(total, count[()])
     if not arrays.on_gpu(mean):
         mean = np.asarray(mean)
-    return given_back(mean.astype(dtypes.result(dtype, ReduceOp.MEAN), copy=False), like)
+    return given_back(mean.astype(result_dtype(dtype, ReduceOp.MEAN), copy=False), like)
 
 
 def given_back(result: Any, like: Any) -> Any:

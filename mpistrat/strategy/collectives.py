@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.arrays import arrays
-from mpistrat.arrays.arrays import NUMBERS
+from mpistrat.arrays.arrays import NUMBERS, from_host, to_host
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
-from mpistrat.collectives.movement import broadcast, gather, scatter
+from mpistrat.collectives.movement import moves
 from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.components import regrouped
@@ -195,14 +194,14 @@ class Collectives:
             if nest.holds(leaves, IndexedSlices):
                 raise NotImplementedError(NOT_GATHERED)
             leaves = [component(leaf) for leaf in leaves]
-            hosts = [arrays.to_host(leaf) for leaf in leaves]
+            hosts = [to_host(leaf) for leaf in leaves]
         if form is not None:
             structures.agree(topology, "gather", dst, form)
         root = replicas.rank_of(dst)
-        found: list[Any] = [gather.gather(topology, host, axis, root) for host in hosts]
+        found: list[Any] = [moves.gather(topology, host, axis, root) for host in hosts]
         if dst not in replicas.local:
             return None
-        return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
+        return rebuild([from_host(*each) for each in zip(found, leaves, strict=True)])
 
     @_collective_call
     def broadcast(self, value: Any, src: int = 0) -> Any:
@@ -246,9 +245,9 @@ class Collectives:
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
             own = src - replicas.first if src in replicas.local else 0
             leaves = [components_of(leaf, replicas.count)[own] for leaf in leaves]
-            hosts = [arrays.to_host(leaf) for leaf in leaves]
-        found = broadcast.broadcast(topology, hosts, form, root=replicas.rank_of(src))
-        return rebuild([arrays.from_host(*each) for each in zip(found, leaves, strict=True)])
+            hosts = [to_host(leaf) for leaf in leaves]
+        found = moves.broadcast(topology, hosts, form, root=replicas.rank_of(src))
+        return rebuild([from_host(*each) for each in zip(found, leaves, strict=True)])
 
     @_collective_call
     def scatter(self, value: Any, axis: int = 0, src: int = 0) -> Any:
@@ -297,18 +296,18 @@ class Collectives:
                 leaves, rebuild, _ = nest.take_apart(value)
                 if nest.holds(leaves, IndexedSlices):
                     raise TypeError("IndexedSlices cannot be scattered: scatter their values and indices")
-                leaves = [arrays.to_host(component(leaf)) for leaf in leaves]
+                leaves = [to_host(component(leaf)) for leaf in leaves]
                 skeleton = rebuild([*range(len(leaves))])
         if not replicas.by_rank:
             return self._scattered(leaves, skeleton, axis, src)
-        found = scatter.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
+        found = moves.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
         return nest.flatten(found.note)[1](found.arrays)
 
     def _scattered(self, leaves: list[np.ndarray], skeleton: Any, axis: int, src: int) -> Any:
         """Send the arrays whole, and cut out the rows of each replica of this rank."""
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("scatter", topology):
-            moved = [np.moveaxis(leaf, gather.checked_axis(leaf, axis), 0) for leaf in leaves]
+            moved = [np.moveaxis(leaf, moves.checked_axis(leaf, axis), 0) for leaf in leaves]
         skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
         rebuild = nest.flatten(skeleton)[1]
         parts = [
@@ -360,7 +359,7 @@ class Collectives:
             return topology.all_gather_object(value)
         with structures.refusals("gather_object", topology):
             dst = checked_replica("dst", dst, replicas.size)
-        return gather.gather_object(topology, value, replicas.rank_of(dst))
+        return moves.gather_object(topology, value, replicas.rank_of(dst))
 
     @_collective_call
     def broadcast_object(self, value: Any, src: int = 0) -> Any:

@@ -17,7 +17,7 @@ from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.arrays import arrays
-from mpistrat.arrays.arrays import NUMBERS
+from mpistrat.arrays.arrays import NUMBERS, from_host, to_host
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async, made_at_once
@@ -18,7 +17,7 @@ from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import ReplicaMeeting
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
@@ -241,14 +240,14 @@ class ReplicaContext:
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError(NOT_ASYNCHRONOUS)
             leaves = [_own(op, leaf) for leaf in leaves]
-            on_host = [arrays.to_host(leaf) for leaf in leaves]
+            on_host = [to_host(leaf) for leaf in leaves]
 
         if merged.algorithm == "tree":  # a buffer would be reduced in place
             totals = engine.all_reduce(op, [*map(snapshot, leaves)], options, form)
             return made_at_once(engine.topology, rebuild(totals))
 
         def unpack_values(totals: list[Any]) -> Any:
-            return rebuild([arrays.from_host(*each) for each in zip(totals, leaves, strict=True)])
+            return rebuild([from_host(*each) for each in zip(totals, leaves, strict=True)])
 
         return all_reduce_async(
             engine.topology, op, on_host, merged.bytes_per_pack, merged.timeout_seconds, unpack_values, form

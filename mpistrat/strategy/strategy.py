@@ -16,7 +16,7 @@ from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.record import flight_record
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.strategy import keras_models
 from mpistrat.strategy.checks import require_cross_replica

@@ -3,6 +3,7 @@
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.distributed import (
     DistributedValues,
+    IndexedSlices,
     Mirrored,
     PerReplica,
     ValueContext,
@@ -11,7 +12,6 @@ from mpistrat.values.distributed import (
     snapshot,
 )
 from mpistrat.values.enums import OPS, ReduceOp, VariableAggregation, VariableSynchronization
-from mpistrat.values.indexed_slices import IndexedSlices
 
 __all__ = [
     "OPS",

@@ -14,8 +14,7 @@ from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
 from mpistrat.messages.post import Letter, Post, bundle
 from mpistrat.messages.servers import Request, Servers, Update
-from mpistrat.variables.on_server import ServerVariable, known
-from mpistrat.variables.store import VariableStore
+from mpistrat.variables.on_server import ServerVariable, VariableStore, known
 
 
 class Write(NamedTuple):

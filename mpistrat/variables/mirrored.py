@@ -1,9 +1,13 @@
-"""Variables whose copies are equal at all times."""
+"""Variables with a copy on every replica: their base class, and those whose copies are equal at all times."""
 
 from __future__ import annotations
 
+import weakref
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,11 +15,13 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.arithmetic.dtypes import has_mean
+from mpistrat.collectives.arithmetic.operations import has_mean
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.movement.moves import broadcast
+from mpistrat.memory.node import NoSharedMemoryError, share
 from mpistrat.mesh import REPLICA, ShardedArray
-from mpistrat.runtime.agreement.collective_call import collective_call
-from mpistrat.runtime.agreement.operation import MismatchError
+from mpistrat.runtime.agreement.collective_lock import collective_call
+from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.values import (
     ArrayLike,
     DistributedValues,
@@ -29,8 +35,86 @@ from mpistrat.values import (
     reducible,
     snapshot,
 )
-from mpistrat.variables.distributed import DistributedVariable, ranks_of
+from mpistrat.variables.local import LocalVariable, kind_on, placed_beside
 from mpistrat.variables.variable import Variable
+
+ranks_of = attrgetter("_engine.topology")  # of the ranks that hold copies of a variable
+
+
+class DistributedVariable(Variable, DistributedValues):
+    """A variable with one copy per replica. This process holds one copy."""
+
+    _component: LocalVariable
+
+    @property
+    def values(self) -> tuple[LocalVariable, ...]:
+        """Copies of this process."""
+        return (self._component,)
+
+    @collective_call(ranks_of)
+    def _initialize(self, value: np.ndarray) -> None:
+        self._component = self._component_with(value)
+        self._number = self._engine.topology.lock.sequence  # equal on all ranks: creation is collective
+
+    def _component_with(self, value: np.ndarray) -> LocalVariable:
+        """Return this replica's copy, with the value of replica 0. Collective."""
+        engine = self._engine
+        if engine.sends_initial_values:
+            (value,) = broadcast(engine.with_equal_start, [value], "of the variable", *self._rules())
+        device = engine.variable_device
+        mine = arrays.placed(value, device)
+        if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:
+            mine = placed_beside(mine, self._trainable)
+        return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.replicas.first)
+
+    def _rules(self) -> tuple[Hashable, ...]:
+        """Return what must be equal on all ranks that create the variable, beside dtype and shape."""
+        return self._name, self._trainable, self._synchronization.name, self._aggregation.name
+
+    def _agree_on_variable(self, method: str) -> None:
+        """In debug mode, raise on every replica if replicas write different variables. Collective in debug mode."""
+        topology = self._engine.topology
+        if topology.compares_variables:
+            topology.lock.compare(
+                operation(f"{method} of a variable", self._name, f"created in collective number {self._number}")
+            )
+
+    def _is_own(self) -> bool:
+        """Return whether the current context is a replica context or an update context of this variable's strategy."""
+        mode = context.current()
+        return mode.strategy is self._strategy and (
+            mode.replica_context is not None or mode.update_replica_id is not None
+        )
+
+    def write(self, method: str, value: Any) -> None:
+        stack = context.local.stack  # without a call, which takes 60 ns
+        mode = stack[-1] if stack else context.current()
+        if mode.strategy is self._strategy:
+            if mode.replica_context is not None:
+                self._update_in_replica(method, value)
+            elif mode.update_replica_id is not None:
+                self._component.write(method, value)
+            else:
+                self._update_across_replicas(method, value)
+        else:
+            self._require_own_strategy("write")
+            self._update_across_replicas(method, value)
+
+    @abstractmethod
+    def _update_in_replica(self, method: str, value: Any) -> None: ...
+
+    @abstractmethod
+    def _update_across_replicas(self, method: str, value: Any) -> None: ...
+
+    def own_copy(self) -> np.ndarray:
+        return self._component.array
+
+    def _hold_copy_of(self, variable: DistributedVariable) -> None:
+        self._component = variable._component.copied_for(weakref.ref(self))
+
+
+# --- mirrored variables ---------------------------------------------------------
+
 
 # A sum of rows keeps rows of equal index apart: to add or multiply them one by one is well defined, and a smallest,
 # a largest or a new value would be that of one replica.
@@ -351,3 +435,72 @@ class _Written:
     def make(self) -> list[None]:
         self._given[0][0].write_of_all(self._method, [value for _, value in self._given])
         return [None] * len(self._given)
+
+
+class CentralVariable(MirroredVariable):
+    """A variable that the ranks of a node have once. All read the same memory, and rank 0 writes it.
+
+    What replicas assign is combined first. Every write is collective, also in cross-replica context: no rank reads
+    while rank 0 writes. ON_READ is the same as ON_WRITE.
+    """
+
+    each_replica_writes = False
+
+    def _component_with(self, value: np.ndarray) -> LocalVariable:
+        engine, device = self._engine, self._engine.variable_device
+        container = weakref.ref(self)
+        if engine.replicas.size == 1:
+            return kind_on(device).copy_of(self, arrays.placed(value, device), container, 0)
+        memory = self._shared_like(value)
+        engine.topology.on_first(partial(np.copyto, memory, value))
+        memory.flags.writeable = engine.replicas.is_chief
+        return LocalVariable.copy_of(self, memory, container, 0)
+
+    def _shared_like(self, value: np.ndarray) -> np.ndarray:
+        topology = self._engine.topology
+        problem: NoSharedMemoryError | None = None
+        with topology.lock.collective(operation("a central variable", (value.dtype, value.shape), *self._rules())):
+            try:
+                memory = share(topology.node, 0, max(value.nbytes, 1)).common
+            except NoSharedMemoryError as error:
+                problem = error
+        if problem is not None:  # after the lock is released: all ranks raise, and stay in step
+            raise MemoryError(f"variable {self.name!r} of {value.nbytes} bytes: {problem}")
+        return memory[: value.nbytes].view(value.dtype).reshape(value.shape)
+
+    @property
+    def device(self) -> str:
+        """The device that holds the variable: the strategy's parameter device."""
+        return str(arrays.device_of(self._component.array))
+
+    def _update_in_replica(self, method: str, value: Any) -> None:
+        if self._reduction is None and self._engine.replicas.size == 1:
+            self._write_equal(method, self._equal_on_all(value))
+        else:
+            super()._update_in_replica(method, value)
+
+    def _contribution(self, op: Any, value: Any) -> Any:
+        return super()._contribution(op, arrays.to_host(value) if arrays.on_gpu(value) else value)
+
+    @collective_call(ranks_of)
+    def _update_across_replicas(self, method: str, value: Any) -> None:
+        with structures.refusals(method, self._engine.topology):
+            value = self._equal_on_all(value)
+            if isinstance(value, IndexedSlices):
+                self.check_rows(value)
+            else:
+                value = self._component.fitting(value)
+        self._write_equal(method, value)
+
+    def _write_equal(self, method: str, value: Any) -> None:
+        """Write on rank 0, while the other ranks wait."""
+        what = operation(f"{method} of a variable", self._name)
+        self._engine.topology.on_first(partial(self._component.write, method, value), what)
+
+    def after_local_write(self, method: str) -> None:
+        """Do nothing: there are no copies that could differ."""
+
+    @collective_call(ranks_of)
+    def _hold_copy_of(self, variable: CentralVariable) -> None:  # type: ignore[override]
+        """Copy the value to memory of its own. Collective."""
+        self._component = self._component_with(variable.own_copy().copy())

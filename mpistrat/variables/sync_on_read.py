@@ -11,11 +11,11 @@ import numpy as np
 from mpistrat import context
 from mpistrat.collectives.arithmetic.operations import divide
 from mpistrat.collectives.movement import any_library
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.values.array_like import READING
-from mpistrat.variables.distributed import DistributedVariable, ranks_of
 from mpistrat.variables.local import LocalVariable
+from mpistrat.variables.mirrored import DistributedVariable, ranks_of
 from mpistrat.variables.variable import Variable
 
 _collective_call = collective_call(ranks_of)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpistrat.bench import under_ranks
-from mpistrat.collectives.algorithms import cost_file
+from mpistrat.collectives.algorithms import choose
 
 
 @pytest.mark.parametrize("text", ["", "4", "0KiB", "4 KB", "-1MiB", "1.5MiB"])
@@ -38,7 +38,7 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
     (path,) = tmp_path.glob("mpistrat/*")
     ended.shows("tune, 2 ranks\n", "\n1024 ", "\n65536 ", f"kept in {path}")
     content = json.loads(path.read_text())
-    points = cost_file.parse(path.read_text(), content["for"])
+    points = choose.parse_points(path.read_text(), content["for"])
     assert content["for"][1] == [2]
     assert {"mpi", "hierarchical", "leader"} <= set(points)
     for pairs in points.values():
@@ -68,6 +68,6 @@ def test_tune(run_ranks, tmp_path, monkeypatch):
 )
 def test_costs_of_another_place_are_refused(change):
     content = {"format": 1, "for": ["Open MPI", [2]], "points": {"mpi": [[2048, 2e-5], [1024, 1e-5]]}}
-    assert cost_file.parse(json.dumps(content), content["for"]) == {"mpi": [(1024, 1e-5), (2048, 2e-5)]}
+    assert choose.parse_points(json.dumps(content), content["for"]) == {"mpi": [(1024, 1e-5), (2048, 2e-5)]}
     with pytest.raises(ValueError):
-        cost_file.parse(json.dumps({**content, **change}), ["Open MPI", [2]])
+        choose.parse_points(json.dumps({**content, **change}), ["Open MPI", [2]])

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from nodes import HEADER, MARGIN
 
 import mpistrat
-from mpistrat.runtime.agreement import arrival
+from mpistrat.runtime.agreement import agreement
 from mpistrat.runtime.topology import Topology
 
 WORLD = MPI.COMM_WORLD
@@ -269,7 +269,7 @@ def late():
     if late:
         WORLD.Barrier()  # until the others have given up
     else:
-        arrival._GRACE = 100.0  # rank 0 of a busy machine may take more than a second to answer, and be named
+        agreement._GRACE = 100.0  # rank 0 of a busy machine may take more than a second to answer, and be named
     try:
         in_replica(strategy, "all_reduce", "SUM", np.ones(1000), options)
     except (TimeoutError, RuntimeError) as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpistrat.arrays import arrays
-from mpistrat.arrays.gpu import feed as device_feed
 from mpistrat.arrays.gpu import kernels, pinned
+from mpistrat.arrays.gpu import pinned as device_feed
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.process.cache import Cache
 

@@ -272,7 +272,7 @@ def leaves_an_exact_reduction_between_nodes():
 
 
 def leaves_a_gather():
-    module = importlib.import_module("mpistrat.collectives.movement.gather")
+    module = importlib.import_module("mpistrat.collectives.movement.moves")
     leaves(lambda strategy: strategy.gather(np.ones(100_000), 0), module, "_by_mpi", nodes=1)
 
 

@@ -155,7 +155,7 @@ import numpy as np
 from mpi4py import MPI
 import mpistrat
 from mpistrat.data import Block
-from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.topology import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.training import save, save_async
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpistrat.arrays.gpu import kernels
-from mpistrat.collectives.gpu import combine as gpu_combine
+from mpistrat.collectives.gpu import route as gpu_combine
 from mpistrat.training.optimizers import algorithms
 from mpistrat.training.optimizers.rule import _with_average, _with_decay
 

@@ -16,13 +16,12 @@ from fakes.install import stand_in
 from mpistrat.arrays import arrays
 from mpistrat.arrays import device as devices
 from mpistrat.arrays.device import Device, on_device
-from mpistrat.arrays.gpu import feed as feeds
 from mpistrat.arrays.gpu import kernels, pinned
+from mpistrat.arrays.gpu import pinned as feeds
 from mpistrat.collectives import packing
 from mpistrat.collectives.gpu import nccl as nccl_route
 from mpistrat.collectives.gpu import pointers
-from mpistrat.collectives.gpu.packing import Laid, Places, pack_values, unpack
-from mpistrat.collectives.gpu.route import GpuCall
+from mpistrat.collectives.gpu.route import GpuCall, Laid, Places, pack_values, unpack
 from mpistrat.values import ReduceOp
 
 N = 5000

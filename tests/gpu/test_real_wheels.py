@@ -25,7 +25,7 @@ from mpistrat.arrays.device import gpu_count
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives import packing
 from mpistrat.collectives.gpu import nccl as nccl_route
-from mpistrat.collectives.gpu.packing import Places, unpack
+from mpistrat.collectives.gpu.route import Places, unpack
 from mpistrat.values import ReduceOp
 
 cupy = pytest.importorskip("cupy")

@@ -4,8 +4,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
 
 SIZE = MPI.COMM_WORLD.size
 

@@ -7,7 +7,7 @@ import h5py
 from mpi4py import MPI
 import mpistrat
 from mpistrat.data import Block
-from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.topology import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.training import load, save
 from mpistrat.training.checkpoint import format as checkpoint_format

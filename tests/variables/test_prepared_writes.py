@@ -7,7 +7,7 @@ from mpistrat import IndexedSlices, Variable
 from mpistrat.messages.pickling import EMPTY, pack, unpack
 from mpistrat.messages.post import Letter
 from mpistrat.variables.exactly_once import PreparedWrites, Write, pack_writes, unpack_writes
-from mpistrat.variables.store import VariableStore
+from mpistrat.variables.on_server import VariableStore
 
 WORKER, COORDINATOR = 3, 0
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from mpistrat.arrays.device import cupy_for
 from mpistrat.cluster_resolver.own_device import own_device
-from mpistrat.collectives.gpu import pointers, verdicts
+from mpistrat.collectives.gpu import pointers
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
@@ -49,21 +49,21 @@ def _main() -> int:
         if topology.rank == 0:
             print(missing)
         return 1
-    key: list[Any] = verdicts.key(topology, device.index)
-    before: dict[str, str] = topology.broadcast_object(verdicts.read(key))
+    key: list[Any] = pointers.key_of(topology, device.index)
+    before: dict[str, str] = topology.broadcast_object(pointers.read_verdicts(key))
     found: dict[str, str] = {}
     # The operation that crashed the last run goes last: otherwise those after it would never be tested.
-    for operation in sorted(verdicts.OPERATIONS, key=lambda name: before.get(name) == verdicts.TRYING):
+    for operation in sorted(pointers.OPERATIONS, key=lambda name: before.get(name) == pointers.TRYING):
         if topology.rank == 0:  # before the operation, which may crash the program
-            verdicts.write(key, {**verdicts.read(key), operation: verdicts.TRYING})
+            pointers.write_verdicts(key, {**pointers.read_verdicts(key), operation: pointers.TRYING})
         topology.barrier()
         found[operation] = _try(topology, cupy_for("the probe"), operation)
         if topology.rank == 0:
-            verdicts.write(key, {**verdicts.read(key), **found})
+            pointers.write_verdicts(key, {**pointers.read_verdicts(key), **found})
             print(f"{operation} on the memory of GPUs {found[operation]}")
     if topology.rank == 0:
-        print(f"kept in {verdicts.path_of(key)}")
-    return 0 if all(verdict == verdicts.WORKS for verdict in found.values()) else 1
+        print(f"kept in {pointers.path_of_verdicts(key)}")
+    return 0 if all(verdict == pointers.WORKS for verdict in found.values()) else 1
 
 
 def _try(topology: Topology, cupy: Any, operation: str) -> str:
@@ -79,7 +79,7 @@ def _try(topology: Topology, cupy: Any, operation: str) -> str:
         told = [text for text in topology.all_gather_object(error) if text]
         if told:
             return str(told[0])
-    return verdicts.WORKS
+    return pointers.WORKS
 
 
 def _values(rank: int, elements: int, to: int = 0) -> Any:

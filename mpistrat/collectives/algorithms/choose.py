@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import bisect
+import json
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.algorithms import cost_file
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
 from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.leader import LeaderAllReduce, OrderedAllReduce
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.tree import TreeAllReduce
-from mpistrat.runtime.environment import rc
+from mpistrat.process import files, mpi
+from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.topology import Slot, Topology
 
 
@@ -76,7 +80,7 @@ class Choice(Slot):
     candidates: Mapping[str, Candidate] = MappingProxyType({})  # by the name of the algorithm
     # the measured times of the algorithms, which replace the predicted costs if there are any. None before
     # `load_measured_costs`.
-    measured: cost_file.Points | None = None
+    measured: Points | None = None
 
     @classmethod
     def of(cls, topology: Topology) -> Choice:
@@ -96,7 +100,7 @@ class Choice(Slot):
         if self.measured is None:
             found, tuned = None, rc.tuned  # read on every rank, so that all raise
             if topology.rank == 0 and topology.size > 1 and tuned:
-                found = cost_file.read(topology)
+                found = read_points(topology)
             self.measured = topology.broadcast_object(found) or {}
 
     def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
@@ -155,4 +159,75 @@ class Choice(Slot):
         if not self.measured:
             return candidate.seconds(nbytes)
         points = self.measured.get(candidate.algorithm.name)
-        return cost_file.seconds(points, nbytes) if points else math.inf
+        return seconds_of(points, nbytes) if points else math.inf
+
+
+# --- measured costs -------------------------------------------------------------
+
+
+Points = Mapping[str, Sequence[tuple[int, float]]]  # name of an algorithm -> bytes and seconds, ascending
+_FORMAT = 1
+_log = logging.getLogger(__name__)
+
+
+def seconds_of(points: Sequence[tuple[int, float]], nbytes: int) -> float:
+    """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last.
+
+    >>> measured = [(1000, 1e-5), (2000, 2e-5)]
+    >>> [round(1e6 * seconds(measured, nbytes)) for nbytes in (10, 1500, 4000)]
+    [10, 15, 40]
+    """
+    i = bisect.bisect_left(points, (nbytes, 0.0))
+    if i == 0:
+        return points[0][1]
+    if i == len(points):
+        return points[-1][1] * nbytes / points[-1][0]
+    (low, first), (high, last) = points[i - 1], points[i]
+    return first + (last - first) * (nbytes - low) / (high - low)
+
+
+def path_of_points(topology: Topology) -> Path:
+    return files.cache_path("costs", _key(topology))
+
+
+def points_to_json(topology: Topology, points: Points) -> str:
+    return json.dumps({"format": _FORMAT, "for": _key(topology), "points": points}, indent=1) + "\n"
+
+
+def read_points(topology: Topology) -> Points | None:
+    """Return the measured costs; None, with a warning, if the file is missing or cannot be used."""
+    path: Path | str = "what was measured"
+    try:
+        path = path_of_points(topology)
+        return parse_points(path.read_text(), _key(topology))
+    except FileNotFoundError:
+        _log.warning("%s is set, but nothing was measured: run mpistrat bench tune", RuntimeOptions.tuned.origin(rc))
+    except (OSError, ValueError, OverflowError, RuntimeError) as error:
+        # Not raised, since the other ranks wait for rank 0.
+        _log.warning("%s is not used: %s", path, error)
+    return None
+
+
+def parse_points(text: str, key: Sequence[object]) -> Points:
+    """Return the points in the text of a file. Raise ValueError if it has another format, MPI library or layout."""
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError("it is of another version of mpistrat: run mpistrat bench tune again")
+    if content.get("for") != list(key):
+        raise ValueError(f"it is for {content.get('for')}, not for {list(key)}")
+    try:
+        return {str(name): _ascending(pairs) for name, pairs in content["points"].items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its points are of another kind: {error}") from None
+
+
+def _ascending(pairs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    points = sorted((int(nbytes), float(seconds_of)) for nbytes, seconds_of in pairs)
+    if not points or not all(nbytes > 0 and 0 < seconds_of < math.inf for nbytes, seconds_of in points):
+        raise ValueError(f"its points are not positive numbers: {points}")
+    return points
+
+
+def _key(topology: Topology) -> list[object]:
+    version: str = mpi.start().Get_library_version()
+    return [version.split("\n")[0].split(",")[0].rstrip("\0 "), list(topology.ranks_per_node)]

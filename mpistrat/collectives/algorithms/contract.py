@@ -44,7 +44,7 @@ class Algorithm(ABC):
 
     name: str  # the name by which a user chooses the algorithm
     # the character codes of the dtypes (`numpy.dtype.char`) that the algorithm combines. Half precision is not needed:
-    # float16 and bfloat16 are sent as float32, see `dtypes.accumulator`.
+    # float16 and bfloat16 are sent as float32, see `accumulator`.
     dtypes: str = "bBhHiIlLqQefdgFDG"
     # whether `reduce` calls `CollectiveLock.meet` before it communicates in any other way. The lock then makes no
     # meeting of its own. If this is true and `reduce` does not meet, ranks in different calls are not noticed: they

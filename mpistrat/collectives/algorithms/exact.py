@@ -21,8 +21,7 @@ from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
 from mpistrat.collectives.segmented_ring import segmented_ring_all_reduce
 from mpistrat.process import mpi
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
 
 # Combines an array over all ranks, in place.
 Exchange = Callable[[np.ufunc, np.ndarray], None]

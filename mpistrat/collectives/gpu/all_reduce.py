@@ -14,13 +14,20 @@ from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
-from mpistrat.collectives.gpu.combine import combine_on_gpu
 from mpistrat.collectives.gpu.nccl import NcclRoute
-from mpistrat.collectives.gpu.packing import Laid, Places, pack_values, packed_for_gpu, unpack, widened
-from mpistrat.collectives.gpu.route import GpuCall, Route
-from mpistrat.collectives.on_host import reduce_piece
+from mpistrat.collectives.gpu.route import (
+    GpuCall,
+    Laid,
+    Places,
+    Route,
+    combine_on_gpu,
+    pack_values,
+    packed_for_gpu,
+    unpack,
+    widened,
+)
 from mpistrat.collectives.packing import Key, Message, message_of
-from mpistrat.collectives.reduction import Reduction, Steps
+from mpistrat.collectives.reduction import Reduction, Steps, reduce_piece
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
@@ -164,7 +171,7 @@ def reduction_on_gpu(
         laid = []
         with on_device(device.index):
             for home, stretch, each in in_place:
-                (flat,) = arena.rows(home, stretch, 1)
+                (flat,) = arena.rows_at(home, stretch, 1)
                 laid.append(Laid(each, flat, flat))
             laid += [pack_values(each, values) for each in places]
         return values, laid
@@ -205,7 +212,7 @@ def _in_place(
         return found, list(range(len(values))), ()
     homes: dict[int, tuple[arena.Arena, list[int]]] = {}
     rest: list[int] = []
-    for i, home in enumerate(arena.homes(topology, values)):
+    for i, home in enumerate(arena.homes_of(topology, values)):
         one = message_of(op, key, [i], topology.size)
         if home is None or one.result != one.source:
             rest.append(i)
@@ -213,7 +220,7 @@ def _in_place(
             homes.setdefault(home.number, (home, []))[1].append(i)
     where: list[Any] = []
     for home, members in homes.values():
-        stretches = arena.stretches(home, [values[i] for i in members])
+        stretches = arena.spans_of(home, [values[i] for i in members])
         pieces = tuple((each.offset, each.length, each.dtype.str) for each in stretches)
         where.append((home.number, tuple(members), pieces))
         for each in stretches:

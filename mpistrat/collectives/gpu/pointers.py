@@ -1,26 +1,96 @@
 """Moves between the memories of GPUs by a CUDA-aware MPI library, which takes device pointers.
 
-Only blocking operations that were found to work are used (`verdicts`), and never a reduction. Libraries reduce through
-pageable memory of the host, or not at all. The library maps and registers the memory that it is given and never
-releases it, so it always gets the same few buffers.
+Only blocking operations that were found to work are used, and never a reduction. Libraries reduce through pageable
+memory of the host, or not at all. The library maps and registers the memory that it is given and never releases it, so
+it always gets the same few buffers.
+
+A library does not tell reliably what works, and a wrong yes ends the program. So ``mpistrat check --gpu-direct`` tries
+each operation once. The *verdict* is kept for this MPI library and its options, the driver and the GPU, and for one
+node or several.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpistrat.arrays.device import cupy_for, lent
-from mpistrat.collectives.gpu import verdicts as gpu_verdicts
-from mpistrat.process import mpi
+from mpistrat.process import files, mpi
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import RuntimeOptions, rc
 from mpistrat.runtime.topology import Slot, Topology
 
-PIECE_BYTES = gpu_verdicts.PIECE_BYTES
+# Blocking moves only: reductions and non-blocking operations are never used.
+OPERATIONS = ("Alltoall", "Allgather", "Allgatherv", "Bcast")
+WORKS, TRYING = "works", "was tried, and did not come back"
+PIECE_BYTES = 64 << 20  # of the largest message. A library may take another path for it than for a small one
+# What turns the support of a library for GPUs on and off, or chooses its paths. Launchers set some of OMPI_MCA_*.
+_OPTIONS = re.compile(
+    r"MPICH_GPU_|MPIR_CVAR_|I_MPI_OFFLOAD|MV2_USE_|PSM2_CUDA|FI_(HMEM|PROVIDER)|UCX_(?!NET_DEVICES|LOG)"
+    r"|OMPI_MCA_(accelerator|btl|coll|mpi_cuda|mtl|opal_cuda|osc|pml|smsc)(_|$)"
+)
+
+
+def key_of(topology: Topology, device: int) -> list[Any]:
+    """Return the conditions of a verdict, the same on all ranks of a job on nodes of one kind."""
+    runtime = cupy_for("GPUs").cuda.runtime
+    library: str = mpi.start().Get_library_version()
+    name, file = runtime.getDeviceProperties(device)["name"], mpi.loaded_library()
+    return [
+        library.split("\n")[0].rstrip("\0 "),
+        runtime.driverGetVersion(),
+        name.decode() if isinstance(name, bytes) else str(name),
+        "several nodes" if len(topology.nodes) > 1 else "one node",
+        file,
+        os.path.getsize(file) if os.path.exists(file) else 0,
+        PIECE_BYTES,
+        *(f"{name}={value}" for name, value in sorted(os.environ.items()) if _OPTIONS.match(name)),
+    ]
+
+
+def path_of_verdicts(key: list[Any]) -> Path:
+    return files.cache_path("gpu-direct", key)
+
+
+def read_verdicts(key: list[Any]) -> dict[str, str]:
+    """Return the verdict of each operation that was tried; empty if the file is missing or for another key."""
+    try:
+        content = json.loads(path_of_verdicts(key).read_text())
+        if content["for"] != key:
+            return {}
+        return {str(name): str(text) for name, text in content["operations"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def write_verdicts(key: list[Any], operations: dict[str, str]) -> None:
+    text = json.dumps({"for": key, "operations": operations}, indent=1) + "\n"
+    files.replace_text(path_of_verdicts(key), text)
+
+
+def obstacles_by_verdict(key: list[Any]) -> dict[str, str]:
+    """Return why each operation is not used; empty if it works."""
+    verdicts = read_verdicts(key)
+    return {operation: _obstacle(operation, verdicts.get(operation)) for operation in OPERATIONS}
+
+
+def _obstacle(operation: str, verdict: str | None) -> str:
+    if verdict is None:
+        return f"{operation} on the memory of GPUs was not tried here: run mpistrat check --gpu-direct"
+    if verdict != WORKS:
+        return f"{operation} on the memory of GPUs {verdict} (mpistrat check --gpu-direct)"
+    return ""
+
+
+# --- device pointers ------------------------------------------------------------
+
 
 _ASK = operation("device pointers")
 _idle: dict[int, list[Scratch]] = {}
@@ -107,7 +177,7 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
     problem, key, mode = "", None, ""
     try:
         mode = rc.gpu_direct
-        key = gpu_verdicts.key(topology, device)
+        key = key_of(topology, device)
     except (RuntimeError, ValueError) as error:
         problem = str(error)
     told = topology.world.allgather((problem, mode, key))
@@ -119,7 +189,7 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
     if mode == "auto" and any(other != key for _, _, other in told):
         texts.append("the ranks have GPUs, drivers or MPI libraries of several kinds")
     if texts or mode == "on":
-        return dict.fromkeys(gpu_verdicts.OPERATIONS, texts[0] if texts else "")
+        return dict.fromkeys(OPERATIONS, texts[0] if texts else "")
     assert key is not None
-    found = gpu_verdicts.obstacles(key) if topology.rank == 0 else {}
+    found = obstacles_by_verdict(key) if topology.rank == 0 else {}
     return dict(topology.world.bcast(found))

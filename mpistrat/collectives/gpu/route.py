@@ -1,16 +1,95 @@
-"""The base class of routes, the ways to reduce arrays on GPUs."""
+"""The routes of arrays on GPUs, the ways to reduce them, and what they share: packing, and sums of ranks' rows."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.gpu.packing import Laid
-from mpistrat.collectives.packing import Message
+from mpistrat.arrays.device import cupy_for
+from mpistrat.arrays.gpu import kernels
+from mpistrat.arrays.gpu.kernels import EachElement
+from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.packing import Key, Message, MessageSizes, pack
 from mpistrat.runtime.topology import Topology
+
+PACK_BYTES = 64 << 20  # of a message of several arrays
+_ALONE_BYTES = 8 << 20  # a larger array is a message of its own
+_SMALL = 1 << 10  # elements; of a longer message a number is copied: a view would keep it all
+
+
+class Laid(NamedTuple):
+    """A message on the GPU: the flat array to send and the one for its reduction, of one length; may be the same."""
+
+    message: Message
+    send: Any
+    total: Any
+
+
+class Places(NamedTuple):
+    """The places of the arrays of a message, worked out once for all calls."""
+
+    message: Message
+    sizes: list[int]  # of each array, in elements
+    sent: list[int]  # the first byte of each array in the message
+    # for each array: its index in the list, its first byte in the result, and its shape
+    given: list[tuple[int, int, tuple[int, ...]]]
+    copied: bool  # whether a number is copied out of the result
+
+    @classmethod
+    def of(cls, message: Message) -> Places:
+        shapes = [shape for _, count, shape in message.runs for _ in range(count)]
+        sizes = [math.prod(shape) for shape in shapes]
+        starts = [*itertools.accumulate(sizes, initial=0)][:-1]
+        width = message.result.itemsize
+        given = [*zip(message.members, [width * start for start in starts], shapes, strict=True)]
+        sent = [message.source.itemsize * start for start in starts]
+        return cls(message, sizes, sent, given, message.length > _SMALL and 1 in sizes)
+
+
+def packed_for_gpu(op: Op, key: Key, size: int, bytes_per_pack: int = 0) -> tuple[Message, ...]:
+    """Return the messages of arrays of these dtypes and shapes. Raise TypeError if ``op`` cannot reduce one of them."""
+    limits = MessageSizes(_ALONE_BYTES, math.inf, bytes_per_pack or PACK_BYTES)
+    return pack(op, key, size, {dtype: limits for dtype, _ in key})
+
+
+def pack_values(places: Places, arrays: Sequence[Any]) -> Laid:
+    """Return the arrays of a message as one, copied in one launch if they are several, and memory for the result."""
+    cupy, message = cupy_for("an array on a GPU"), places.message
+    mine = [cupy.ascontiguousarray(arrays[i]) for i in message.members]
+    if len(mine) == 1:
+        send = mine[0].reshape(-1)
+    else:
+        send = cupy.empty(message.length, message.source)
+        start = send.data.ptr
+        pointers = [each.data.ptr for each in mine] + [start + first for first in places.sent]
+        kernels.copy_bytes(pointers, places.sizes, message.source, send.device.id)
+    return Laid(message, send, cupy.empty(message.length, message.result))
+
+
+def unpack(places: Places, total: Any, out: list[Any]) -> None:
+    """Put arrays on the memory of a flat result into ``out`` at the indices of the message's members."""
+    # CuPy looks up a class faster than a dtype, by 0.12 us of 0.9. A view of a slice takes 1.2 us.
+    new, start, dtype = type(total), total.data, total.dtype.type
+    for i, first, shape in places.given:
+        out[i] = new(shape, dtype, start + first)
+    if places.copied:
+        for i, _, shape in places.given:
+            if math.prod(shape) == 1:
+                out[i] = out[i].copy()
+
+
+def widened(laid: Laid) -> Any:
+    """Return the message in the dtype in which it is combined; a copy if that is another dtype."""
+    wire = laid.message.wire
+    return laid.send if laid.send.dtype == wire else laid.send.astype(wire)
+
+
+# --- routes ---------------------------------------------------------------------
 
 
 class GpuCall(NamedTuple):
@@ -43,3 +122,43 @@ class Route(ABC):
     @abstractmethod
     def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
         """Write the reductions over all ranks, in the order of the current stream. The caller holds the lock."""
+
+
+# --- the combination of the arrays of several ranks on one GPU ------------------
+
+
+_TOGETHER = 8  # rows in one launch: a thread holds some elements of each
+
+_sums: dict[int, EachElement] = {}
+
+
+def combine_on_gpu(combine: np.ufunc, rows: Sequence[Any], total: Any) -> None:
+    """Write ``rows[0] + rows[1] + ...`` to ``total``, in this order; sums take few launches that read each row once.
+
+    Rows are contiguous, of the length and dtype of ``total``, which may be the first row.
+    """
+    if combine is not np.add:
+        if total is not rows[0]:
+            total[...] = rows[0]
+        for row in rows[1:]:
+            combine(total, row, out=total)
+        return
+    dtype = total.dtype
+    if dtype.kind == "c":
+        dtype = np.dtype(f"f{dtype.itemsize // 2}")
+    elif dtype.kind == "i":
+        dtype = np.dtype(f"u{dtype.itemsize}")  # the sum has the same bits
+    bits, into = [row.view(dtype) for row in rows], total.view(dtype)
+    _sum_of(min(len(rows), _TOGETHER))([[each] for each in (*bits[:_TOGETHER], into)])
+    for first in range(_TOGETHER, len(rows), _TOGETHER - 1):
+        more = bits[first : first + _TOGETHER - 1]
+        _sum_of(1 + len(more))([[each] for each in (into, *more, into)])
+
+
+def _sum_of(number: int) -> EachElement:
+    found = _sums.get(number)
+    if found is None:
+        names = [f"a{i}" for i in range(number)]
+        body = f"total = {' + '.join(names)};"
+        found = _sums[number] = EachElement(f"mpistrat_sum_{number}", names, ["total"], [], body)
+    return found

@@ -10,16 +10,15 @@ from typing import Any
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import reduce_scatter, structures
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.operations import Op
-from mpistrat.collectives.movement import broadcast, gather
+from mpistrat.collectives.arithmetic.operations import Op, accumulator
+from mpistrat.collectives.movement import moves
 from mpistrat.runtime.topology import Topology
 
 
 def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
     """Return what ranks compare before a gather: kind, axis, dtype with other axes. Raise if it is wrong."""
     array = arrays.numpy_or_cupy(value)
-    axis = gather.checked_axis(array, axis)
+    axis = moves.checked_axis(array, axis)
     rest = (*array.shape[:axis], *array.shape[axis + 1 :])
     return structures.kind(value), axis, (array.dtype, rest)
 
@@ -28,7 +27,7 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
     """Return what ranks compare before a reduce-scatter: kind, dtype with shape. Raise if it is wrong."""
     array = arrays.numpy_or_cupy(value)
     reduce_scatter.rows_of_ranks(array, 1)
-    dtypes.accumulator(array.dtype, op)
+    accumulator(array.dtype, op)
     return structures.kind(value), (array.dtype, tuple(array.shape))
 
 
@@ -44,11 +43,11 @@ def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather a value as `gather.all_gather` does, and return an array of the library of ``value``."""
+    """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``."""
     found = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
     if found is not None:
         return found
-    return arrays.from_host(gather.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
+    return arrays.from_host(moves.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
@@ -58,7 +57,7 @@ def broadcasted(topology: Topology, value: Any) -> Any:
         return found
     with structures.refusals("broadcast", topology):
         host = arrays.to_host(value)
-    return arrays.from_host(broadcast.broadcast(topology, [host])[0], value)
+    return arrays.from_host(moves.broadcast(topology, [host])[0], value)
 
 
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:

@@ -13,9 +13,8 @@ from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import as_bits, copy_each
 from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
-from mpistrat.collectives.gpu.combine import combine_on_gpu
-from mpistrat.collectives.gpu.packing import Laid, widened
-from mpistrat.collectives.movement.gather import checked_axis, lengths_by_mpi
+from mpistrat.collectives.gpu.route import Laid, combine_on_gpu, widened
+from mpistrat.collectives.movement.moves import checked_axis, lengths_by_mpi
 from mpistrat.collectives.packing import message_of
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation
@@ -25,7 +24,7 @@ _EVEN, _UNEVEN = "Allgather", "Allgatherv"
 
 
 def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather CuPy arrays as `gather.all_gather`. Return None on every rank if MPI takes no device pointers for it."""
+    """Gather CuPy arrays as `moves.all_gather`. Return None on every rank if MPI takes no device pointers for it."""
     axis = checked_axis(value, axis)
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with on_device(device):

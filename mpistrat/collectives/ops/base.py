@@ -1,9 +1,10 @@
-"""The base class of cross-device ops, and the check of destinations."""
+"""The base class of cross-device ops, the check of destinations, and the all-reduce of sparse rows, by gathers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -11,15 +12,25 @@ import numpy as np
 
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
-from mpistrat.collectives.arithmetic.operations import Op, parse_op
+from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, accumulator, divide, parse_op, result_dtype
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts
 from mpistrat.collectives.reduction import Reduction
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
+from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
-from mpistrat.values import DistributedValues, Mirrored, PerReplica, component, reducible, snapshot
+from mpistrat.values import (
+    DistributedValues,
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    ReduceOp,
+    component,
+    reducible,
+    snapshot,
+)
 
 IN_PAIRS = "in pairs"  # the form that `CrossDeviceOps.batch_reduce` lets the ranks compare
 
@@ -250,3 +261,32 @@ def mirrored(value: Any) -> Mirrored:
 def _per_replica(op: Op, value: Any) -> DistributedValues:
     own = reducible(op, value)
     return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((own,))
+
+
+# --- sparse rows ----------------------------------------------------------------
+
+
+def all_reduce_slices(
+    topology: Topology,
+    op: Op,
+    value: IndexedSlices,
+    timeout_seconds: float | None = None,
+    gathered: Callable[..., Any] | None = None,
+    replicas: int | None = None,
+) -> IndexedSlices:
+    """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
+
+    Rows of equal index stay separate. ``gathered(array, 0, timeout_seconds)`` gathers those of ``replicas`` replicas,
+    by default one for each rank. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
+    """
+    if isinstance(op, FurtherOp):
+        raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
+    accumulator(value.dtype, op)
+    what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
+    topology.lock.compare(what, timeout_seconds)
+    gathered = gathered or partial(any_library.gathered, topology)
+    rows, indices = (gathered(each, 0, timeout_seconds) for each in (value.values, value.indices))
+    if op is ReduceOp.MEAN:
+        wide = rows.astype(accumulator(value.dtype, op), copy=False)
+        rows = divide(wide, replicas or topology.size).astype(result_dtype(value.dtype, op), copy=False)
+    return IndexedSlices(rows, indices, value.dense_shape)

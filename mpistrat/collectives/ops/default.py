@@ -13,20 +13,17 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device
-from mpistrat.collectives import reduction, structures
+from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arenas.all_reduce import reduction_in_place
-from mpistrat.collectives.arithmetic import dtypes
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op, divide
-from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.collectives.on_host import reduction_of_arrays, reduction_of_joined
-from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, collective_all_reduce
+from mpistrat.collectives.arenas.arena import reduction_in_place
+from mpistrat.collectives.arithmetic.operations import COMBINE, Op, accumulator, divide, result_dtype
+from mpistrat.collectives.movement.moves import broadcast
+from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, all_reduce_slices, collective_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
-from mpistrat.collectives.reduction import Reduction
-from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.collectives.reduction import Reduction, prepared, reduction_of_arrays, reduction_of_joined
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
@@ -54,7 +51,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         self._algorithm, self._num_packs = algorithm, num_packs
 
     def _rebound_to(self, topology: Topology) -> CrossDeviceOps:
-        self._reductions = reduction.prepared(topology)
+        self._reductions = prepared(topology)
         self._arenas = topology.slot(arena.Arenas)
         self._choice = Choice.of(topology)
         self._has_own_hooks = any(getattr(type(self), hook) is not getattr(CollectiveAllReduce, hook) for hook in HOOKS)
@@ -118,11 +115,11 @@ class CollectiveAllReduce(CrossDeviceOps):
             return None
         algorithm = self._algorithm or options.algorithm
         with structures.refusals("reduce_scatter", self._ranks, options.timeout_seconds):
-            wire = dtypes.accumulator(dtype, op)
+            wire = accumulator(dtype, op)
         if algorithm is not None:
             self._choice.best(0, wire, algorithm)  # raises if it does not work here
         lengths = tuple(sum(map(len, each)) for each in parts)
-        found = arena.homes(self._ranks, [*itertools.chain(*parts)]) if self._arenas else []
+        found = arena.homes_of(self._ranks, [*itertools.chain(*parts)]) if self._arenas else []
         homes = {home and home.number: home for home in found}
         home = homes.popitem()[1] if len(homes) == 1 and len(self._ranks.nodes) == 1 else None
         number = home.number if home is not None and home.shared else None
@@ -130,8 +127,8 @@ class CollectiveAllReduce(CrossDeviceOps):
 
         def rows_of(array: np.ndarray) -> list[np.ndarray]:
             assert home is not None
-            (place,) = arena.places(home, [array])
-            return arena.rows(home, arena.ArenaSpan(place, len(array), dtype), self._ranks.node.size)
+            (place,) = arena.places_of(home, [array])
+            return arena.rows_at(home, arena.ArenaSpan(place, len(array), dtype), self._ranks.node.size)
 
         how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
         return reduce_parts(self._ranks, op, dtype, parts, *how)
@@ -182,13 +179,13 @@ class CollectiveAllReduce(CrossDeviceOps):
         if found is not None and found.is_for(values):
             return found.run(values, options.timeout_seconds)
         topology = self._ranks
-        homes = arena.homes(topology, values)
+        homes = arena.homes_of(topology, values)
         if not any(homes):
             return None
         groups: dict[int | None, list[int]] = {}
         for i, (value, home) in enumerate(zip(values, homes, strict=True)):
             # The mean of integers is floating point: it does not fit into the memory of its values.
-            stays = dtypes.result(value.dtype, op) == value.dtype
+            stays = result_dtype(value.dtype, op) == value.dtype
             groups.setdefault(home.number if home is not None and stays else None, []).append(i)
         if list(groups) == [None]:
             return None
@@ -256,7 +253,7 @@ class CollectiveAllReduce(CrossDeviceOps):
             device = arrays.require_one_device(values)
         route, packs = self._gpu_route(options), self._num_packs
         shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
-        objects = tuple(map(id, values)) if any(arena.homes(self._ranks, values)) else None
+        objects = tuple(map(id, values)) if any(arena.homes_of(self._ranks, values)) else None
         key = (op, form, route, options.bytes_per_pack, packs, rc.nccl_half, device.index, *shapes, objects)
         found = self._reductions.get(key)
         if found is None or (objects is not None and not found.is_for(values)):
@@ -409,7 +406,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         if isinstance(value, IndexedSlices):
             return all_reduce_slices(topology, op, value, timeout_seconds)
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
-        dtypes.accumulator(host.dtype, op)
+        accumulator(host.dtype, op)
         what = operation("reduce to one device", op.name, (host.dtype, host.shape))
         with topology.lock.collective(what, timeout_seconds=timeout_seconds):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
@@ -426,8 +423,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         return arrays.from_host(broadcast(topology, [total])[0], value)
 
     def _combine(self, op: Op, parts: Sequence[np.ndarray]) -> np.ndarray:
-        wide = dtypes.accumulator(parts[0].dtype, op)
-        result = dtypes.result(parts[0].dtype, op)
+        wide = accumulator(parts[0].dtype, op)
+        result = result_dtype(parts[0].dtype, op)
         accumulate = self._accumulate or partial(combined, op)
         total = np.asarray(accumulate([part.astype(wide, copy=False) for part in parts]))
         if op is ReduceOp.MEAN:

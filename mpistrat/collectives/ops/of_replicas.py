@@ -19,15 +19,13 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact import exact_sum_over_ranks, settle_extremes
 from mpistrat.collectives.algorithms.tree import Shares, reduce_by_tree
-from mpistrat.collectives.arithmetic import dtypes
 from mpistrat.collectives.arithmetic.fixed_tree import tree_of_right
-from mpistrat.collectives.arithmetic.operations import Op, finish
+from mpistrat.collectives.arithmetic.operations import Op, accumulator, finish, result_dtype
 from mpistrat.collectives.movement import any_library
-from mpistrat.collectives.on_host import HostRoute, reduce_one
-from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps
+from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps, all_reduce_slices
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key, Message, message_of, new_array, unpack
-from mpistrat.collectives.sparse import all_reduce_slices
+from mpistrat.collectives.reduction import HostRoute, reduce_one
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -111,7 +109,7 @@ class ReplicaSums:
         self._topology, self._shares, self.key, self._algorithm = topology, shares, key, algorithm
         groups: dict[np.dtype, list[int]] = {}
         for i, (dtype, shape) in enumerate(key):
-            dtypes.accumulator(dtype, op)
+            accumulator(dtype, op)
             if math.prod(shape):
                 groups.setdefault(dtype, []).append(i)
         size, trees = len(shares.tree), shares.of_rank[topology.rank]
@@ -123,7 +121,7 @@ class ReplicaSums:
             is_exact = algorithm == EXACT and message.wire.kind in "fc"
             self._rows.append(_Rows(message, trees, adds=not is_exact or message.combine is not np.add))
         self._empty = [
-            (i, shape, dtypes.result(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
+            (i, shape, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
         ]
         self._operation = Operation(
             "all_reduce", op.name, key, form, f"of {size} replicas", bytes_per_pack or None, algorithm

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpistrat import context, nest
 from mpistrat.arrays.device import Device, on_device
-from mpistrat.arrays.gpu.feed import Sent, feed, received
+from mpistrat.arrays.gpu.pinned import Sent, feed, received
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.options import AUTOTUNE

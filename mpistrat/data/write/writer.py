@@ -29,7 +29,7 @@ from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
 from mpistrat.process.files import local_path, require_space
 from mpistrat.representation import ranges
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
 from mpistrat.runtime.topology import Topology
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import broadcast as broadcasts
-from mpistrat.collectives.movement import gather, scatter
+from mpistrat.collectives.movement import moves
 from mpistrat.integrations.hvd.handles import collective, in_place, one_by_one, refusals, with_handle
 from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set
 from mpistrat.integrations.hvd.reductions import named
@@ -44,8 +43,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
     topology = process_set.topology
     with refusals("allgather", process_set):
         host = arrays.to_host(tensor)
-        gather.checked_axis(host, 0)
-    rows = _named_collective("allgather", name, process_set, lambda: gather.all_gather(topology, host, 0))
+        moves.checked_axis(host, 0)
+    rows = _named_collective("allgather", name, process_set, lambda: moves.all_gather(topology, host, 0))
     return arrays.from_host(rows, tensor)
 
 
@@ -57,7 +56,7 @@ def broadcast_to_hosts(
     with refusals(call, process_set):
         root = process_set.place_of(root_rank)
         hosts = [arrays.to_host(each) for each in tensors]
-    return collective(process_set, call, lambda: broadcasts.broadcast(topology, hosts, named(name), root=root))
+    return collective(process_set, call, lambda: moves.broadcast(topology, hosts, named(name), root=root))
 
 
 @example("float(hvd.broadcast(5.0 + hvd.rank(), root_rank=0))", "5.0")
@@ -125,7 +124,7 @@ def alltoall(
         lengths = None if own is None else own.tolist()
 
     array, received = _named_collective(
-        "alltoall", name, process_set, lambda: scatter.all_to_all(topology, host, lengths)
+        "alltoall", name, process_set, lambda: moves.all_to_all(topology, host, lengths)
     )
     result = arrays.from_host(array, tensor)
     if own is None:

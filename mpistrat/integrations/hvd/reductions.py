@@ -13,10 +13,10 @@ import numpy as np
 from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
-from mpistrat.collectives.arithmetic import dtypes
+from mpistrat.collectives.arithmetic import operations
 from mpistrat.collectives.arithmetic.operations import FurtherOp, divide
 from mpistrat.collectives.arithmetic.operations import Op as OwnOp
-from mpistrat.collectives.movement.exchange import exchange
+from mpistrat.collectives.movement.moves import exchange
 from mpistrat.integrations.hvd import job
 from mpistrat.integrations.hvd.handles import Substitute, collective, in_place, one_by_one, refusals, with_handle
 from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set
@@ -178,7 +178,7 @@ def _to_send(host: np.ndarray, op: Op, factor: float) -> np.ndarray:
 
     Raise TypeError if values of this dtype cannot be combined.
     """
-    dtypes.accumulator(host.dtype, OWN.get(op, OWN[Sum]))
+    operations.accumulator(host.dtype, OWN.get(op, OWN[Sum]))
     small = host.dtype.kind in "iu" and host.dtype.itemsize < 8
     return _scaled(host.astype(np.int64) if op is Average and small else host, factor)
 
@@ -197,7 +197,7 @@ def _scaled(host: np.ndarray, factor: float) -> np.ndarray:
     """Return an array multiplied by a factor: integers in float64, half precision in float32."""
     if factor == 1.0:
         return host
-    wide = np.float64 if host.dtype.kind in "iu" else dtypes.accumulator(host.dtype, OWN[Sum])
+    wide = np.float64 if host.dtype.kind in "iu" else operations.accumulator(host.dtype, OWN[Sum])
     with np.errstate(all="ignore"):  # overflow gives infinity, as in a sum
         return (host.astype(wide, copy=False) * np.dtype(wide).type(factor)).astype(host.dtype)
 
@@ -209,7 +209,7 @@ def check_adasum(topology: Topology, values: Sequence[np.ndarray]) -> None:
             f"Adasum of {topology.size} ranks: their number must be a power of two; use op=Average"
         )
     for each in values:
-        if not dtypes.has_mean(each.dtype) or each.dtype.kind == "c":
+        if not operations.has_mean(each.dtype) or each.dtype.kind == "c":
             raise TypeError(f"Adasum of {each.dtype} is not defined: cast to a floating point dtype")
 
 
@@ -224,7 +224,7 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
     """
     rank, size = topology.rank, topology.size
     what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)
-    totals = [each.astype(dtypes.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
+    totals = [each.astype(operations.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
     with topology.lock.collective(what):
         level = 1
         while level < size:

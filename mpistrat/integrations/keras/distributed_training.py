@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from mpistrat.collectives.movement import gather as gathers
-from mpistrat.collectives.movement.broadcast import broadcast
+from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.parts import BatchesOfRank, PartsOfRank, cut, is_dataset
 from mpistrat.integrations.keras.ranks import OTHER_BATCHES, TrainingRanks
 from mpistrat.integrations.keras.step import RankStep, applied_over_ranks, computing
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 
 _FUNCTIONS = ("train_function", "test_function", "jit_compile")
 _BETWEEN_SEEDS = 1_000_003  # of two ranks
@@ -135,7 +135,7 @@ class DistributedTraining:
             outputs = method(**{**given(values, parts), **self._quiet(values), "callbacks": mine})
         if len({*self.topology.all_gather_object((len(parts.rows), parts.seen))}) > 1:
             raise ValueError(OTHER_BATCHES)
-        rows = gathers.all_gather(self.topology, np.array(parts.rows), 0).reshape(self.topology.size, -1).T
+        rows = moves.all_gather(self.topology, np.array(parts.rows), 0).reshape(self.topology.size, -1).T
         starts = np.cumsum(rows).reshape(rows.shape) - rows
         real = np.concatenate([np.full(max(own, 1), own > 0) for own in rows[:, self.topology.rank]])
         order = np.concatenate([np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)])

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from mpistrat.arrays import arrays
-from mpistrat.collectives.movement import gather
+from mpistrat.collectives.movement import moves
 from mpistrat.engine import Engine
 from mpistrat.values import ReduceOp
 
@@ -101,7 +101,7 @@ class TrainingRanks:
     @_kept
     def slices(self, values: Any, indices: Any) -> list[Any]:
         """Return the rows and indices of all ranks."""
-        return [gather.all_gather(self.topology, each, 0) for each in (values, indices)]
+        return [moves.all_gather(self.topology, each, 0) for each in (values, indices)]
 
     def _numbers(self, info: Any) -> np.ndarray:
         """Return a stop and the bits of a digest, of the dtype of most gradients, whose message they join."""
@@ -153,4 +153,4 @@ class TrainingRanks:
 
     def gathered(self, value: np.ndarray, chief_only: bool) -> np.ndarray | None:
         """Return the rows of all ranks, in the order of ranks; None on other ranks than the chief, if only it asks."""
-        return gather.gather(self.topology, value, 0, 0) if chief_only else gather.all_gather(self.topology, value, 0)
+        return moves.gather(self.topology, value, 0, 0) if chief_only else moves.all_gather(self.topology, value, 0)

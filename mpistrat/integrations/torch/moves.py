@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import BroadcastOptions, GatherOptions, ScatterOptions
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import broadcast, gather
-from mpistrat.collectives.movement.exchange import exchange
+from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement.moves import exchange
 from mpistrat.integrations.torch.tensors import (
     also_of_one_tensor,
     collective,
@@ -48,7 +48,7 @@ class GroupMoves:
         with structures.refusals("broadcast", self.topology):
             require_rank("broadcast", root, self.topology.size)
             hosts = [host_array(tensor) for tensor in tensors]
-        found = broadcast.broadcast(self.topology, hosts, root=root)
+        found = moves.broadcast(self.topology, hosts, root=root)
         if self.topology.rank != root:
             write_each(tensors, found)
         return Done(list(tensors))
@@ -64,7 +64,7 @@ class GroupMoves:
             )
             require_dtype("all_gather", output, tensor)
             row = host_array(tensor).reshape(1, own)
-        write(output, gather.all_gather(self.topology, row, 0))
+        write(output, moves.all_gather(self.topology, row, 0))
         return Done([output])
 
     @collective
@@ -103,19 +103,19 @@ class GroupMoves:
             flat = host_array(tensor).reshape(-1)
             lengths = [output.numel() for output in outputs]
         if set(lengths) == {len(flat)}:
-            rows = gather.all_gather(self.topology, flat.reshape(1, -1), 0)
+            rows = moves.all_gather(self.topology, flat.reshape(1, -1), 0)
             write_each(outputs, list(rows))
             return
         # Every rank sees what all others expect and send: all raise, or none.
         # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
         own = np.array([[[*lengths, len(flat)]]], np.int64)
-        told = gather.all_gather(self.topology, own, 0)[:, 0]
+        told = moves.all_gather(self.topology, own, 0)[:, 0]
         if (told[:, :-1] != told[:, -1]).any():
             raise ValueError(
                 f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "
                 f"{told[:, :-1].tolist()} (a list for each rank)"
             )
-        joined = gather.all_gather(self.topology, flat, 0)
+        joined = moves.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
 
     @also_of_one_tensor(GatherOptions, 1, "output_tensors", "input_tensor", "root", "timeout")

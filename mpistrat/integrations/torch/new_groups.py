@@ -22,7 +22,7 @@ import numpy as np
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import gather
+from mpistrat.collectives.movement import moves
 from mpistrat.integrations.torch.tensors import require
 from mpistrat.integrations.torch.work import have_ended
 from mpistrat.launch import launch
@@ -372,7 +372,7 @@ def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
         require(not strange and len(set(ranks)) == len(ranks), f"split_group: {ranks} of {topology.size} ranks")
         places = np.full((1, topology.size), _OUTSIDE)
         places[0, list(ranks)] = range(len(ranks))
-    rows = gather.all_gather(topology, places, 0)
+    rows = moves.all_gather(topology, places, 0)
     given = [row.tobytes() for row in rows]
     first_givers: dict[bytes, int] = {}
     for rank, part in enumerate(given):

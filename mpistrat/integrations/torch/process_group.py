@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
-from mpistrat.collectives.movement.exchange import messages
+from mpistrat.collectives.movement.moves import cut_into_messages
 from mpistrat.integrations.torch.moves import GroupMoves
 from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.reductions import GroupReductions
@@ -54,7 +54,7 @@ class Messages:
         what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
         requests = [self._notes.Isend(_note(tensor.dtype, len(data)), rank, tag)]
-        requests += [self._comm.Isend(piece, rank, tag) for piece in messages(data, self._step)]
+        requests += [self._comm.Isend(piece, rank, tag) for piece in cut_into_messages(data, self._step)]
         # The function keeps the bytes in memory until MPI has sent them.
         return self._kept(PendingWork(what, requests, lambda _: data, self._seconds, [tensor], self._ended(rank)))
 
@@ -75,7 +75,7 @@ class Messages:
         in_place = is_in_place(tensor)
         data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
         peer = self._any_source if rank is None else rank
-        requests = [self._comm.Irecv(piece, peer, tag) for piece in messages(data, self._step)]
+        requests = [self._comm.Irecv(piece, peer, tag) for piece in cut_into_messages(data, self._step)]
 
         def finish(statuses: Sequence[Any]) -> None:
             note = np.empty(2, np.int64)

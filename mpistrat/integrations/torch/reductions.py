@@ -14,7 +14,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, reduce_scatter, structures
 from mpistrat.collectives.arenas import arena
 from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
-from mpistrat.collectives.movement import gather
+from mpistrat.collectives.movement import moves
 from mpistrat.integrations.torch.tensors import (
     BYTES_ONLY,
     also_of_one_tensor,
@@ -166,7 +166,7 @@ class GroupReductions:
     def _on_host(self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool) -> list[np.ndarray]:
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
-        if len(hosts) == 1 and hosts[0].nbytes > _CACHED_BYTES and arena.homes(self.topology, hosts) == [None]:
+        if len(hosts) == 1 and hosts[0].nbytes > _CACHED_BYTES and arena.homes_of(self.topology, hosts) == [None]:
             total = self._large(own, hosts[0], name, in_place)
             if total is not None:
                 return [total]
@@ -185,7 +185,7 @@ class GroupReductions:
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
         self.topology.lock.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know it
-        rows = gather.all_gather(self.topology, host.reshape(1, -1), 0)
+        rows = moves.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
     @also_of_one_tensor(ReduceScatterOptions, 0, "output", "input", "op", "timeout")

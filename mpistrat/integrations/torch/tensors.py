@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mpistrat.arrays import arrays
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 
 # Decorates the collectives of a process group. Its ``open_topology`` raises if the group was destroyed.
 collective = collective_call(attrgetter("open_topology"))

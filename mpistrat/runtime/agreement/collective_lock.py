@@ -18,6 +18,7 @@ if all ranks raise. An error that comes where ``__enter__`` or ``__exit__`` begi
 from __future__ import annotations
 
 import contextvars
+import functools
 import math
 from collections.abc import Callable
 from threading import get_ident
@@ -27,7 +28,7 @@ import numpy as np
 
 from mpistrat.record import flight_record
 from mpistrat.record.writers import Flight
-from mpistrat.runtime.agreement import arrival, threads
+from mpistrat.runtime.agreement import agreement, threads
 from mpistrat.runtime.agreement.agreement import Agreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.agreement.operation import (
     MismatchError,
@@ -260,8 +261,8 @@ class CollectiveLock:
         self.is_shared_memory_only = False  # this wait is by messages
         self._arrivals += 1
         try:
-            arrival.wait_for_all(self._world, self._arrivals, seconds)
-        except arrival.LateError as error:
+            agreement.wait_for_all(self._world, self._arrivals, seconds)
+        except agreement.LateError as error:
             text = (
                 f"rank {self.rank}: {operation}{call_site()} (collective number {self.sequence}): "
                 f"{ranks_in_words(error.ranks)} of {self.size} did not come within {seconds:g} s"
@@ -406,3 +407,36 @@ def ignoring_float_errors() -> Callable[..., Any]:
 def _under_errstate(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     with np.errstate(all="ignore"):
         return function(*arguments, **keywords)
+
+
+# --- calls of several collectives -----------------------------------------------
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def collective_call(ranks_of: Callable[[Any], Any], name: str | None = None) -> Callable[[_Function], _Function]:
+    """Decorate a method that communicates. ``ranks_of`` returns the topology of its object; messages call it ``name``.
+
+    A signal handler may raise between two collectives of a call, or after the last. If the program repeats the call,
+    the sequence number of this rank must differ from the others', so that all ranks raise.
+    """
+
+    def decorate(method: _Function) -> _Function:
+        called = name or method.__name__
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            lock: CollectiveLock = ranks_of(self).lock
+            sequence = lock.sequence
+            try:
+                return method(self, *args, **kwargs)
+            except MismatchError:  # before `left_call`: a signal handler may raise where a function begins
+                raise
+            except BaseException as error:
+                lock.left_call(called, error, sequence)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from mpistrat.arrays import arrays as any_array
-from mpistrat.arrays.arrays import as_bytes
+from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, numpy_or_cupy
 from mpistrat.data.write.shared_file import Box, require_cover, write_by_all, writers
 from mpistrat.process.files import appearing, write_all
 from mpistrat.process.waiting import Backoff
@@ -74,7 +73,7 @@ def new_arrays(
             values[name], mine[name] = each.blocks, (each.dtype, each.shape, boxes)
         else:
             named = _own_names(name, each, ranks.rank, replicas)
-            own_values = map(comparable, map(any_array.numpy_or_cupy, each.values))
+            own_values = map(comparable, map(numpy_or_cupy, each.values))
             values.update(zip(named, own_values, strict=True))
             mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
     told = ranks.all_gather_object(mine)
@@ -114,7 +113,7 @@ def read_own(
         from mpistrat.training.checkpoint.read import read, require_parts
 
         def new(target: Any) -> np.ndarray:
-            dtype, shape = any_array.dtype_and_shape(target)
+            dtype, shape = dtype_and_shape(target)
             targets.append((target, np.empty(shape, dtype.newbyteorder("="))))
             return targets[-1][1]
 

@@ -14,7 +14,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement.broadcast import broadcast
+from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.data.write.shared_file import writers
 from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
@@ -25,7 +25,7 @@ from mpistrat.record import flight_record
 from mpistrat.record.layout import Phase
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.strategy.checks import require_cross_replica

@@ -14,7 +14,7 @@ import numpy as np
 from mpistrat import absent, context, representation
 from mpistrat.arrays import arrays
 from mpistrat.process import mpi
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import call_site
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.values import VariableAggregation, VariableSynchronization

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.arrays import arrays
-from mpistrat.arrays.arrays import as_bytes
+from mpistrat.arrays.arrays import as_bytes, fill, to_host
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
-    from mpistrat.collectives.between_groups import BetweenGroups
-    from mpistrat.collectives.compression import Memory
+    from mpistrat.collectives.between_groups import BetweenGroups, Memory
     from mpistrat.engine import Engine
     from mpistrat.training.optimizers.steps import Step
 
@@ -192,7 +190,7 @@ class GroupExchange:
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
         return {
-            kind: np.concatenate([arrays.to_host(each).reshape(-1) for each in kept] or [np.empty(0, np.float32)])
+            kind: np.concatenate([to_host(each).reshape(-1) for each in kept] or [np.empty(0, np.float32)])
             for kind, kept in self.by_kind().items()
         }
 
@@ -214,7 +212,7 @@ class GroupExchange:
         for kind, flat in state.items():
             at = 0
             for each in by_kind[kind]:
-                arrays.fill(each, flat[at : at + each.size].reshape(each.shape))
+                fill(each, flat[at : at + each.size].reshape(each.shape))
                 at += each.size
 
     def by_kind(self) -> dict[str, list[Any]]:
@@ -231,5 +229,5 @@ class GroupExchange:
 
 def _wide(value: Any) -> np.ndarray:
     """Return an array as a contiguous one on the host, of at least 32 bits: sums of halves lose digits."""
-    value = np.asarray(arrays.to_host(value), order="C")
+    value = np.asarray(to_host(value), order="C")
     return value.astype(np.float32) if value.itemsize < 4 else value

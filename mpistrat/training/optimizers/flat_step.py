@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement.gather import all_gather_parts
+from mpistrat.collectives.movement.moves import all_gather_parts
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement import threads

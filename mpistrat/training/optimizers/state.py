@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpistrat.arrays import arrays
-from mpistrat.arrays.arrays import as_bytes
+from mpistrat.arrays.arrays import as_bytes, as_numpy, numpy_or_cupy
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.collectives.movement.gather import all_gather_parts
+from mpistrat.collectives.movement.moves import all_gather_parts, broadcast
 from mpistrat.data.write.shared_file import Block, boxes_of
 from mpistrat.engine import Engine
-from mpistrat.runtime.agreement.collective_call import collective_call
+from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting
 from mpistrat.training.optimizers.rule import in_words
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization, component
 from mpistrat.variables import CutVariable, DistributedVariable, LocalVariable, Variable, read_together
-from mpistrat.variables.distributed import ranks_of
 from mpistrat.variables.local import placed_beside
+from mpistrat.variables.mirrored import ranks_of
 from mpistrat.variables.on_server import ServerVariable
 
 if TYPE_CHECKING:
@@ -109,7 +107,7 @@ class SharedOutVariable(DistributedVariable):
     @classmethod
     def of(cls, variable: Variable, name: str, initial: Any, ends: Ends) -> SharedOutVariable:
         """Return the state of a variable, with the initial value of rank 0. Collective."""
-        whole, made = arrays.as_numpy(initial), cls.without_value(variable, None, 0)
+        whole, made = as_numpy(initial), cls.without_value(variable, None, 0)
         # A rule that is not elementwise may keep another number of elements than the variable has.
         made.ends = [end * whole.size // max(1, _size(variable)) for end in ends]
         made._hold_part(name, whole)
@@ -153,7 +151,7 @@ class SharedOutVariable(DistributedVariable):
         raise RuntimeError(f"variable {self.name!r} is shared out over the ranks: call {method} outside of run")
 
     def _update_across_replicas(self, method: str, value: Any) -> None:
-        array = arrays.as_numpy(component(value))
+        array = as_numpy(component(value))
         if array.shape != self._whole_shape or method.startswith("scatter"):
             raise ValueError(
                 f"variable {self.name!r} is shared out over the ranks, with shape {self._whole_shape}: assign an array "
@@ -408,7 +406,7 @@ class Accumulation:
         """Return the mean over the calls, summed over the replicas if asked to. Cross-replica context; collective."""
         totals = [self._sums[id(variable)][1] for variable in variables]
         sums = read_together(totals) if aggregate else [total.own_copy() for total in totals]
-        return [arrays.numpy_or_cupy(each / self.calls) for each in sums]
+        return [numpy_or_cupy(each / self.calls) for each in sums]
 
     def clear(self, extended: StrategyExtended) -> None:
         """Begin another step: set the number of calls to zero, and the sums, of which each replica has its own."""

@@ -143,7 +143,7 @@ def variables_are_freed_when_all_have_dropped_them(strategy):
 
 
 def _arrays_held(_):
-    from mpistrat.variables.store import HeldVariable
+    from mpistrat.variables.on_server import HeldVariable
 
     gc.collect()
     return sum(isinstance(each, HeldVariable) and each.shape == (LARGE,) for each in gc.get_objects())

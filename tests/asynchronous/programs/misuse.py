@@ -115,7 +115,7 @@ def strategies_that_are_dropped(strategy):
 
 def _arrays_held(_):
     """Return the number of large arrays in this process."""
-    from mpistrat.variables.store import HeldVariable
+    from mpistrat.variables.on_server import HeldVariable
 
     gc.collect()
     return sum(isinstance(each, HeldVariable) and each.shape == (LARGE,) for each in gc.get_objects())

@@ -9,7 +9,7 @@ import mpistrat
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Identity
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy
-from mpistrat.runtime.limits import Limits
+from mpistrat.runtime.topology import Limits
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 

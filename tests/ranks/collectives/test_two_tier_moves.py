@@ -10,12 +10,10 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.arithmetic.operations import COMBINE, FurtherOp
-from mpistrat.collectives.movement.broadcast import broadcast
-from mpistrat.collectives.movement.gather import all_gather
+from mpistrat.collectives.movement.moves import all_gather, broadcast
 from mpistrat.collectives.reduce_scatter import reduce_scatter
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
 from mpistrat.values import ReduceOp
 
 pytestmark = pytest.mark.four_ranks

@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.arrays.gpu import feed as device_feed
 from mpistrat.arrays.gpu import pinned
+from mpistrat.arrays.gpu import pinned as device_feed
 
 SIZE = MPI.COMM_WORLD.size
 ROWS = 240
@@ -73,7 +73,7 @@ def test_memory_is_used_again_once_the_work_is_done(cupy, on_gpu, ahead, first):
             places.add(x.data.ptr)
             for each in (x, numbers):
                 work.put(lambda memory=each._host: seen.append(memory.copy()))
-            feeds = device_feed._idle.get(0, [])
+            feeds = device_feed._idle_feeds.get(0, [])
             del x, numbers, each
             if first == "copies":
                 for feed in list(feeds):
@@ -149,7 +149,7 @@ def test_memory_goes_back_when_the_gpu_is_done(cupy, on_gpu):
         cupy.cuda.get_current_stream().synchronize()
     cupy.cuda.Device().synchronize()
     del batch
-    assert not [each.left for each in device_feed._idle[0] if each.left]
+    assert not [each.left for each in device_feed._idle_feeds[0] if each.left]
 
 
 def test_two_datasets_at_once(cupy, on_gpu):
@@ -158,4 +158,4 @@ def test_two_datasets_at_once(cupy, on_gpu):
     for (x, numbers), (y, same) in zip(one, other, strict=True):
         assert_right(x.get(), numbers.get())
         assert_right(y.get(), same.get())
-    assert len(device_feed._idle[0]) <= 2
+    assert len(device_feed._idle_feeds[0]) <= 2

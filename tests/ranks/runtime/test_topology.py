@@ -12,8 +12,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.runtime.agreement.operation import MismatchError, operation
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import SingleRankTopology, Topology
+from mpistrat.runtime.topology import Limits, SingleRankTopology, Topology
 
 pytestmark = pytest.mark.four_ranks
 

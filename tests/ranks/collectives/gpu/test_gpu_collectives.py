@@ -10,8 +10,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives import packing
 from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
-from mpistrat.collectives.gpu.packing import Laid
-from mpistrat.collectives.gpu.route import GpuCall
+from mpistrat.collectives.gpu.route import GpuCall, Laid
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology

@@ -13,7 +13,6 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.arrays.gpu import pinned
 from mpistrat.collectives.gpu import pointers as gpu_pointers
-from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 from mpistrat.collectives.gpu.all_reduce import Obstacles
 from mpistrat.experimental import CommunicationOptions
 
@@ -230,14 +229,14 @@ def test_each_operation_is_trusted_for_itself(cupy, cache, monkeypatch):
     """What is not known to work goes by the host, with the same results."""
     if SIZE == 1 or not is_cuda_aware(cupy):
         return
-    works = gpu_verdicts.WORKS
+    works = gpu_pointers.WORKS
     calls = {
         "Allgather": lambda strategy: strategy.gather(cupy.full(3, RANK), axis=0),
         "Allgatherv": lambda strategy: strategy.gather(cupy.full(RANK + 1, RANK), axis=0),
         "Bcast": lambda strategy: strategy.extended.broadcast_to(cupy.full(3, RANK), "cpu:0").values[0],
         "Alltoall": lambda strategy: reduce_scatter(strategy, "SUM", cupy.full(4 * SIZE, RANK)),
     }
-    assert set(calls) == set(gpu_verdicts.OPERATIONS)
+    assert set(calls) == set(gpu_pointers.OPERATIONS)
     names = {
         "Allgather": "all_gather",
         "Allgatherv": "all_gather_uneven",
@@ -249,9 +248,9 @@ def test_each_operation_is_trusted_for_itself(cupy, cache, monkeypatch):
     for one in calls:
         strategy = by_moves()
         if RANK == 0:
-            key = gpu_verdicts.key(strategy.extended.engine.topology, 0)
+            key = gpu_pointers.key_of(strategy.extended.engine.topology, 0)
             others = dict.fromkeys(set(calls) - {one}, "gives wrong values")
-            gpu_verdicts.write(key, {one: works, **others})
+            gpu_pointers.write_verdicts(key, {one: works, **others})
         strategy.barrier()
         for name, call in calls.items():
             made.clear()
@@ -262,7 +261,6 @@ def test_each_operation_is_trusted_for_itself(cupy, cache, monkeypatch):
 
 def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     from mpistrat.cli.check import gpu_probe
-    from mpistrat.collectives.gpu import verdicts as gpu_verdicts
 
     if SIZE == 1 or not is_cuda_aware(cupy):
         return
@@ -290,14 +288,16 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
     fails("MPISTRAT_GPU_DIRECT is off")
     monkeypatch.setenv("MPISTRAT_GPU_DIRECT", "auto")
     if RANK == 0:  # a library that crashes leaves this
-        gpu_verdicts.write(gpu_verdicts.key(topology, 0), {"Alltoall": "works", "Allgather": gpu_verdicts.TRYING})
+        gpu_pointers.write_verdicts(
+            gpu_pointers.key_of(topology, 0), {"Alltoall": "works", "Allgather": gpu_pointers.TRYING}
+        )
     fails("Allgather.*was tried, and did not come back")
     assert gpu_probe.main() == 0
     if RANK == 0:  # what did not come back last
         order = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
         assert order == ["Alltoall", "Allgatherv", "Bcast", "Allgather"]
     if RANK == 0:
-        gpu_verdicts.path_of(gpu_verdicts.key(topology, 0)).write_text("{")
+        gpu_pointers.path_of_verdicts(gpu_pointers.key_of(topology, 0)).write_text("{")
     fails("was not tried here")
     assert gpu_probe.main() == 0
     for name in ("MPICH_GPU_SUPPORT_ENABLED", "UCX_TLS", "OMPI_MCA_pml"):  # of which each turns support on or off
@@ -305,7 +305,7 @@ def test_only_what_was_tried_is_used(cupy, cache, monkeypatch, capsys):
             other.setenv(name, "other")
             fails("was not tried here")
     with monkeypatch.context() as other:
-        other.setattr(gpu_verdicts, "PIECE_BYTES", 1 << 10)
+        other.setattr(gpu_pointers, "PIECE_BYTES", 1 << 10)
         fails("was not tried here")
     monkeypatch.setenv("UCX_LOG_LEVEL", "info")  # does not matter
     assert by_moves("gpu_direct").reduce("SUM", cupy.ones(3), axis=None).tolist() == [SIZE] * 3

@@ -16,8 +16,7 @@ from ranks.layouts import SIZE, layouts, on_nodes
 import mpistrat
 from mpistrat.data import Block, ChecksumError
 from mpistrat.runtime.agreement.operation import MismatchError
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
 from mpistrat.training import Checkpoint, load, load_arrays, save, save_async
 from mpistrat.training.checkpoint import by_all
 from mpistrat.training.checkpoint import format as checkpoint_format

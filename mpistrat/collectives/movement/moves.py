@@ -1,9 +1,10 @@
-"""The all-gather and the gather: the replicas' arrays along an axis, or their objects, on all ranks or on one."""
+"""The moves of arrays on the host: broadcast, all-gather, gather, scatter and all-to-all."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,13 +12,147 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement.exchange import exchange
-from mpistrat.collectives.packing import cut, read_piece, write_piece
+from mpistrat.collectives.packing import Piece, cut, read_piece, write_piece
+from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
-from mpistrat.runtime.limits import Limits
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Limits, Topology
+
+
+def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashable, root: int = 0) -> list[np.ndarray]:
+    """Return copies of the arrays of rank ``root``. On other ranks ``values`` give the dtypes and shapes.
+
+    The ranks compare ``details`` too. Raise TypeError if an array holds Python objects.
+    """
+    with structures.refusals("broadcast", topology):
+        for each in values:
+            if each.dtype.hasobject:
+                raise TypeError(f"arrays of Python objects ({each.dtype}) cannot be broadcast")
+    if topology.rank == root:
+        out = [np.array(each, order="C") for each in values]
+    else:
+        out = [np.empty(each.shape, each.dtype) for each in values]
+    what = operation("broadcast", root, *details, *[(each.dtype, each.shape) for each in out])
+    nbytes = sum([each.nbytes for each in out])
+    if topology.size == 1 or not nbytes:
+        with topology.lock.collective(what):
+            return out
+    data = [as_bytes(each) for each in out]
+    if topology.memory is None:
+        with topology.lock.collective(what):
+            _broadcast_by_mpi(topology, data, root)
+    elif len(topology.nodes) == 1:
+        alone = topology.limits.broadcast_alone_bytes
+        small = [each for each in data if len(each) < alone]
+        large = [each for each in data if len(each) >= alone]
+        with topology.lock.collective(what, synchronizes=any(map(len, small))):
+            # A rank that is interrupted in MPI_Bcast cannot tell the others by a meeting, as it can in the slots.
+            topology.lock.is_shared_memory_only = not large
+            _broadcast_through_slots(topology, small, root)
+            _broadcast_by_mpi(topology, large, root)
+    elif nbytes <= topology.limits.with_agreement_bytes:
+        with topology.lock.collective(what, synchronizes=True):
+            _broadcast_with_agreement(topology, data, nbytes, root)
+    else:
+        with topology.lock.collective(what):
+            _broadcast_on_two_tiers(topology, data, root)
+    return out
+
+
+def _broadcast_by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    """Broadcast bytes by ``MPI_Bcast`` (MPI 4.1 section 6.4)."""
+    step = topology.limits.message_bytes
+    for each in data:
+        for start in range(0, len(each), step):
+            topology.world.Bcast(each[start : start + step], root)
+
+
+def _broadcast_through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    memory = topology.node_memory
+    for piece in cut(data, memory.slot_bytes):
+        own, slots = memory.slots(_BYTE, memory.slot_bytes)
+        if topology.rank == root:
+            write_piece(piece, own)
+        topology.lock.meet()
+        if topology.rank != root:
+            read_piece(piece, slots[root])
+
+
+def _broadcast_with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
+    """Broadcast few bytes in the message by which the leaders of nodes exchange checksums."""
+    memory = topology.node_memory
+    home, place = topology.place_of(root)
+    own, slots = memory.slots(_BYTE, memory.slot_bytes)
+    (piece,) = cut(data, nbytes)
+    if topology.rank == root:
+        write_piece(piece, own)
+
+    def fill(message: np.ndarray) -> None:
+        message[...] = slots[place][:nbytes] if topology.leaders.rank == home else 0
+
+    topology.lock.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
+    if topology.rank != root:
+        read_piece(piece, memory.result)
+
+
+def _broadcast_on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
+    """Broadcast bytes between leaders, and inside each node through one slot, which the root or the leader fills.
+
+    The leader of the root's node sends a piece while the other ranks of the node read it.
+    """
+    memory, leaders = topology.node_memory, topology.leaders
+    home, place = topology.place_of(root)
+    at_home = topology.rank in topology.nodes[home]
+    source = place if at_home else 0
+    for piece in cut(data, memory.slot_bytes):
+        slot = memory.slots(_BYTE, memory.slot_bytes)[1][source]
+        message = slot[: _end(piece)]
+        if topology.rank == root:
+            write_piece(piece, slot)
+        elif not at_home and leaders is not None:
+            leaders.Bcast(message, home)
+        topology.lock.meet()
+        if at_home and leaders is not None:
+            leaders.Bcast(message, home)
+        if topology.rank != root:
+            read_piece(piece, slot)
+
+
+def _end(piece: Piece) -> int:
+    where, _ = piece[-1]
+    return where.stop
+
+
+# --- messages from any rank to any other, as one part of a collective -----------
+
+
+_TAG = 3  # in the communicator in which one collective runs at a time
+
+
+def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: Sequence[np.ndarray | None]) -> None:
+    """Send ``sends[rank]`` to each rank and receive ``receives[rank]``, bytes of lengths that fit; None is not sent."""
+    comm, step, rank = topology.world, topology.limits.message_bytes, topology.rank
+    requests = []
+    for other, data in enumerate(receives):
+        if data is not None and other != rank:
+            requests += [comm.Irecv(piece, other, _TAG) for piece in cut_into_messages(data, step)]
+    for other, data in enumerate(sends):
+        if data is not None and other != rank:
+            requests += [comm.Isend(piece, other, _TAG) for piece in cut_into_messages(data, step)]
+    own, mine = sends[rank], receives[rank]
+    if own is not None and mine is not None:
+        mine[...] = own
+    mpi.start().Request.Waitall(requests)
+
+
+def cut_into_messages(data: np.ndarray, step: int) -> list[np.ndarray]:
+    """Return the parts of an array of bytes that fit into a message; one of no bytes if it is empty."""
+    return [data[start : start + step] for start in range(0, max(len(data), 1), step)]
+
+
+# --- gather ---------------------------------------------------------------------
+
 
 _LENGTH_BYTES = 8
 _SMALL_BYTES = 32 << 10  # of a rank; above it an MPI library is as fast as the slots
@@ -261,3 +396,97 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
     with topology.lock.collective(what):
         told = topology.world.gather(mine, root)
     return None if told is None else [mpi.start().pickle.loads(each) for each in told]
+
+
+# --- scatter and all-to-all -----------------------------------------------------
+
+
+class Scattered(NamedTuple):
+    """What a rank gets of a scatter: its rows, and the note that rank ``root`` sent to all ranks."""
+
+    arrays: list[np.ndarray]
+    note: Any
+
+
+def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: int, note: Any = None) -> Scattered:
+    """Cut the arrays of rank ``root`` along an axis, as evenly as possible, and return to each rank its part of each.
+
+    Other ranks' ``values`` and ``note``, which is pickled, are not used. Raise ValueError for a scalar or a missing
+    axis, then `MismatchError` on other ranks, and TypeError if an array holds Python objects.
+    """
+    is_root = topology.rank == root
+    with structures.refusals("scatter", topology):
+        axis = operator.index(axis)
+        if is_root and any(each.ndim == 0 for each in values):
+            raise ValueError(
+                "scatter cuts arrays, and a scalar has no axis to cut along. A list is a structure of its items: "
+                "to divide the items of a list, scatter numpy.array(the list)"
+            )
+        axes = [checked_axis(each, axis) for each in values] if is_root else []
+    described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
+    noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
+    with topology.lock.collective(operation("scatter", root, axis)):
+        if topology.size == 1:
+            return Scattered([each.copy(order="C") for each in values], note)
+        described, noted = topology.world.bcast((described, noted), root)
+        arrays = [
+            _scattered(topology, dtype, shape, where, values[i] if is_root else None, root)
+            for i, (dtype, shape, where) in enumerate(described)
+        ]
+    return Scattered(arrays, mpi.start().pickle.loads(noted))
+
+
+def _scattered(
+    topology: Topology, dtype: np.dtype, shape: tuple[int, ...], axis: int, value: np.ndarray | None, root: int
+) -> np.ndarray:
+    rest = (*shape[:axis], *shape[axis + 1 :])
+    lengths = rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)
+    own = np.empty((lengths[topology.rank], *rest), dtype)
+    receives: list[np.ndarray | None] = [None] * topology.size
+    receives[root] = as_bytes(own)
+    sends: list[np.ndarray | None] = [None] * topology.size
+    if value is not None:
+        rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
+        ends = [0, *itertools.accumulate(lengths)]
+        sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
+    exchange(topology, sends, receives)
+    return np.ascontiguousarray(np.moveaxis(own, 0, axis))
+
+
+def all_to_all(
+    topology: Topology, value: np.ndarray, splits: Sequence[int] | None = None
+) -> tuple[np.ndarray, list[int]]:
+    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return what came, and how many.
+
+    Raise ValueError if the splits do not make the rows, and on every rank if dtypes or row shapes differ. Raise
+    TypeError if the value holds Python objects.
+    """
+    with structures.refusals("all_to_all", topology):
+        lengths = _splits_of(topology, value, splits)
+    rows = np.ascontiguousarray(value)
+    ends = [0, *itertools.accumulate(lengths)]
+    sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
+    with topology.lock.collective(operation("all_to_all", value.ndim, (value.dtype, value.shape[1:]))):
+        if topology.size == 1:
+            return rows.copy(), lengths
+        announced = np.empty(topology.size, np.int64)
+        topology.world.Alltoall(np.array(lengths, np.int64), announced)
+        received = [int(each) for each in announced]
+        whole = Gathered.like(rows, received)
+        exchange(topology, sends, whole.parts)
+    return whole.array, received
+
+
+def _splits_of(topology: Topology, value: np.ndarray, splits: Sequence[int] | None) -> list[int]:
+    if value.dtype.hasobject:
+        raise TypeError(f"arrays of Python objects ({value.dtype}) cannot be sent")
+    if value.ndim == 0:
+        raise ValueError("a scalar has no rows to send: give it an axis, for example value[None]")
+    if splits is None:
+        if len(value) % topology.size:
+            raise ValueError(f"{len(value)} rows cannot be divided among {topology.size} ranks: give splits")
+        return [len(value) // topology.size] * topology.size
+    lengths = [int(each) for each in splits]
+    if len(lengths) != topology.size or sum(lengths) != len(value) or min(lengths) < 0:
+        raise ValueError(f"splits {lengths} do not make {len(value)} rows for {topology.size} ranks")
+    return lengths
