@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 
 class AnyStrategy(Protocol):
@@ -83,3 +83,52 @@ def current() -> Mode:
 def is_default() -> bool:
     """Return whether this thread is in the default mode: it has not entered a strategy."""
     return not local.stack
+
+
+# --- checks that a call is made in the right context ----------------------------------
+
+
+def mixing(current: object, wanted: object) -> NoReturn:
+    """Raise the RuntimeError for a call to one strategy while another is current."""
+    raise RuntimeError(
+        f"Mixing different tf.distribute.Strategy objects: {current!r} is current, and this call belongs to "
+        f"{wanted!r}. Leave the scope of the first, or use one strategy object throughout"
+    )
+
+
+def require_cross_replica(strategy: object, method: str, instead: str) -> None:
+    """Raise in a replica context, and while another strategy is current. The default strategy may be current."""
+    if is_default():
+        return
+    mode = current()
+    if mode.strategy is not strategy:
+        mixing(mode.strategy, strategy)
+    if mode.replica_context is not None:
+        raise RuntimeError(
+            f"Method requires being in cross-replica context, use get_replica_context().merge_call(): {method} "
+            f"was called in a replica context; {instead}"
+        )
+
+
+def require_scope(strategy: object) -> None:
+    """Raise unless this strategy is the current one."""
+    mode = current()
+    if mode.strategy is not strategy:
+        if is_default():
+            raise RuntimeError('Need to be inside "with strategy.scope()" of ' + repr(strategy))
+        mixing(mode.strategy, strategy)
+
+
+def require_replica_context(replica_context: Any) -> None:
+    """Raise unless this replica context is the current one."""
+    mode = current()
+    if mode.replica_context is replica_context:
+        return
+    if mode.replica_context is None:
+        raise RuntimeError("Need to be inside `call_for_each_replica()`: call it in a function that strategy.run runs")
+    if mode.strategy is replica_context.strategy:
+        raise RuntimeError("Mismatching ReplicaContext.")
+    raise RuntimeError(
+        "Mismatching tf.distribute.Strategy objects: the replica context belongs to "
+        f"{replica_context.strategy!r}, and {mode.strategy!r} is current"
+    )

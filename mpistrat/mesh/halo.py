@@ -17,8 +17,7 @@ from mpistrat.collectives import structures
 from mpistrat.mesh.mesh import Layout
 from mpistrat.process import mpi
 from mpistrat.record.layout import Word
-from mpistrat.runtime.agreement import threads
-from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE
+from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE, forbidden_threads
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 
 _BOUNDARIES = "periodic", "constant", "reflect"
@@ -123,7 +122,7 @@ class Halo:
         start, test = self._calls
         is_noted = (
             lock.state
-            or threads.without
+            or forbidden_threads
             or flight is None
             or flight.writer.words[_AT_EVENTS] != flight.kept
             or self._is_compared

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
+
+import numpy as np
 
 from mpistrat.runtime.topology import Topology
 
@@ -70,6 +73,25 @@ class ReplicaGroup:
         """Return the first rank that plays a replica: the one that sends or receives its values."""
         return self._first_ranks[replica]
 
+    def checked(self, name: str, replica: object) -> int:
+        """Return the number of a replica, the argument ``name``. Raise TypeError for no int, ValueError for another."""
+        if isinstance(replica, bool) or not isinstance(replica, (int, np.integer)):
+            raise TypeError(f"{name} must be the number of a replica, not {replica!r}")
+        if not 0 <= replica < self.size:
+            raise ValueError(f"{name} must be one of the replicas 0 to {self.size - 1}, not {replica}")
+        return int(replica)  # ranks compare it: one may give a NumPy scalar
+
     def __repr__(self) -> str:
         own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
         return f"<ReplicaGroup: {own} of {self.size} replicas>"
+
+
+def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generator:
+    """Return a replica's PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See `Strategy.rng`."""
+    numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
+    if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):
+        raise TypeError(f"seed must be an int or a list of ints, the same on every replica, not {seed!r}")
+    if min(numbers) < 0:
+        raise ValueError(f"seed must not be negative, not {seed!r}")
+    sequence = np.random.SeedSequence([int(each) for each in numbers], spawn_key=(replica,))
+    return np.random.Generator(np.random.PCG64(sequence))

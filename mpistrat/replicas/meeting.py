@@ -23,7 +23,7 @@ import numpy as np
 
 from mpistrat.collectives import structures
 from mpistrat.replicas.group import ReplicaGroup
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement.collective_lock import forbidden_threads
 from mpistrat.runtime.agreement.operation import MismatchError, call_site
 from mpistrat.runtime.topology import Topology
 
@@ -175,9 +175,9 @@ class ReplicaMeeting:
         self._is_running = True
         self._broken: BaseException | None = None  # ends the replicas that wait
         self._of_call: BaseException | None = None  # raised by a call, in each replica
-        self._has_met, replica, outermost = False, 0, caller not in threads.without
+        self._has_met, replica, outermost = False, 0, caller not in forbidden_threads
         if outermost:
-            threads.without[caller] = _REFUSED
+            forbidden_threads[caller] = _REFUSED
         try:
             results[0] = play(0)
             if self._broken is not None:  # its error did not leave the first replica
@@ -200,7 +200,7 @@ class ReplicaMeeting:
             raise raised from None
         finally:
             if outermost:
-                threads.without.pop(caller, None)
+                forbidden_threads.pop(caller, None)
             self._end()
             self._is_running = False
             del self._play, self._results, self._context
@@ -314,7 +314,7 @@ class ReplicaMeeting:
 
     def _play_in_thread(self, i: int, player: _Player) -> None:
         try:
-            threads.without[threading.get_ident()] = _REFUSED
+            forbidden_threads[threading.get_ident()] = _REFUSED
             if self._settings is None:
                 self._results[i] = self._play(i)
             else:
@@ -327,7 +327,7 @@ class ReplicaMeeting:
                 self._note(error, i)
             self._broken = self._broken or error
         finally:
-            threads.without.pop(threading.get_ident(), None)
+            forbidden_threads.pop(threading.get_ident(), None)
             self._names[i] = ""
             player.has_ended = True
             self._pass_on(i)
@@ -347,14 +347,14 @@ class ReplicaMeeting:
 
     @contextmanager
     def _communicating(self) -> Iterator[None]:
-        lifted = threads.without.get(self._caller) is _REFUSED
+        lifted = forbidden_threads.get(self._caller) is _REFUSED
         if lifted:
-            del threads.without[self._caller]
+            del forbidden_threads[self._caller]
         try:
             yield
         finally:
             if lifted:
-                threads.without[self._caller] = _REFUSED
+                forbidden_threads[self._caller] = _REFUSED
 
     def _refuse(self, *which: int) -> NoReturn:
         """Raise on every rank for replicas of this one that are not in the same call."""

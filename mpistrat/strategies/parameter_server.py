@@ -23,7 +23,6 @@ from mpistrat.messages.pickling import refer, refuse
 from mpistrat.messages.servers import NoServers, Servers
 from mpistrat.process.cache import Cache
 from mpistrat.strategy import RunOptions, Strategy, StrategyExtended
-from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
 from mpistrat.strategy.extended import UpdateCall
 from mpistrat.values import Mirrored, VariableSynchronization, component
@@ -68,7 +67,7 @@ class PlacedExtended(StrategyExtended):
         """
         self.check_variable(var, "update")
         if context.current().replica_context is not self.replica_context:
-            require_cross_replica(self._strategy, "update", "")
+            context.require_cross_replica(self._strategy, "update", "")
         if isinstance(var, ServerVariable):
             result = var.update(fn, tuple(map(component, args)), components(kwargs) if kwargs else {})
         else:  # on the parameter server already
@@ -97,7 +96,7 @@ class PlacedExtended(StrategyExtended):
         if not _on_servers([variable for variable, _, _ in calls]):
             return super().batch_update(calls, group)
         if context.current().replica_context is not self.replica_context:
-            require_cross_replica(self._strategy, "batch_update", "")
+            context.require_cross_replica(self._strategy, "batch_update", "")
         results = update_all([(var, fn, tuple(map(component, args))) for var, fn, args in calls])
         return [Mirrored((result,)) if group else (result,) for result in results]
 
@@ -123,7 +122,7 @@ class PlacingExtended(PlacedExtended):
         They are not sharded and not counted, unless the variable is sharded: then a new variable with as many rows is
         sharded in the same way. Raise as `StrategyExtended.colocate_vars_with`.
         """
-        require_scope(self._strategy)
+        context.require_scope(self._strategy)
         self.check_variable(colocate_with_variable, "colocate_vars_with")
         return self._colocating(colocate_with_variable)
 
@@ -260,7 +259,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
+        context.require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         if not isinstance(dataset, Dataset):
             raise TypeError(f"dataset must be a Dataset, not {dataset!r}")
         return DatasetOfWorkers(self, lambda: dataset)
@@ -275,7 +274,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
+        context.require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         return DatasetOfWorkers(self, lambda: dataset_fn(InputContext()))
 
 

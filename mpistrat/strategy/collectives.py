@@ -17,7 +17,6 @@ from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
-from mpistrat.strategy.checks import checked_replica, require_cross_replica
 from mpistrat.strategy.components import regrouped
 from mpistrat.strategy.local_replicas import each_of, gathered_across
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows
@@ -83,7 +82,7 @@ class Collectives:
         except (KeyError, TypeError):
             op = parse_op(reduce_op)
         if context.local.stack:
-            require_cross_replica(self, "reduce", "use all_reduce of the replica context")
+            context.require_cross_replica(self, "reduce", "use all_reduce of the replica context")
         if axis is None:
             engine = self._extended.engine
             if type(value) is np.ndarray:  # fast path: skips the structure
@@ -125,7 +124,7 @@ class Collectives:
         0.25
         """
         op = parse_op(reduce_op)
-        require_cross_replica(self, "all_reduce", "use all_reduce of the replica context")
+        context.require_cross_replica(self, "all_reduce", "use all_reduce of the replica context")
         return self._reduce(op, value, None, options)
 
     @_collective_call
@@ -178,19 +177,19 @@ class Collectives:
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "gather", "use all_gather of the replica context")
+        context.require_cross_replica(self, "gather", "use all_gather of the replica context")
         if dst is None and self._engine.replicas.by_rank:
             return gather_on_all(self._extended.engine, value, axis)
         topology, replicas = self._engine.topology, self._engine.replicas
         if not replicas.by_rank:
             with structures.refusals("gather", topology):
-                dst = None if dst is None else checked_replica("dst", dst, replicas.size)
+                dst = None if dst is None else replicas.checked("dst", dst)
             structures.agree(topology, "gather", dst)
             whole = gathered_across(self._engine, value, axis)
             return whole if dst is None or dst in replicas.local else None
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
-            dst = checked_replica("dst", dst, replicas.size)
+            dst = replicas.checked("dst", dst)
             if nest.holds(leaves, IndexedSlices):
                 raise NotImplementedError(NOT_GATHERED)
             leaves = [component(leaf) for leaf in leaves]
@@ -236,11 +235,11 @@ class Collectives:
         >>> float(strategy.broadcast({"seed": 3.0 + strategy.comm.rank})["seed"])
         3.0
         """
-        require_cross_replica(self, "broadcast", "call it outside of run, or in merge_call")
+        context.require_cross_replica(self, "broadcast", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("broadcast", topology):
-            src = checked_replica("src", src, replicas.size)
+            src = replicas.checked("src", src)
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
             own = src - replicas.first if src in replicas.local else 0
@@ -286,12 +285,12 @@ class Collectives:
         >>> strategy.gather(strategy.scatter(rows), axis=0)
         array([0, 1, 2, 3, 4])
         """
-        require_cross_replica(self, "scatter", "call it outside of run, or in merge_call")
+        context.require_cross_replica(self, "scatter", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
         leaves: list[Any] = []
         skeleton = None
         with structures.refusals("scatter", topology):
-            src = checked_replica("src", src, replicas.size)
+            src = replicas.checked("src", src)
             if src in replicas.local:
                 leaves, rebuild, _ = nest.take_apart(value)
                 if nest.holds(leaves, IndexedSlices):
@@ -345,11 +344,11 @@ class Collectives:
         >>> strategy.gather_object(strategy.comm.rank) == [*range(strategy.num_replicas_in_sync)]
         True
         """
-        require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
+        context.require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
         if not replicas.by_rank:
             with structures.refusals("gather_object", topology):
-                dst = None if dst is None else checked_replica("dst", dst, replicas.size)
+                dst = None if dst is None else replicas.checked("dst", dst)
             structures.agree(topology, "gather_object", dst)
             found = topology.all_gather_object(each_of(value, replicas.count))
             ranks = [replicas.rank_of(each) for each in range(replicas.size)]
@@ -358,7 +357,7 @@ class Collectives:
         if dst is None:
             return topology.all_gather_object(value)
         with structures.refusals("gather_object", topology):
-            dst = checked_replica("dst", dst, replicas.size)
+            dst = replicas.checked("dst", dst)
         return moves.gather_object(topology, value, replicas.rank_of(dst))
 
     @_collective_call
@@ -389,10 +388,10 @@ class Collectives:
         >>> strategy.broadcast_object({"name": "run 7"} if strategy.is_chief else None)
         {'name': 'run 7'}
         """
-        require_cross_replica(self, "broadcast_object", "call it outside of run, or in merge_call")
+        context.require_cross_replica(self, "broadcast_object", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("broadcast_object", topology):
-            src = checked_replica("src", src, replicas.size)
+            src = replicas.checked("src", src)
         return topology.broadcast_object(value, replicas.rank_of(src))
 
     @property

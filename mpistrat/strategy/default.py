@@ -13,7 +13,6 @@ from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.arithmetic.operations import parse_op
 from mpistrat.collectives.ops.default import Copies
 from mpistrat.process import mpi
-from mpistrat.strategy.checks import checked_replica
 from mpistrat.strategy.extended import StrategyExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext
 from mpistrat.strategy.strategy import Scope, Strategy
@@ -37,7 +36,7 @@ class _DefaultStrategy(Strategy):
 
     def gather(self, value: Any, axis: int, dst: int | None = None) -> Any:
         if dst is not None:
-            checked_replica("dst", dst, 1)
+            self._extended.engine.replicas.checked("dst", dst)
         return nest.map_structure(_gathered, value)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:

@@ -19,7 +19,6 @@ from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategy.checks import require_cross_replica, require_scope
 from mpistrat.strategy.components import components
 from mpistrat.strategy.former import MultiStepContext
 from mpistrat.strategy.local_replicas import LocalReplicaContext
@@ -183,7 +182,7 @@ class StrategyExtended:
         ValueError
             If another strategy created the variable.
         """
-        require_scope(self._strategy)
+        context.require_scope(self._strategy)
         self.check_variable(colocate_with_variable, "colocate_vars_with")
         return nullcontext()
 
@@ -245,7 +244,7 @@ class StrategyExtended:
         """
         self.check_variable(var, "update")
         if context.current().replica_context not in self.replica_contexts:
-            require_cross_replica(self._strategy, "update", "")
+            context.require_cross_replica(self._strategy, "update", "")
         result = self._in_update(fn, (component(var), *args), kwargs, group)
         var.after_local_write("update")
         return result
@@ -290,7 +289,7 @@ class StrategyExtended:
         RuntimeError
             In a replica context, or if another strategy is current.
         """
-        require_cross_replica(self._strategy, "update_non_slot", "call it in merge_call")
+        context.require_cross_replica(self._strategy, "update_non_slot", "call it in merge_call")
         return self._in_update(fn, args, kwargs, group)
 
     def _in_update(
@@ -344,7 +343,7 @@ class StrategyExtended:
         ValueError, TypeError
             As `ReplicaContext.all_reduce`, and for invalid destinations.
         """
-        require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
+        context.require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
         op = parse_op(reduce_op)
         return self.engine.ops.reduce(op, value, destinations, self.engine.merged(options or experimental_hints))
 
@@ -375,7 +374,7 @@ class StrategyExtended:
         RuntimeError, ValueError, TypeError
             As `reduce_to`.
         """
-        require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
+        context.require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
         op, merged = parse_op(reduce_op), self.engine.merged(options or experimental_hints)
         return self.engine.ops.batch_reduce(op, value_destination_pairs, merged)
 
@@ -400,7 +399,7 @@ class StrategyExtended:
         RuntimeError
             In a replica context, or if another strategy is current.
         """
-        require_cross_replica(self._strategy, "broadcast_to", "call it in merge_call")
+        context.require_cross_replica(self._strategy, "broadcast_to", "call it in merge_call")
         check_destinations(destinations)
         return self.engine.ops.broadcast(tensor, destinations)
 
@@ -436,7 +435,7 @@ class StrategyExtended:
         RuntimeError
             In a replica context, or if another strategy is current.
         """
-        require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
+        context.require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
 
     def experimental_run_steps_on_iterator(
@@ -485,7 +484,7 @@ class StrategyExtended:
         >>> int(made.last_step_outputs["total"])
         7
         """
-        require_cross_replica(self._strategy, "experimental_run_steps_on_iterator", "call it outside of run")
+        context.require_cross_replica(self._strategy, "experimental_run_steps_on_iterator", "call it outside of run")
         made = MultiStepContext(initial_loop_values)
         with self._strategy.scope():
             for _ in range(iterations):

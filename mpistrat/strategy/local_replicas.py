@@ -17,7 +17,6 @@ from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasA
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy import replica_context
-from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import apart, components_but_variables, regrouped
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 
@@ -32,13 +31,13 @@ class LocalReplicaContext(replica_context.ReplicaContext):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        require_replica_context(self)
+        context.require_replica_context(self)
         names = self._engine.devices
         return (names[self.number_here % len(names)],)
 
     def meet(self, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
         """Make a cross-replica call together with the other replicas of this rank. See `ReplicaMeeting.meet`."""
-        require_replica_context(self)
+        context.require_replica_context(self)
         return self._meet(self.number_here, name, begin, value)
 
     def merge_call(

@@ -18,7 +18,6 @@ from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.collective_lock import collective_call
-from mpistrat.strategy.checks import require_replica_context
 from mpistrat.strategy.components import components_but_variables
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 from mpistrat.variables import Variable
@@ -89,7 +88,7 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices of this replica."""
-        require_replica_context(self)
+        context.require_replica_context(self)
         return self._engine.devices
 
     def __enter__(self) -> None:
@@ -123,7 +122,7 @@ class ReplicaContext:
         stack = context.stack()
         depth = len(stack)
         if not depth or stack[-1] is not self.mode:
-            require_replica_context(self)
+            context.require_replica_context(self)
         try:
             stack.append(strategy.extended.cross_replica_mode)
             result = merge_fn(strategy, *args, **kwargs) if kwargs else merge_fn(strategy, *args)
@@ -160,7 +159,7 @@ class ReplicaContext:
         # Each call of a function costs 60 ns here. The usual arguments are recognised without one.
         stack = context.local.stack
         if not stack or stack[-1] is not self.mode:
-            require_replica_context(self)
+            context.require_replica_context(self)
         try:
             op: Op = OPS[reduce_op]
         except (KeyError, TypeError):
@@ -230,7 +229,7 @@ class ReplicaContext:
         >>> mpistrat.MultiWorkerMirroredStrategy().run(fn)
         [3, 2, 1, 0]
         """
-        require_replica_context(self)
+        context.require_replica_context(self)
         op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
@@ -297,7 +296,7 @@ class ReplicaContext:
         >>> mpistrat.MultiWorkerMirroredStrategy().run(fn)
         array([0., 1., 2., 3., 4.])
         """
-        require_replica_context(self)
+        context.require_replica_context(self)
         op = parse_op(reduce_op)
         engine = self._engine
         merged = engine.merged(options)
@@ -341,7 +340,7 @@ class ReplicaContext:
         RuntimeError
             If this replica context is not the current one.
         """
-        require_replica_context(self)
+        context.require_replica_context(self)
         return gather_on_all(self._engine, value, axis, options)
 
 

@@ -15,16 +15,14 @@ from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
 from mpistrat.record import flight_record
-from mpistrat.replicas import ReplicaGroup
+from mpistrat.replicas import ReplicaGroup, random_stream
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.strategy import keras_models
-from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.components import components, components_but_variables, regrouped
 from mpistrat.strategy.former import FormerNames, RunOptions
 from mpistrat.strategy.local_replicas import each_of, run_each
-from mpistrat.strategy.random_stream import random_stream
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class Scope(Generic[Owner]):
         self._strategy = strategy
 
     def __enter__(self) -> Owner:
-        require_cross_replica(self._strategy, "scope", "enter it outside of run")
+        context.require_cross_replica(self._strategy, "scope", "enter it outside of run")
         keras_models.watch()
         context.stack().append(self._strategy.extended.cross_replica_mode)
         return self._strategy
@@ -249,7 +247,7 @@ class Strategy(Collectives, FormerNames):
         stack = context.local.stack
         depth = len(stack)
         if depth and stack[-1] is not extended.cross_replica_mode:
-            require_cross_replica(self, "run", "a replica function cannot run another")
+            context.require_cross_replica(self, "run", "a replica function cannot run another")
         if extended.meeting is not None:
             result = run_each(extended, fn, args, kwargs)
             flight_record.step(flight_record.RUN)
@@ -314,7 +312,7 @@ class Strategy(Collectives, FormerNames):
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
+        context.require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
         replicas = self._extended.engine.replicas
         return PerReplica([value_fn(ValueContext(each, replicas.size)) for each in replicas.local])
 
@@ -346,7 +344,7 @@ class Strategy(Collectives, FormerNames):
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
+        context.require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
         if engine.between_groups is not None:
             dataset = _batches_of_group(dataset, engine.between_groups, engine.all_ranks)
@@ -376,7 +374,7 @@ class Strategy(Collectives, FormerNames):
         RuntimeError
             In a replica context, or while another strategy is current.
         """
-        require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
+        context.require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         engine = self._extended.engine
         if engine.between_groups is not None:  # each group gets rows of its own
             ranks, replicas = engine.all_ranks, ReplicaGroup(engine.all_ranks)

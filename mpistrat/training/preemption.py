@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.cluster_resolver.compare import asked_once
+from mpistrat.context import require_cross_replica
 from mpistrat.engine import Engine
 from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
-from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training import preemption_exit
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager

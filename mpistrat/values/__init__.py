@@ -2,16 +2,19 @@
 
 from mpistrat.values.array_like import ArrayLike
 from mpistrat.values.distributed import (
+    OPS,
     DistributedValues,
     IndexedSlices,
     Mirrored,
     PerReplica,
+    ReduceOp,
     ValueContext,
+    VariableAggregation,
+    VariableSynchronization,
     component,
     reducible,
     snapshot,
 )
-from mpistrat.values.enums import OPS, ReduceOp, VariableAggregation, VariableSynchronization
 
 __all__ = [
     "OPS",

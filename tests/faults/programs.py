@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
-from mpistrat.collectives.algorithms.leader import OrderedAllReduce
+from mpistrat.collectives.algorithms.hierarchical import OrderedAllReduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce
 from mpistrat.memory.node import NodeMemory
 from mpistrat.runtime.agreement.agreement import NodeAgreement

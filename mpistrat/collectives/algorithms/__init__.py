@@ -1,1 +1,1 @@
-"""All-reduce algorithms: one per file, chosen by the table in ``choose``."""
+"""All-reduce algorithms, chosen by the table in ``choose``."""

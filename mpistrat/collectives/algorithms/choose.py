@@ -15,8 +15,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost
 from mpistrat.collectives.algorithms.exact import ExactAllReduce
-from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
-from mpistrat.collectives.algorithms.leader import LeaderAllReduce, OrderedAllReduce
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce, LeaderAllReduce, OrderedAllReduce
 from mpistrat.collectives.algorithms.mpi import HierarchicalCopy, MpiAllReduce, MpiNonblockingAllReduce
 from mpistrat.collectives.algorithms.tree import TreeAllReduce
 from mpistrat.process import files, mpi

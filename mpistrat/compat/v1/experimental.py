@@ -15,10 +15,10 @@ from mpistrat.data import Dataset, InputContext, InputOptions
 from mpistrat.messages import contact
 from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.process.waiting import Backoff
+from mpistrat.replicas import random_stream
 from mpistrat.runtime.environment import rc
 from mpistrat.strategies.parameter_server import PlacingExtended, SentByNumber, number_of, refuse_to_serve
 from mpistrat.strategy import StrategyExtended
-from mpistrat.strategy.random_stream import random_stream
 from mpistrat.values import VariableSynchronization
 from mpistrat.variables import Variable, kind_on
 

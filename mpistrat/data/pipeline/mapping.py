@@ -16,7 +16,7 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.data.pipeline.transforms import Map, Transform, before_batch
 from mpistrat.data.rows import elements, spec
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement import collective_lock
 
 _ONLY_ARRAYS = {np.ndarray}
 _dtype = attrgetter("dtype")
@@ -171,9 +171,9 @@ def _in_thread(modes: list[context.Mode], functions: Sequence[Any], row: Any) ->
     before = mine[:]
     mine[:] = modes
     this = threading.get_ident()
-    threads.without.setdefault(this, threads.MAKES_A_BATCH)
+    collective_lock.forbidden_threads.setdefault(this, collective_lock.MAKES_A_BATCH)
     try:
         return elements.mapped(row, functions)
     finally:
-        threads.without.pop(this, None)
+        collective_lock.forbidden_threads.pop(this, None)
         mine[:] = before

@@ -16,7 +16,7 @@ from mpistrat import context
 from mpistrat.data.pipeline.optional import NextAsOptional
 from mpistrat.process import program_end
 from mpistrat.process.program_end import EndStep
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement import collective_lock
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
 _LOOK_EVERY = 5.0
@@ -163,8 +163,8 @@ class _HandOver:
         before = modes[:]
         modes[:] = self._modes
         this = threading.get_ident()
-        made_inside = this in threads.without  # by a function that makes another element
-        threads.without.setdefault(this, threads.MAKES_A_BATCH)
+        made_inside = this in collective_lock.forbidden_threads  # by a function that makes another element
+        collective_lock.forbidden_threads.setdefault(this, collective_lock.MAKES_A_BATCH)
         try:
             with self._making:
                 began = time.perf_counter()
@@ -174,7 +174,7 @@ class _HandOver:
             return None, 0.0, error
         finally:
             if not made_inside:
-                threads.without.pop(this, None)
+                collective_lock.forbidden_threads.pop(this, None)
             modes[:] = before
 
     def take(self, owner: Prefetched) -> Any:

@@ -78,10 +78,10 @@ def _serve(connection: Connection, memory: int) -> None:
     from mpistrat.data.rows import elements
     from mpistrat.messages import pickling
     from mpistrat.process import mpi
-    from mpistrat.runtime.agreement import threads
+    from mpistrat.runtime.agreement import collective_lock
 
     mpi.refuse_start("the workers of map()")
-    threads.without[threading.get_ident()] = threads.MAKES_A_BATCH
+    collective_lock.forbidden_threads[threading.get_ident()] = collective_lock.MAKES_A_BATCH
     sys.path[:], sys.argv[:], packed = connection.recv()  # modules are found as the program finds them
     given: Any = None
     while True:

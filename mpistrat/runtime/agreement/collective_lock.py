@@ -28,7 +28,7 @@ import numpy as np
 
 from mpistrat.record import flight_record
 from mpistrat.record.writers import Flight
-from mpistrat.runtime.agreement import agreement, threads
+from mpistrat.runtime.agreement import agreement
 from mpistrat.runtime.agreement.agreement import Agreement, NodeAgreement, Payload, TwoTierAgreement
 from mpistrat.runtime.agreement.operation import (
     MismatchError,
@@ -40,6 +40,24 @@ from mpistrat.runtime.agreement.operation import (
     ranks_in_words,
     sequence_mismatch,
 )
+
+#: Why each of these threads must not, by its identifier.
+forbidden_threads: dict[int, str] = {}
+MAKES_A_BATCH = (
+    "was called while a batch was made, by a function given to map() perhaps: ranks read at their own pace, and would "
+    "not meet; call it between batches, or use prefetch(0)"
+)
+
+
+def refuse_thread(what: str) -> None:
+    """Raise RuntimeError if this thread must not start the collective ``what``."""
+    why = forbidden_threads.get(get_ident())
+    if why is not None:
+        raise RuntimeError(f"{what} {why}")
+
+
+# --- the lock -------------------------------------------------------------------
+
 
 # A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
 # operation. A rank whose lock is broken sets bit 62, and gives its rank for the number: it agrees with no other.
@@ -157,8 +175,8 @@ class CollectiveLock:
         another thread is in a collective of this communicator, this one must not be, or the lock is broken.
         """
         thread = get_ident()  # before the lock is looked at: Python may run other threads after a call into C
-        if threads.without:
-            threads.refuse(operation.name)
+        if forbidden_threads:
+            refuse_thread(operation.name)
         if self.state:
             self._require_free(operation, thread, timeout_seconds)
         self.state = thread

@@ -17,8 +17,17 @@ from mpistrat.data import DataFileError
 from mpistrat.process.files import local_path
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.checkpoint import object_graph, pending_save
-from mpistrat.training.checkpoint.object_graph import Graph, Node, Stateful, check, graph_of
+from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint.names import (
+    Graph,
+    Node,
+    Stateful,
+    as_before,
+    check,
+    graph_of,
+    pack_state,
+    unpack_state,
+)
 from mpistrat.training.checkpoint.variables import contents_of, load, loaded_arrays, ranks_of, save
 
 _COUNTER = "save_counter"
@@ -193,7 +202,7 @@ class Checkpoint:
         """
         graph, topology, _ = _met(self, what, *parts)
         texts = {}
-        own = topology.on_all_ranks(lambda: [object_graph.packed(each.get()) for each in graph.states.values()])
+        own = topology.on_all_ranks(lambda: [pack_state(each.get()) for each in graph.states.values()])
         for (name, each), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
             different: Sequence[bytes] = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
             if each.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
@@ -303,9 +312,9 @@ class _Waiting:
             "notices; call assert_existing_objects_matched() of what restore() returned after that": self.unmatched
             & there,
         }
-        for what, names in lost.items():
-            if names and self._warning is not None and self._warning.alive:
-                _log.warning(what, path, few(names), self._path)
+        for what, waiting in lost.items():
+            if waiting and self._warning is not None and self._warning.alive:
+                _log.warning(what, path, few(waiting), self._path)
 
     def expect_partial(self) -> None:
         """Warn of nothing when the program ends."""
@@ -364,7 +373,7 @@ class _Waiting:
     def _own_state(self, name: str, text: np.ndarray, state: Stateful, counts: Sequence[Any]) -> Any:
         """Return this rank's state in the text of all; ``counts`` of replicas of the ranks, where it is of replicas."""
         try:
-            states = object_graph.unpacked(text.tobytes())
+            states = unpack_state(text.tobytes())
         except ValueError as error:
             self._refuse(name, f"it is not a state ({error})")
         if not isinstance(states, list) or not states:
@@ -378,14 +387,14 @@ class _Waiting:
                     f"{name.rpartition('/')[0]!r} out"
                 )
             first = sum(counts[: ranks.rank])
-            return object_graph.as_before(states[first : first + state.replicas], state.get())
+            return as_before(states[first : first + state.replicas], state.get())
         if len(states) not in (1, ranks.size):
             raise ValueError(
                 f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
                 f"there are {ranks.size} ranks now: restore with as many, or leave "
                 f"{name.rpartition('/')[0]!r} out"
             )
-        return object_graph.as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
+        return as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")

@@ -28,7 +28,6 @@ from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
-from mpistrat.strategy.checks import require_cross_replica
 from mpistrat.training.checkpoint import by_all, names, pending_save
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, NewArray, comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, Own
@@ -366,7 +365,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     if len(strategies) > 1:
         raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
     strategy = next(iter(strategies.values()), get_strategy())
-    require_cross_replica(strategy, what, "call it outside of strategy.run")
+    context.require_cross_replica(strategy, what, "call it outside of strategy.run")
     # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
     if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine

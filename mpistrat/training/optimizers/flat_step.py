@@ -15,10 +15,19 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement.moves import all_gather_parts
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.engine import Engine
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement.collective_lock import forbidden_threads, refuse_thread
 from mpistrat.runtime.agreement.operation import Checksum
-from mpistrat.training.optimizers.gradients import BLOCK, Clipping, added, apart, places, squares_of_blocks
-from mpistrat.training.optimizers.rule import Rule, blocks, for_update
+from mpistrat.training.optimizers.rule import (
+    BLOCK,
+    Clipping,
+    Rule,
+    added,
+    apart,
+    blocks,
+    for_update,
+    places,
+    squares_of_blocks,
+)
 from mpistrat.training.optimizers.state import State, parts_of, scaled
 from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable
@@ -158,8 +167,8 @@ class FlatStep(PreparedStep):
         if engine is None:
             messages = self._kept_apart(self._join(gradients))
         elif self._is_alone:  # without a reduction, whose lock and record take 6 us, cold
-            if threads.without:
-                threads.refuse("apply_gradients")
+            if forbidden_threads:
+                refuse_thread("apply_gradients")
             messages = self._join(gradients)
         elif self._reduction is not None:
             messages = self._reduction.run(gradients, engine.options.timeout_seconds)

@@ -19,17 +19,22 @@ from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training.optimizers.exchange import GroupExchange
-from mpistrat.training.optimizers.gradients import Clipping, Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.rule import (
     AVERAGE,
+    Clipping,
     LearningRate,
     MovingAverage,
+    Pairs,
     Rule,
     WeightDecay,
+    apart,
+    as_pair,
+    checked,
     in_words,
     is_of_package,
     options_of,
     place_of,
+    places,
     spell_out_options,
 )
 from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require, unit_of

@@ -22,7 +22,7 @@ from mpistrat.data import (
     Options,
 )
 from mpistrat.data.pipeline import prefetch
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement import collective_lock
 
 
 def readers():
@@ -278,11 +278,11 @@ def test_map_sees_the_strategy_and_may_not_communicate(ahead, thread):
     def fn(x):
         seen.append((mpistrat.get_strategy() is strategy, threading.current_thread().name))
         with pytest.raises(RuntimeError, match="reduce was called while a batch was made"):
-            threads.refuse("reduce")
+            collective_lock.refuse_thread("reduce")
         return x
 
     with strategy.scope():
         dataset = strategy.experimental_distribute_dataset(Dataset.range(4).batch(2).map(fn).prefetch(ahead))
         assert [x.tolist() for x in dataset] == [[0, 1], [2, 3]]
     assert seen == [(True, thread)] * 3  # one more call gives the dtypes
-    threads.refuse("reduce")
+    collective_lock.refuse_thread("reduce")

@@ -16,7 +16,7 @@ import mpistrat
 from mpistrat.data.pipeline import prefetch
 from mpistrat.data.pipeline.prefetch import Prefetched
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.runtime.agreement import threads
+from mpistrat.runtime.agreement import collective_lock
 
 
 def readers():
@@ -119,7 +119,9 @@ def test_its_user_makes_them_as_the_thread_would(monkeypatch):
 
     def elements():
         for i in range(20):
-            seen.append((mpistrat.get_strategy() is strategy, threading.get_ident() in threads.without))
+            seen.append(
+                (mpistrat.get_strategy() is strategy, threading.get_ident() in collective_lock.forbidden_threads)
+            )
             yield i
         raise Broken("here")
 
@@ -128,7 +130,7 @@ def test_its_user_makes_them_as_the_thread_would(monkeypatch):
     assert [next(ahead) for _ in range(20)] == list(range(20))
     assert seen == [(True, True)] * 20
     assert mpistrat.get_strategy() is not strategy
-    threads.refuse("reduce")
+    collective_lock.refuse_thread("reduce")
     with pytest.raises(Broken, match="here"):
         next(ahead)
     with pytest.raises(StopIteration):

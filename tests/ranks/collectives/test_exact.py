@@ -14,8 +14,9 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat import metrics
-from mpistrat.collectives import CollectiveAllReduce, exact_over_axis
+from mpistrat.collectives import CollectiveAllReduce
 from mpistrat.collectives.algorithms import exact
+from mpistrat.strategy import axis_reduction
 
 pytestmark = pytest.mark.four_ranks
 
@@ -180,8 +181,8 @@ def test_an_axis_of_examples(nodes, dtype):
 
 
 def test_many_examples_in_blocks(exactly, monkeypatch):
-    monkeypatch.setattr(exact_over_axis, "_BLOCK", 100)
-    monkeypatch.setattr(exact_over_axis, "_OUTPUTS", 30)
+    monkeypatch.setattr(axis_reduction, "_BLOCK", 100)
+    monkeypatch.setattr(axis_reduction, "_OUTPUTS", 30)
     for dtype in (np.dtype("f4"), np.dtype("f8")):
         for shape in ((301, 1), (301, 70), (0, 3), (5, 0)):
             examples = wild(np.random.default_rng(4), shape, dtype)
