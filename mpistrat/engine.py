@@ -12,9 +12,9 @@ from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
-from mpistrat.collectives.arenas.arena import Arenas
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.arena import Arenas
 from mpistrat.collectives.between_groups import BetweenGroups
+from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduction import Reduction

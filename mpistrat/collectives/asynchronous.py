@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.collectives.arithmetic.operations import Op, finish, result_dtype
+from mpistrat.collectives.operations import Op, finish, result_dtype
 from mpistrat.collectives.packing import Key, Message, unpack
 from mpistrat.collectives.reduction import Reduction, Steps, joined, packed_for_host, prepared
 from mpistrat.process import mpi

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op, accumulator, result_dtype
+from mpistrat.collectives.operations import COMBINE, Op, accumulator, result_dtype
 from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.values import ReduceOp
 

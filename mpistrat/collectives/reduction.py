@@ -17,7 +17,7 @@ import numpy as np
 
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.contract import Algorithm
-from mpistrat.collectives.arithmetic.operations import Op, accumulator, divide, finish, result_dtype
+from mpistrat.collectives.operations import Op, accumulator, divide, finish, result_dtype
 from mpistrat.collectives.packing import SMALL, Key, Message, MessageSizes, join, message_of, new_array, pack, unpack
 from mpistrat.process.cache import Cache
 from mpistrat.record import ring as trace

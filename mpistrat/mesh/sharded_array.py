@@ -11,8 +11,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpistrat.arrays.arrays import as_bytes, as_numpy
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, has_mean
 from mpistrat.collectives.movement.moves import all_gather, exchange
+from mpistrat.collectives.operations import FurtherOp, Op, has_mean
 from mpistrat.mesh.halo import Halo
 from mpistrat.mesh.mesh import Axes, Box, Layout, Mesh, Parts, common, inside, joined, shape_of
 from mpistrat.runtime.agreement.operation import operation

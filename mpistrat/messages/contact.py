@@ -21,8 +21,7 @@ from mpistrat.process import failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
-from mpistrat.runtime.recording import creation
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology, creation
 
 _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ranks: used here only
 

@@ -1,4 +1,4 @@
-"""Where the ranks are: world, node, rail and leaders, made once per communicator.
+"""Where the ranks are: world, node, rail and leaders, made once per communicator, and the record of this process.
 
 *node*: the ranks that share memory (``MPI_Comm_split_type``, MPI 4.1 section 7.4.2; never host names, which
 are equal in containers). *rail*: the ranks with the same local rank, one per node. *leaders*: the rail of
@@ -20,18 +20,80 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from mpistrat.launch import launch, proc
 from mpistrat.memory.node import NodeMemory, NoSharedMemoryError
 from mpistrat.process import debug_notes, failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
-from mpistrat.record import flight_record, ring
-from mpistrat.record import ring as trace
-from mpistrat.record.flight_record import FlightRecord
+from mpistrat.record import flight_record, layout, ring
+from mpistrat.record.flight_record import Creation, FlightRecord
 from mpistrat.runtime import environment
 from mpistrat.runtime.agreement.agreement import Agreement, MpiAgreement, NodeAgreement, TwoTierAgreement
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.object_collectives import ObjectCollectives
-from mpistrat.runtime.recording import creation, start_record
+
+_untraced = False  # whether a trace of this process could not be made
+
+
+def creation(comm: Any, what: str) -> Creation:
+    """Return a context in which the ranks of ``comm`` make ``what`` together, without a topology, and the record.
+
+    A rank that does not come is reported.
+    """
+    world = mpi.start().COMM_WORLD
+    ranks = comm.group.Translate_ranks(None, world.group)
+    record = start_record(world.rank, world.size)
+    if record is not None:
+        # Its launcher may have told of other ranks: that around an mpiexec of one task.
+        record.belongs_to(world.rank, world.size)
+    return Creation(record, ranks, comm.rank, what)
+
+
+def _start_of_mpi() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which all ranks start MPI, each of which waits there for the others."""
+    rank, size = launch.rank_and_size(os.environ) or (0, 1)
+    if size == 1 or _is_started_by_rank():
+        return contextlib.nullcontext()
+    return Creation(start_record(rank, size), range(size), rank, "the start of MPI")
+
+
+def _is_started_by_rank() -> bool:
+    """Return whether a process between this one and its launcher keeps a record: it is the rank, not this one."""
+    started = launch.started_tasks(os.environ)
+    process = os.getppid()
+    while started is not None and started.variable in proc.environ(process):
+        if proc.maps(process, os.path.join(layout.FOLDER, layout.PREFIX)):
+            return True
+        process = proc.parent(process)
+    return False
+
+
+mpi.around_start(_start_of_mpi)
+
+
+def start_record(rank: int, size: int) -> FlightRecord | None:
+    """Return the flight record of this process, or None if it is off. Begin the trace if the options say so."""
+    with contextlib.suppress(ValueError):  # of an option: `environment.agree` raises it on all ranks
+        return _started(rank, size)
+    return None
+
+
+def _started(rank: int, size: int) -> FlightRecord | None:
+    global _untraced
+    rc = environment.rc
+    if not (rc.record or rc.trace):
+        return None
+    record = flight_record.start(rank, size, rc.stack_signal)
+    if record is not None and rc.trace and ring.ring is None and not _untraced:
+        try:
+            record.trace(rc.trace, rc.trace_bytes)
+        except OSError as error:
+            _untraced = True
+            _log.warning("rank %d is not traced: %s; the program goes on without a trace", rank, error)
+    return record
+
+
+# --- limits ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -172,7 +234,7 @@ class Topology(ObjectCollectives):
         # The leader of each rank's node, a random number, the clock, and the host. The number of rank 0 names the
         # communicator in flight records.
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-        own = self.node.bcast(self.rank), _random_number(), ring.clock_number(), trace.ring is not None
+        own = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
         mine = np.array([*own, *np.frombuffer(host, np.int64)])
         told = np.empty((self.size, len(mine)), np.int64)
         world.Allgather(mine, told)
@@ -297,8 +359,8 @@ class Topology(ObjectCollectives):
     def compare_clocks(self) -> None:
         """Note in the trace what the clocks of the ranks are ahead of each other. Collective if there are several."""
         sample = ring.measure_clocks(self.world, self.clocks)
-        if trace.ring is not None:
-            trace.ring.sample(sample)
+        if ring.ring is not None:
+            ring.ring.sample(sample)
 
     def _say_goodbye(self) -> None:
         """Tell ranks that still wait in a collective that this rank's program has ended."""

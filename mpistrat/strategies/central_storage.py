@@ -14,7 +14,7 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import parsed_devices, require_one_for_each, topology_of
 from mpistrat.strategy import Strategy, StrategyExtended, Variable
-from mpistrat.strategy.components import components
+from mpistrat.strategy.replica_context import components
 from mpistrat.values import Mirrored, VariableSynchronization
 from mpistrat.variables.mirrored import CentralVariable
 

@@ -23,8 +23,8 @@ from mpistrat.messages.pickling import refer, refuse
 from mpistrat.messages.servers import NoServers, Servers
 from mpistrat.process.cache import Cache
 from mpistrat.strategy import RunOptions, Strategy, StrategyExtended
-from mpistrat.strategy.components import components
 from mpistrat.strategy.extended import UpdateCall
+from mpistrat.strategy.replica_context import components
 from mpistrat.values import Mirrored, VariableSynchronization, component
 from mpistrat.variables import Variable
 from mpistrat.variables.on_server import ServerVariable, read_all, update_all

@@ -13,7 +13,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact import exact_sum
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, accumulator, divide, result_dtype
+from mpistrat.collectives.operations import FurtherOp, Op, accumulator, divide, result_dtype
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import SingleRankTopology, Topology
 from mpistrat.values import DistributedValues, Mirrored, PerReplica, ReduceOp

@@ -11,15 +11,14 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.arrays.arrays import NUMBERS, from_host, to_host
 from mpistrat.collectives import CommunicationOptions, structures
-from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.movement import moves
+from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
-from mpistrat.strategy.components import regrouped
 from mpistrat.strategy.local_replicas import each_of, gathered_across
-from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows
+from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows, regrouped
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpistrat import context, data, nest
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.collectives.arithmetic.operations import parse_op
+from mpistrat.collectives.operations import parse_op
 from mpistrat.collectives.ops.default import Copies
 from mpistrat.process import mpi
 from mpistrat.strategy.extended import StrategyExtended

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpistrat import context, data, nest
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps
-from mpistrat.collectives.arithmetic.operations import parse_op
+from mpistrat.collectives.operations import parse_op
 from mpistrat.collectives.ops.base import check_destinations
 from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
@@ -19,10 +19,9 @@ from mpistrat.replicas import ReplicaGroup
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
-from mpistrat.strategy.components import components
 from mpistrat.strategy.former import MultiStepContext
 from mpistrat.strategy.local_replicas import LocalReplicaContext
-from mpistrat.strategy.replica_context import ReplicaContext
+from mpistrat.strategy.replica_context import ReplicaContext, components
 from mpistrat.values import Mirrored, ReduceOp, VariableSynchronization, component
 from mpistrat.variables import (
     CutVariable,

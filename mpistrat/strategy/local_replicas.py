@@ -10,14 +10,14 @@ import numpy as np
 from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.collectives import CommunicationOptions, structures
-from mpistrat.collectives.arithmetic.operations import Op, parse_op
 from mpistrat.collectives.asynchronous import made_at_once
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasAllReduce, components_of
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
 from mpistrat.strategy import replica_context
-from mpistrat.strategy.components import apart, components_but_variables, regrouped
+from mpistrat.strategy.replica_context import apart, components_but_variables, regrouped
 from mpistrat.values import DistributedValues, IndexedSlices, ReduceOp, component, reducible, snapshot
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from mpistrat import absent, context, data, nest, representation
 from mpistrat.collectives import structures
-from mpistrat.collectives.arenas.arena import buffers_like
+from mpistrat.collectives.arena import buffers_like
 from mpistrat.data import undistributed
 from mpistrat.monitor import stragglers
 from mpistrat.monitor.stragglers import RankStatistics
@@ -20,9 +20,9 @@ from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.strategy import keras_models
 from mpistrat.strategy.collectives import Collectives
-from mpistrat.strategy.components import components, components_but_variables, regrouped
 from mpistrat.strategy.former import FormerNames, RunOptions
 from mpistrat.strategy.local_replicas import each_of, run_each
+from mpistrat.strategy.replica_context import components, components_but_variables, regrouped
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.arithmetic.operations import has_mean
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.movement.moves import broadcast
+from mpistrat.collectives.operations import has_mean
 from mpistrat.memory.node import NoSharedMemoryError, share
 from mpistrat.mesh import REPLICA, ShardedArray
 from mpistrat.runtime.agreement.collective_lock import collective_call

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives.arithmetic.operations import divide
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.operations import divide
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
 from mpistrat.values.array_like import READING

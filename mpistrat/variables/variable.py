@@ -10,7 +10,7 @@ import numpy as np
 
 from mpistrat import context
 from mpistrat.arrays import arrays
-from mpistrat.collectives.arithmetic.operations import has_mean
+from mpistrat.collectives.operations import has_mean
 from mpistrat.engine import Engine
 from mpistrat.values import ArrayLike, IndexedSlices, VariableAggregation, VariableSynchronization
 from mpistrat.values.array_like import ArrayMethods, NotProvided

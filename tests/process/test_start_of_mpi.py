@@ -107,7 +107,7 @@ def test_the_record_has_the_ranks_that_mpi_counts(run_alone):
 
 IN_RANK = """
 import subprocess, sys
-from mpistrat.runtime import recording
+from mpistrat.runtime import topology
 from mpistrat.launch import launch
 from mpistrat.process import mpi
 from mpistrat.record import flight_record

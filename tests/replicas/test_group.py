@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpistrat.collectives.arithmetic.fixed_tree import halves, subtrees
+from mpistrat.collectives.algorithms.tree import halves, subtrees
 from mpistrat.replicas import ReplicaGroup
 
 

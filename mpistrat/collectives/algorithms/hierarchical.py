@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import WHOLE, Algorithm, Cost, Meeting, agreement_cost
-from mpistrat.collectives.algorithms.tree import combine_by_slices
-from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
+from mpistrat.collectives.algorithms.tree import combine_by_slices, combine_rows
 from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.topology import Topology

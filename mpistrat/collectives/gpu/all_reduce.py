@@ -10,9 +10,8 @@ import numpy as np
 
 from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through_host
+from mpistrat.collectives import arena
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
-from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.route import (
@@ -26,6 +25,7 @@ from mpistrat.collectives.gpu.route import (
     unpack,
     widened,
 )
+from mpistrat.collectives.operations import Op, finish
 from mpistrat.collectives.packing import Key, Message, message_of
 from mpistrat.collectives.reduction import Reduction, Steps, reduce_piece
 from mpistrat.record.layout import Kind

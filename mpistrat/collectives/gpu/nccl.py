@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays.device import cupy_for, gpu_count, on_device, seen_gpus
-from mpistrat.collectives.arithmetic.operations import finish
 from mpistrat.collectives.gpu.route import GpuCall, Laid, Route, widened
+from mpistrat.collectives.operations import finish
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.topology import Slot, Topology

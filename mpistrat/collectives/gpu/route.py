@@ -13,7 +13,7 @@ import numpy as np
 from mpistrat.arrays.device import cupy_for
 from mpistrat.arrays.gpu import kernels
 from mpistrat.arrays.gpu.kernels import EachElement
-from mpistrat.collectives.arithmetic.operations import Op
+from mpistrat.collectives.operations import Op
 from mpistrat.collectives.packing import Key, Message, MessageSizes, pack
 from mpistrat.runtime.topology import Topology
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import reduce_scatter, structures
-from mpistrat.collectives.arithmetic.operations import Op, accumulator
 from mpistrat.collectives.movement import moves
+from mpistrat.collectives.operations import Op, accumulator
 from mpistrat.runtime.topology import Topology
 
 

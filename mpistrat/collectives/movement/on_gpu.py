@@ -11,10 +11,10 @@ import numpy as np
 
 from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import as_bits, copy_each
-from mpistrat.collectives.arithmetic.operations import Op, finish
 from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.route import Laid, combine_on_gpu, widened
 from mpistrat.collectives.movement.moves import checked_axis, lengths_by_mpi
+from mpistrat.collectives.operations import Op, finish
 from mpistrat.collectives.packing import message_of
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.runtime.agreement.operation import operation

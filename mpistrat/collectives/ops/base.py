@@ -12,8 +12,8 @@ import numpy as np
 
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op, accumulator, divide, parse_op, result_dtype
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.operations import FurtherOp, Op, accumulator, divide, parse_op, result_dtype
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts

@@ -13,12 +13,11 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device
-from mpistrat.collectives import structures
+from mpistrat.collectives import arena, structures
 from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arenas.arena import reduction_in_place
-from mpistrat.collectives.arithmetic.operations import COMBINE, Op, accumulator, divide, result_dtype
+from mpistrat.collectives.arena import reduction_in_place
 from mpistrat.collectives.movement.moves import broadcast
+from mpistrat.collectives.operations import COMBINE, Op, accumulator, divide, result_dtype
 from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, all_reduce_slices, collective_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.packing import Key

@@ -18,10 +18,9 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.exact import exact_sum_over_ranks, settle_extremes
-from mpistrat.collectives.algorithms.tree import Shares, reduce_by_tree
-from mpistrat.collectives.arithmetic.fixed_tree import tree_of_right
-from mpistrat.collectives.arithmetic.operations import Op, accumulator, finish, result_dtype
+from mpistrat.collectives.algorithms.tree import Shares, reduce_by_tree, tree_of_right
 from mpistrat.collectives.movement import any_library
+from mpistrat.collectives.operations import Op, accumulator, finish, result_dtype
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps, all_reduce_slices
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.packing import Key, Message, message_of, new_array, unpack

@@ -11,8 +11,7 @@ import numpy as np
 from mpistrat import absent
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.process import mpi
-from mpistrat.runtime.recording import creation
-from mpistrat.runtime.topology import Topology
+from mpistrat.runtime.topology import Topology, creation
 
 _keyval: int | None = None
 _Function = TypeVar("_Function", bound=Callable[..., Any])

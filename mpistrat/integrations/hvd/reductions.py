@@ -12,11 +12,10 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.collectives import CommunicationOptions, reduce_scatter, structures
-from mpistrat.collectives.arithmetic import operations
-from mpistrat.collectives.arithmetic.operations import FurtherOp, divide
-from mpistrat.collectives.arithmetic.operations import Op as OwnOp
+from mpistrat.collectives import CommunicationOptions, operations, reduce_scatter, structures
 from mpistrat.collectives.movement.moves import exchange
+from mpistrat.collectives.operations import FurtherOp, divide
+from mpistrat.collectives.operations import Op as OwnOp
 from mpistrat.integrations.hvd import job
 from mpistrat.integrations.hvd.handles import Substitute, collective, in_place, one_by_one, refusals, with_handle
 from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set

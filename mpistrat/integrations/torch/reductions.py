@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.distributed import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
 from mpistrat.arrays import arrays
-from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, reduce_scatter, structures
-from mpistrat.collectives.arenas import arena
-from mpistrat.collectives.arithmetic.operations import FurtherOp, Op
+from mpistrat.collectives import CommunicationOptions, CrossDeviceOps, arena, reduce_scatter, structures
 from mpistrat.collectives.movement import moves
+from mpistrat.collectives.operations import FurtherOp, Op
 from mpistrat.integrations.torch.tensors import (
     BYTES_ONLY,
     also_of_one_tensor,

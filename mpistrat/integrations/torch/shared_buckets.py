@@ -17,7 +17,7 @@ from torch.distributed import GradBucket
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mpistrat.arrays import arrays
-from mpistrat.collectives.arenas import arena
+from mpistrat.collectives import arena
 from mpistrat.integrations.torch.process_group import ProcessGroup
 from mpistrat.integrations.torch.work import devices_of
 from mpistrat.memory.node import FOLDER

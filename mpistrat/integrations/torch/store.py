@@ -23,7 +23,7 @@ from torch.distributed import register_rendezvous_handler
 from mpistrat.integrations.torch.new_groups import all_ranks
 from mpistrat.integrations.torch.work import have_ended, tell_of_end, wait_until
 from mpistrat.process import mpi
-from mpistrat.runtime.recording import creation
+from mpistrat.runtime.topology import creation
 
 _OWNER = 0
 _TAG = 0  # on a communicator of its own

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce, segmented_ring
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
-from mpistrat.collectives.arenas.arena import Arenas
+from mpistrat.collectives.arena import Arenas
 from mpistrat.memory import node as shared_memory
 from mpistrat.memory.node import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology

@@ -8,7 +8,7 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives.arithmetic.operations import FurtherOp
+from mpistrat.collectives.operations import FurtherOp
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.values import ReduceOp

@@ -9,8 +9,8 @@ from layouts import layouts
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives.arithmetic.operations import COMBINE, FurtherOp
 from mpistrat.collectives.movement.moves import all_gather, broadcast
+from mpistrat.collectives.operations import COMBINE, FurtherOp
 from mpistrat.collectives.reduce_scatter import reduce_scatter
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Limits, Topology

@@ -9,7 +9,7 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions
-from mpistrat.collectives.arenas.arena import buffer_on_file, map_side_by_side
+from mpistrat.collectives.arena import buffer_on_file, map_side_by_side
 from mpistrat.memory.node import NoSharedMemoryError
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp

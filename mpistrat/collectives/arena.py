@@ -19,8 +19,8 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import IN_PLACE, Choice
-from mpistrat.collectives.arithmetic.fixed_tree import combine_rows
-from mpistrat.collectives.arithmetic.operations import Op, finish
+from mpistrat.collectives.algorithms.tree import combine_rows
+from mpistrat.collectives.operations import Op, finish
 from mpistrat.collectives.packing import Message
 from mpistrat.collectives.reduction import (
     FastPath,

@@ -1,1 +1,0 @@
-"""Memory that the ranks of a node share, and reductions where the arrays are."""
