@@ -16,8 +16,7 @@ from mpistrat.collectives.arena import Arenas
 from mpistrat.collectives.between_groups import BetweenGroups
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.of_replicas import ReplicasAllReduce
-from mpistrat.collectives.packing import Key
-from mpistrat.collectives.reduction import Reduction
+from mpistrat.collectives.reduction import Key, Reduction
 from mpistrat.mesh import Mesh
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import SingleRankTopology, Topology

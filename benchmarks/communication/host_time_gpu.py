@@ -21,7 +21,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from mpistrat.collectives import packing
+from mpistrat.collectives import reduction
 from mpistrat.collectives.gpu import route as on_gpu
 from mpistrat.optimizers import Adam
 from mpistrat.values import ReduceOp
@@ -61,9 +61,9 @@ def lists(number: int, names: int) -> list[list[Any]]:
 def rows(number: int) -> dict[str, float]:
     """Return the microseconds of each action with so many arrays."""
     gradients, *state = lists(number, 4)
-    limits = packing.MessageSizes(math.inf, math.inf, math.inf)
+    limits = reduction.MessageSizes(math.inf, math.inf, math.inf)
     key = tuple((each.dtype, each.shape) for each in gradients)
-    (message,) = packing.pack(ReduceOp.SUM, key, 2, {np.dtype(np.float32): limits})
+    (message,) = reduction.packed_messages(ReduceOp.SUM, key, 2, {np.dtype(np.float32): limits})
     places, out = on_gpu.Places.of(message), [None] * number
     send = on_gpu.pack_values(places, gradients).send
     total = cupy.empty(message.length, message.result)

@@ -58,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> int:
     import mpistrat
     from mpistrat.bench.tune import interleaved, repeated
     from mpistrat.training import save, save_async
-    from mpistrat.training.checkpoint.pending_save import SaveBuffer
+    from mpistrat.training.checkpoint.by_all import SaveBuffer
 
     comm = MPI.COMM_WORLD.Dup()
     folder = None

@@ -19,19 +19,19 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device, cupy_for, on_device
 from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import IN_PLACE, Choice
+from mpistrat.collectives.algorithms.hierarchical import InMemory, segmented_ring_all_reduce
 from mpistrat.collectives.algorithms.tree import combine_rows
 from mpistrat.collectives.operations import Op, finish
-from mpistrat.collectives.packing import Message
 from mpistrat.collectives.reduction import (
     FastPath,
     HostRoute,
+    Message,
     Reduction,
     Steps,
     packed_for_host,
     reduce_one,
     short_steps_of,
 )
-from mpistrat.collectives.segmented_ring import InMemory, segmented_ring_all_reduce
 from mpistrat.memory.node import NoSharedMemoryError, pages, share
 from mpistrat.process import mpi, private_file
 from mpistrat.runtime.agreement.operation import Operation, operation

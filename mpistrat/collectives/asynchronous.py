@@ -13,8 +13,16 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.algorithms.choose import Choice
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.operations import Op, finish, result_dtype
-from mpistrat.collectives.packing import Key, Message, unpack
-from mpistrat.collectives.reduction import Reduction, Steps, joined, packed_for_host, prepared
+from mpistrat.collectives.reduction import (
+    Key,
+    Message,
+    Reduction,
+    Steps,
+    joined,
+    packed_for_host,
+    prepared,
+    unpack_message,
+)
 from mpistrat.process import mpi
 from mpistrat.process.waiting import Backoff
 from mpistrat.record.layout import Kind
@@ -188,7 +196,7 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
             for message, flat in zip(messages, packed, strict=True):
                 total = flat if message.wire is message.result else np.empty(message.length, message.result)
                 finish(flat, message.divisor, total)
-                unpack(message, total, out)
+                unpack_message(message, total, out)
             for i, dtype in empty:
                 out[i] = np.empty(key[i][1], dtype)
             return rebuild(out)

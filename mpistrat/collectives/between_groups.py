@@ -16,7 +16,7 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement.moves import all_gather, all_gather_parts
 from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.collectives.packing import new_array
+from mpistrat.collectives.reduction import new_array
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Slot, Topology

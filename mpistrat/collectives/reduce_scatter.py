@@ -14,7 +14,7 @@ from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
 from mpistrat.collectives.algorithms.tree import combine_rows, combine_tree, shares_of_one_each
 from mpistrat.collectives.operations import COMBINE, Op, accumulator, divide, result_dtype
-from mpistrat.collectives.packing import cut, new_array, write_piece
+from mpistrat.collectives.reduction import cut, new_array, write_piece
 from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.topology import Limits, Topology
 from mpistrat.values import ReduceOp

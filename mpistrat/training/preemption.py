@@ -25,10 +25,10 @@ from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy, has_strategy
 from mpistrat.training import preemption_exit
+from mpistrat.training.checkpoint.by_all import finish_all
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager
 from mpistrat.training.checkpoint.names import named_variables
-from mpistrat.training.checkpoint.pending_save import finish_all
 from mpistrat.training.checkpoint.variables import load, save
 from mpistrat.training.elastic.copying import Copying
 from mpistrat.training.preemption_exit import PreemptionWatcher

@@ -17,7 +17,7 @@ TESTS = ROOT / "tests" / "gpu" / "test_order_of_streams.py"
 PASSED, FAILED = 0, 1  # pytest's exit status
 PROCESSES = 2
 PINNED, FEED = "mpistrat.arrays.gpu.pinned", "mpistrat.arrays.gpu.pinned"
-DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.nccl"
+DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.route"
 POINTERS, KERNELS = "mpistrat.collectives.gpu.pointers", "mpistrat.arrays.gpu.kernels"
 ARRAYS = "mpistrat.arrays.arrays"
 

@@ -18,9 +18,9 @@ from mpistrat.arrays import device as devices
 from mpistrat.arrays.device import Device, on_device
 from mpistrat.arrays.gpu import kernels, pinned
 from mpistrat.arrays.gpu import pinned as feeds
-from mpistrat.collectives import packing
-from mpistrat.collectives.gpu import nccl as nccl_route
+from mpistrat.collectives import reduction
 from mpistrat.collectives.gpu import pointers
+from mpistrat.collectives.gpu import route as nccl_route
 from mpistrat.collectives.gpu.route import GpuCall, Laid, Places, pack_values, unpack
 from mpistrat.values import ReduceOp
 
@@ -202,11 +202,11 @@ def test_each_stream_and_device_has_its_tables(cupy):
 def test_pack_and_unpack(cupy):
     shapes = [(3, 5), (), (700,), (2, 0), (40, 30)]
     values = [cupy.asarray(np.full(shape, i + 1.0)) for i, shape in enumerate(shapes)]
-    (message,) = packing.pack(
+    (message,) = reduction.packed_messages(
         ReduceOp.SUM,
         tuple((each.dtype, each.shape) for each in values),
         1,
-        {np.dtype(float): packing.MessageSizes(1 << 30, 1 << 30, 1 << 30)},
+        {np.dtype(float): reduction.MessageSizes(1 << 30, 1 << 30, 1 << 30)},
     )
     places = Places.of(message)
     laid, out = pack_values(places, values), [None] * len(shapes)
@@ -280,7 +280,7 @@ def _communicator(cupy, device):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 def test_nccl_in_the_order_of_the_stream(cupy, dtype, op):
-    message = packing.message_of(op, ((np.dtype(dtype), (N,)),), [0], 4)
+    message = reduction.message_of(op, ((np.dtype(dtype), (N,)),), [0], 4)
     laid = Laid(message, pending(cupy, 8.0, dtype), cupy.empty(N, message.result))
     nccl_route.NcclRoute().reduce(GpuCall(Topology(cupy), 0, None, None), [laid])
     want = 8 if op is ReduceOp.SUM else 2
@@ -290,7 +290,7 @@ def test_nccl_in_the_order_of_the_stream(cupy, dtype, op):
 def test_nccl_is_waited_for_alone(cupy, monkeypatch):
     """With a limit, the wait ends with the all-reduce, not with later work in the stream."""
     topology = Topology(cupy)
-    message = packing.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
+    message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
     laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     stream = cupy.cuda.get_current_stream()
     original = nccl_route._wait
@@ -309,7 +309,7 @@ def test_after_nccl_hangs_the_gpu_can_be_used(cupy, monkeypatch):
     """A handler that saves the weights copies them from the GPU."""
     topology, weights = Topology(cupy), pending(cupy, 3.0)
     monkeypatch.setattr(cupy.cuda.nccl, "hangs", True)
-    message = packing.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
+    message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
     laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"was not done within 0\.1 s"):
@@ -578,7 +578,7 @@ def test_nccl_is_imported_once(cupy, monkeypatch):
     nccl_route.nccl_for("it")
     monkeypatch.setattr(nccl_route.warnings, "catch_warnings", None)
     nccl_route.nccl_for("it")
-    message = packing.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
+    message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
     laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     nccl_route.NcclRoute().reduce(GpuCall(Topology(cupy), 0, None, None), [laid])
     assert devices.gpu_count("it") == 2

@@ -23,8 +23,8 @@ from test_kernels_compile import compiled, sources_of
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import gpu_count
 from mpistrat.arrays.gpu import kernels
-from mpistrat.collectives import packing
-from mpistrat.collectives.gpu import nccl as nccl_route
+from mpistrat.collectives import reduction
+from mpistrat.collectives.gpu import route as nccl_route
 from mpistrat.collectives.gpu.route import Places, unpack
 from mpistrat.values import ReduceOp
 
@@ -150,8 +150,8 @@ def test_ids_and_constants_of_nccl(nccl):
 def test_results_are_views_of_the_message(dtype):
     shapes = [(3, 5), (700,), (40, 30, 2), (40, 30, 2)]
     key = tuple((np.dtype(dtype), shape) for shape in shapes)
-    limits = {np.dtype(dtype): packing.MessageSizes(1 << 30, 1 << 30, 1 << 30)}
-    (message,) = packing.pack(ReduceOp.SUM, key, 2, limits)
+    limits = {np.dtype(dtype): reduction.MessageSizes(1 << 30, 1 << 30, 1 << 30)}
+    (message,) = reduction.packed_messages(ReduceOp.SUM, key, 2, limits)
     total = array_at(1 << 30, message.length, dtype)
     out = [None] * len(shapes)
     unpack(Places.of(message), total, out)

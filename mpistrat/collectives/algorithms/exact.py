@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from mpistrat.collectives.algorithms.contract import Algorithm, Cost
-from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce
+from mpistrat.collectives.algorithms.hierarchical import HierarchicalAllReduce, segmented_ring_all_reduce
 from mpistrat.collectives.algorithms.mpi import MpiAllReduce, mpi_operation
-from mpistrat.collectives.segmented_ring import segmented_ring_all_reduce
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Limits, Topology
 

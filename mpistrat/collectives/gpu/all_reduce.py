@@ -13,10 +13,10 @@ from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through
 from mpistrat.collectives import arena
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.gpu import pointers as gpu_pointers
-from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.route import (
     GpuCall,
     Laid,
+    NcclRoute,
     Places,
     Route,
     combine_on_gpu,
@@ -26,8 +26,7 @@ from mpistrat.collectives.gpu.route import (
     widened,
 )
 from mpistrat.collectives.operations import Op, finish
-from mpistrat.collectives.packing import Key, Message, message_of
-from mpistrat.collectives.reduction import Reduction, Steps, reduce_piece
+from mpistrat.collectives.reduction import Key, Message, Reduction, Steps, message_of, reduce_piece
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation

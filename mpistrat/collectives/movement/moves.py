@@ -12,8 +12,8 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
-from mpistrat.collectives.packing import Piece, cut, read_piece, write_piece
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.collectives.reduction import Piece, cut, read_piece, write_piece
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation

@@ -15,8 +15,8 @@ from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.route import Laid, combine_on_gpu, widened
 from mpistrat.collectives.movement.moves import checked_axis, lengths_by_mpi
 from mpistrat.collectives.operations import Op, finish
-from mpistrat.collectives.packing import message_of
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
+from mpistrat.collectives.reduction import message_of
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 

@@ -15,9 +15,8 @@ from mpistrat.collectives import structures
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import FurtherOp, Op, accumulator, divide, parse_op, result_dtype
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts
-from mpistrat.collectives.reduction import Reduction
+from mpistrat.collectives.reduction import Key, Reduction
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology

@@ -20,9 +20,8 @@ from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.collectives.operations import COMBINE, Op, accumulator, divide, result_dtype
 from mpistrat.collectives.ops.base import HOOKS, IN_PAIRS, CrossDeviceOps, all_reduce_slices, collective_all_reduce
 from mpistrat.collectives.options import CommunicationImplementation, CommunicationOptions
-from mpistrat.collectives.packing import Key
 from mpistrat.collectives.reduce_scatter import Parts, reduce_parts
-from mpistrat.collectives.reduction import Reduction, prepared, reduction_of_arrays, reduction_of_joined
+from mpistrat.collectives.reduction import Key, Reduction, prepared, reduction_of_arrays, reduction_of_joined
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
@@ -339,7 +338,7 @@ class NcclAllReduce(CollectiveAllReduce):
 
     def __init__(self, num_packs: int = 1):
         super().__init__(num_packs=num_packs)
-        from mpistrat.collectives.gpu.nccl import nccl_for  # most programs do not use a GPU
+        from mpistrat.collectives.gpu.route import nccl_for  # most programs do not use a GPU
 
         nccl_for("NcclAllReduce")
 

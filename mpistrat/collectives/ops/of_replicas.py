@@ -23,8 +23,7 @@ from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, accumulator, finish, result_dtype
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps, all_reduce_slices
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.collectives.packing import Key, Message, message_of, new_array, unpack
-from mpistrat.collectives.reduction import HostRoute, reduce_one
+from mpistrat.collectives.reduction import HostRoute, Key, Message, message_of, new_array, reduce_one, unpack_message
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -143,7 +142,7 @@ class ReplicaSums:
         with topology.lock.collective(self._operation, meets, timeout_seconds):
             for rows in self._rows:
                 total = topology.lock.ignoring_float_errors(self._total, rows)
-                unpack(rows.message, total, out)
+                unpack_message(rows.message, total, out)
         for i, shape, dtype in self._empty:
             out[i] = np.empty(shape, dtype)
         return out

@@ -17,7 +17,7 @@ from mpistrat.data import DataFileError
 from mpistrat.process.files import local_path
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint import by_all
 from mpistrat.training.checkpoint.names import (
     Graph,
     Node,
@@ -284,7 +284,7 @@ class _Waiting:
         self._checkpoint, self._path = checkpoint, path
         _, topology, replicas = _met(checkpoint, "Checkpoint.restore", "of", str(path))
         self._topology = topology
-        pending_save.finish(topology)  # which may be that of this file
+        by_all.finish(topology)  # which may be that of this file
         self._contents = contents_of(topology, path)
         self._replicas = replicas
         self.matched: set[str] = set()

@@ -28,10 +28,10 @@ from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategy import Variable, get_strategy
-from mpistrat.training.checkpoint import by_all, names, pending_save
+from mpistrat.training.checkpoint import by_all, names
+from mpistrat.training.checkpoint.by_all import PendingSave, Prepare, SaveBuffer
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, NewArray, comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, Own
-from mpistrat.training.checkpoint.pending_save import PendingSave, Prepare, SaveBuffer
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ def save_async(
     prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, new.arrays, new.values, file)
     if new.alone:
         prepare = partial(by_all.begin_alone, new.values, file) if replicas.is_chief else None
-    return pending_save.begin(topology, replicas.is_chief, file, prepare)
+    return by_all.begin(topology, replicas.is_chief, file, prepare)
 
 
 def arrays_of(
@@ -349,7 +349,7 @@ def _prepared(
     way = "from" if what.startswith("load") else "to"
     more = [] if differing == "error" else [differing]
     structures.agree(topology, what, "of", likes, kinds, own, *more, way, str(file))
-    pending_save.finish(topology)
+    by_all.finish(topology)
     return topology, replicas
 
 
@@ -410,7 +410,7 @@ def _new_file(
     named, parts = names.divided(state, own)
     topology, replicas = _prepared(named, what, file, parts, differing)
     names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
-    sample = topology.slot(pending_save.Saves).count if what == "save_async" else None
+    sample = topology.slot(by_all.Saves).count if what == "save_async" else None
     return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
 
 

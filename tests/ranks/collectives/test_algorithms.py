@@ -9,7 +9,8 @@ from layouts import layouts, on_nodes
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.collectives import CollectiveAllReduce, segmented_ring
+from mpistrat.collectives import CollectiveAllReduce
+from mpistrat.collectives.algorithms import hierarchical
 from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.collectives.arena import Arenas
 from mpistrat.memory import node as shared_memory
@@ -87,8 +88,8 @@ def test_segmented_ring_combines_in_the_order_of_the_ring(combine, length):
             def spread(where, mine=mine, copies=copies):
                 copies[where] = mine[where]
 
-            hooks = segmented_ring.InMemory(gathered.append, finished.append, spread, rest)
-            segmented_ring.segmented_ring_all_reduce(comm, combine, mine, nbytes, hooks)
+            hooks = hierarchical.InMemory(gathered.append, finished.append, spread, rest)
+            hierarchical.segmented_ring_all_reduce(comm, combine, mine, nbytes, hooks)
             np.testing.assert_array_equal(mine, expected)
             np.testing.assert_array_equal(copies, expected)
             assert sorted(np.r_[tuple(gathered)].tolist()) == list(range(length))

@@ -13,7 +13,7 @@ import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.experimental import PreemptionCheckpointHandler
 from mpistrat.training import load, save, save_async
-from mpistrat.training.checkpoint import pending_save
+from mpistrat.training.checkpoint import by_all
 
 SYNC, AGG = mpistrat.VariableSynchronization, mpistrat.VariableAggregation
 
@@ -226,7 +226,7 @@ def test_one_after_the_other_in_the_same_memory(strategy, tmp_path):
     for i in range(6):
         v.assign(np.full(100_000, i))
         pending = save_async({"v": v}, tmp_path / f"{i}.h5")
-        room = strategy.extended.engine.topology.slot(pending_save.Saves).buffer
+        room = strategy.extended.engine.topology.slot(by_all.Saves).buffer
         places.add((room._bytes.ctypes.data, len(room._bytes)))
     save({"v": v}, tmp_path / "last.h5")  # waits for it
     assert pending.done()
@@ -270,7 +270,7 @@ def test_no_memory_for_the_copy(strategy, comm, tmp_path, monkeypatch):
 
     v = variable(strategy, 1.0)
     if comm.rank == 0:
-        monkeypatch.setattr(pending_save.SaveBuffer, "copies", fails)
+        monkeypatch.setattr(by_all.SaveBuffer, "copies", fails)
     pending = save_async([v], tmp_path / "v.h5")
     assert strategy.reduce("SUM", 1, axis=None) == strategy.num_replicas_in_sync
     with pytest.raises(MemoryError, match="no memory"):
@@ -289,8 +289,8 @@ def test_no_more_threads(strategy, comm, tmp_path, monkeypatch, size, who):
     save_async([v], tmp_path / "v.h5").wait()  # the trial of the directory
     v.assign(np.ones(size, "f4"))
     if who == "all" or comm.rank == (0 if who == "first" else comm.size - 1):
-        monkeypatch.setattr(pending_save.threading.Thread, "start", fails)
-        monkeypatch.setattr(pending_save, "_THREADS", 1)
+        monkeypatch.setattr(by_all.threading.Thread, "start", fails)
+        monkeypatch.setattr(by_all, "_THREADS", 1)
     pending = save_async([v], tmp_path / "v.h5")
     monkeypatch.undo()
     pending.wait()
