@@ -61,7 +61,7 @@ class Engine:
         self.device = (device or Device("cpu")).use()
         self.devices: tuple[str, ...] = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)
-        self.of_replicas: ReplicasAllReduce | None = None
+        self.of_replicas: Any = None  # a ReplicasAllReduce, where a rank does not play the replica of its number
         if self.replicas.by_rank:
             self.ops = (ops or CollectiveAllReduce()).bound_to(self.topology)
         else:

@@ -1,4 +1,4 @@
-"""How objects of the library show themselves: a line of text, and a table in a notebook."""
+"""How objects of the library show themselves, in a line or a table, and how they refuse arguments."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def other_than_default(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in config.items() if name not in parameters or parameters[name].default != value
     }
+
+
+def require(is_valid: object, text: str, value: object) -> None:
+    """Raise ValueError unless an argument is valid. The ``text`` says what it must be, and the error ends in its value.
+
+    >>> require(2 <= 3, "momentum must be below 1", 2)
+    """
+    if not is_valid:
+        raise ValueError(f"{text}, not {value!r}")
 
 
 def _shown(value: Any) -> str:

@@ -18,6 +18,7 @@ from mpistrat.collectives.ops.default import CollectiveAllReduce
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.reduction import new_array
 from mpistrat.process import mpi
+from mpistrat.representation import require
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.values import ReduceOp
@@ -80,8 +81,7 @@ class PowerSGD(LossyCompression):
     def __init__(self, rank: int = 4):
         if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
             raise TypeError(f"rank must be an int, not {rank!r}")
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, not {rank}")
+        require(rank >= 1, "rank must be at least 1", rank)
         self.rank = int(rank)
 
     def __repr__(self) -> str:
@@ -148,8 +148,7 @@ class TopK(LossyCompression):
     """
 
     def __init__(self, share: float = 0.01):
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], not {share!r}")
+        require(0 < share <= 1, "share must be in (0, 1]", share)
         self.share = float(share)
 
     def __repr__(self) -> str:

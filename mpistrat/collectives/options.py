@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from mpistrat.collectives.algorithms.choose import ALGORITHMS, GPU_ROUTES
+from mpistrat.representation import require
 from mpistrat.runtime.environment import RuntimeOptions, rc
 
 _NAMES = tuple(dict.fromkeys([*ALGORITHMS, *GPU_ROUTES]))
@@ -73,8 +74,7 @@ class CommunicationOptions:
     algorithm: str | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack must not be negative, not {self.bytes_per_pack}")
+        require(self.bytes_per_pack >= 0, "bytes_per_pack must not be negative", self.bytes_per_pack)
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:  # rejects NaN too
             raise ValueError(f"timeout_seconds must be positive or None, not {self.timeout_seconds}")
         self.bytes_per_pack = int(self.bytes_per_pack)

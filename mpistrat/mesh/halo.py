@@ -17,6 +17,7 @@ from mpistrat.collectives import structures
 from mpistrat.mesh.mesh import Layout
 from mpistrat.process import mpi
 from mpistrat.record.layout import Word
+from mpistrat.representation import require
 from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE, forbidden_threads
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 
@@ -281,8 +282,7 @@ def _for_each(given: Any, count: int, what: str) -> tuple[Any, ...]:
 
 
 def _check(layout: Layout, dimension: int, width: Any, boundary: str) -> None:
-    if boundary not in _BOUNDARIES:
-        raise ValueError(f"boundary must be one of {', '.join(_BOUNDARIES)}, not {boundary!r}")
+    require(boundary in _BOUNDARIES, f"boundary must be one of {', '.join(_BOUNDARIES)}", boundary)
     if not isinstance(width, (int, np.integer)) or width < 0:
         raise ValueError(f"the width of a halo must be an int of at least 0, not {width!r}")
     lengths = [end - start for start, end in pairwise(layout.cuts[dimension])]

@@ -17,6 +17,7 @@ from mpistrat.collectives.between_groups import BetweenGroups, LossyCompression
 from mpistrat.mesh import REPLICA, Mesh, MeshAxis
 from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup
+from mpistrat.representation import require
 from mpistrat.runtime import affinity
 from mpistrat.runtime.topology import Topology
 from mpistrat.strategies.dealing import replicas_of, require_hosts
@@ -105,8 +106,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         outer_optimizer: Any = None,
         compression: LossyCompression | None = None,
     ):
-        if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
-            raise ValueError(f"communication_options must be CommunicationOptions, not {communication_options!r}")
+        require(
+            communication_options is None or isinstance(communication_options, CommunicationOptions),
+            "communication_options must be CommunicationOptions",
+            communication_options,
+        )
         if cluster_resolver is not None and not isinstance(cluster_resolver, resolvers.ClusterResolver):
             raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {cluster_resolver!r}")
         world = mpi.start().COMM_WORLD
@@ -189,8 +193,7 @@ def _check_exchange(groups: Any, sync_every: Any, outer_optimizer: Any, compress
         raise ValueError(f'groups must be "node", the axis of a mesh, or None, not {groups!r}')
     if isinstance(sync_every, bool) or not isinstance(sync_every, (int, np.integer)):
         raise TypeError(f"sync_every must be an int, not {sync_every!r}")
-    if sync_every < 1:
-        raise ValueError(f"sync_every must be at least 1, not {sync_every}")
+    require(sync_every >= 1, "sync_every must be at least 1", sync_every)
     if outer_optimizer is not None:
         if not hasattr(outer_optimizer, "slots"):
             raise TypeError(f"outer_optimizer must be an optimizer of mpistrat.optimizers, not {outer_optimizer!r}")

@@ -180,15 +180,14 @@ class Collectives:
         if dst is None and self._engine.replicas.by_rank:
             return gather_on_all(self._extended.engine, value, axis)
         topology, replicas = self._engine.topology, self._engine.replicas
-        if not replicas.by_rank:
-            with structures.refusals("gather", topology):
-                dst = None if dst is None else replicas.checked("dst", dst)
+        with structures.refusals("gather", topology):
+            dst = None if dst is None else replicas.checked("dst", dst)
+        if dst is None or not replicas.by_rank:
             structures.agree(topology, "gather", dst)
             whole = gathered_across(self._engine, value, axis)
             return whole if dst is None or dst in replicas.local else None
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
-            dst = replicas.checked("dst", dst)
             if nest.holds(leaves, IndexedSlices):
                 raise NotImplementedError(NOT_GATHERED)
             leaves = [component(leaf) for leaf in leaves]

@@ -47,32 +47,26 @@ class LocalReplicaContext(replica_context.ReplicaContext):
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         given = parse_op(reduce_op), value, self._engine.merged(options)
-        return self.meet("all_reduce", lambda: _Reduced(self._of_replicas), given)
+        return self.meet("all_reduce", lambda: _Reduced(self._engine.of_replicas), given)
 
     def experimental_all_reduce_async(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         op, merged = parse_op(reduce_op), self._engine.merged(options)
         replica_context.refuse_async(merged)
-        return self.meet("all_reduce_async", lambda: _ReducedAtOnce(self._of_replicas), (op, value, merged))
+        return self.meet("all_reduce_async", lambda: _ReducedAtOnce(self._engine.of_replicas), (op, value, merged))
 
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         op, merged = parse_op(reduce_op), self._engine.merged(options)
         replica_context.refuse_scatter(merged)
-        total = self.meet("reduce_scatter", lambda: _Reduced(self._of_replicas, rows=True), (op, value, merged))
+        total = self.meet("reduce_scatter", lambda: _Reduced(self._engine.of_replicas, rows=True), (op, value, merged))
         return replica_context.own_rows(total, self._id, self.num_replicas_in_sync)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         given = value, axis, self._engine.merged(options).timeout_seconds
-        return self.meet("all_gather", lambda: _Gathered(self._of_replicas), given)
-
-    @property
-    def _of_replicas(self) -> ReplicasAllReduce:
-        ops = self._engine.of_replicas
-        assert ops is not None
-        return ops
+        return self.meet("all_gather", lambda: _Gathered(self._engine.of_replicas), given)
 
 
 class _Reduced:
@@ -184,7 +178,6 @@ class _Merged:
 
 def gathered_across(engine: Engine, value: Any, axis: int, seconds: float | None = None) -> Any:
     """Return the values of all replicas along an axis, in cross-replica context. Collective."""
-    assert engine.of_replicas is not None
     call = _Gathered(engine.of_replicas)
     with structures.refusals("all_gather", engine.topology, seconds):
         for each in each_of(value, engine.replicas.count):

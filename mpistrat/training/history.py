@@ -15,6 +15,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.process import mpi
 from mpistrat.process.files import appearing, local_path
+from mpistrat.representation import require
 from mpistrat.runtime.environment import rc
 from mpistrat.strategy import Strategy, get_strategy
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
@@ -140,10 +141,8 @@ class History:
         keep_best: str | os.PathLike[str] | None = None,
         state: Any = None,
     ):
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', not {mode!r}")
-        if patience is not None and patience < 1:
-            raise ValueError(f"patience must be at least 1, not {patience!r}")
+        require(mode in ("min", "max"), "mode must be 'min' or 'max'", mode)
+        require(patience is None or patience >= 1, "patience must be at least 1", patience)
         if (keep_best is None) != (state is None):
             raise ValueError("give keep_best, the file, and state, what is saved in it, together")
         if tensorboard is not None:

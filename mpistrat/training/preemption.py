@@ -243,7 +243,7 @@ class PreemptionCheckpointHandler:
             self._topology, self._replicas = engine.all_ranks, engine.replicas
         _refuse_parameter_servers(cluster_resolver, self._topology)
         self._watcher = PreemptionWatcher()
-        self._notices: dict[int, Notice] | None = None  # of an end that is agreed on, during the grace period
+        self._notices: Any = None  # of an end that is agreed on, during the grace period
         self._deadline = 0.0
         self._watches_time = True
         self._times = StepTimes()
@@ -390,7 +390,6 @@ class PreemptionCheckpointHandler:
 
     def _grace_is_over(self) -> bool:
         """Return whether the second checkpoint is due: by the clock of replica 0, or because of SIGTERM."""
-        assert self._notices is not None
         over = self._replicas.is_chief and time.monotonic() >= self._deadline - self._times.needed
         # If SIGTERM began the grace period, it may reach other ranks later: then it does not end the period.
         began_with_it = not all(notice.comes_back for notice in self._notices.values())
@@ -437,7 +436,6 @@ class PreemptionCheckpointHandler:
         self._times.saved(time.monotonic() - start)
 
     def _leave(self) -> None:
-        assert self._notices is not None
         notices, self._notices = self._notices, None
         comes_back = all(notice.comes_back for notice in notices.values())
         if self._replicas.is_chief:

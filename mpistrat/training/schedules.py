@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpistrat.representation import require
+
 
 class LearningRateSchedule(ABC):
     """The base class of schedules. A subclass defines ``__call__``.
@@ -129,8 +131,11 @@ class PiecewiseConstantDecay(LearningRateSchedule):
             raise ValueError(
                 f"values must be one more than boundaries, not {len(self.values)} for {len(self.boundaries)}"
             )
-        if any(a >= b for a, b in itertools.pairwise(self.boundaries)):
-            raise ValueError(f"boundaries must increase, not {list(self.boundaries)}")
+        require(
+            not any((a >= b for a, b in itertools.pairwise(self.boundaries))),
+            "boundaries must increase",
+            list(self.boundaries),
+        )
 
     def __call__(self, step: int) -> float:
         return self.values[bisect_left(self.boundaries, step)]
@@ -247,8 +252,7 @@ class CosineDecayRestarts(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         _require_positive("first_decay_steps", self.first_decay_steps)
-        if not self.t_mul >= 1:
-            raise ValueError(f"t_mul must be at least 1, not {self.t_mul!r}")
+        require(self.t_mul >= 1, "t_mul must be at least 1", self.t_mul)
 
     def __call__(self, step: int) -> float:
         start, length, restarts = 0.0, float(self.first_decay_steps), 0
@@ -266,5 +270,4 @@ def _cosine(progress: float) -> float:
 
 
 def _require_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, not {value!r}")
+    require(value > 0, f"{name} must be positive", value)

@@ -288,8 +288,7 @@ class HierarchicalAllReduce(Algorithm):
             all_reduce_on_rails(topology, combine, send, receive)
 
     def meeting(self, topology: Topology, combine: np.ufunc, dtype: np.dtype, length: int) -> Meeting | None:
-        memory = topology.memory
-        assert memory is not None
+        memory = topology.node_memory
         most = _BY_BOTH_BYTES if memory.size == 2 else _ALL_BY_EACH_BYTES // memory.size
         if len(topology.nodes) > 1 or length * dtype.itemsize > most:
             return None

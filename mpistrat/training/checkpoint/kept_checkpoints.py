@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.data import DataFileError
 from mpistrat.process.files import local_path, replace_text
+from mpistrat.representation import require
 from mpistrat.training.checkpoint.checkpoint import Checkpoint, few
 from mpistrat.training.checkpoint.variables import ranks_of
 
@@ -106,8 +107,9 @@ class CheckpointManager:
     ):
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"checkpoint must be a mpistrat.training.Checkpoint, not {checkpoint!r}")
-        if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(f"max_to_keep must be at least 1, or None to keep all, not {max_to_keep!r}")
+        require(
+            max_to_keep is None or max_to_keep >= 1, "max_to_keep must be at least 1, or None to keep all", max_to_keep
+        )
         if checkpoint_interval is not None and step_counter is None:
             raise ValueError("checkpoint_interval counts steps: give step_counter, the variable that has them")
         if isinstance(step_counter, numbers.Number):
@@ -115,8 +117,7 @@ class CheckpointManager:
                 f"step_counter must be a variable or a function, not {step_counter!r}, which does not change: for the "
                 "steps of an optimizer give lambda: optimizer.iterations"
             )
-        if not _NAME.fullmatch(f"{checkpoint_name}-1"):
-            raise ValueError(f"checkpoint_name must be a name without '/', not {checkpoint_name!r}")
+        require(_NAME.fullmatch(f"{checkpoint_name}-1"), "checkpoint_name must be a name without '/'", checkpoint_name)
         self._checkpoint, self._directory = checkpoint, local_path(directory)
         self._name, self._most = checkpoint_name, max_to_keep
         self._preserving = keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.representation import require
 from mpistrat.training.metrics.metric import Metric, as_float64, quotient, require_same_shape, weighted
 
 
@@ -37,8 +38,7 @@ class ConfusionMatrix(Metric):
 
     def __init__(self, num_classes: int, name: str = "confusion_matrix"):
         super().__init__(name)
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be positive, not {num_classes!r}")
+        require(num_classes >= 1, "num_classes must be positive", num_classes)
         self._classes = num_classes
         self._counts = self.add_weight("counts", (num_classes, num_classes))
 
@@ -107,8 +107,11 @@ class IoU(ConfusionMatrix):
         axis: int = -1,
     ):
         super().__init__(num_classes, name)
-        if not target_class_ids or not all(0 <= each < num_classes for each in target_class_ids):
-            raise ValueError(f"target_class_ids must be from 0 to {num_classes - 1}, not {target_class_ids!r}")
+        require(
+            target_class_ids and all(0 <= each < num_classes for each in target_class_ids),
+            f"target_class_ids must be from 0 to {num_classes - 1}",
+            target_class_ids,
+        )
         self._targets, self._ignored, self._axis = list(target_class_ids), ignore_class, axis
         self._sparse = sparse_y_true, sparse_y_pred
 
@@ -233,12 +236,13 @@ class FBetaScore(Metric):
                 f"{type(self).__name__}() needs num_classes=, the number of columns of y_true: Keras learns it from "
                 "the first batch"
             )
-        if not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes must be a positive int, not {num_classes!r}")
-        if average not in (None, "micro", "macro", "weighted"):
-            raise ValueError(f"average must be None, 'micro', 'macro' or 'weighted', not {average!r}")
-        if not beta > 0:
-            raise ValueError(f"beta must be above 0, not {beta!r}")
+        require(isinstance(num_classes, int) and num_classes >= 1, "num_classes must be a positive int", num_classes)
+        require(
+            average in (None, "micro", "macro", "weighted"),
+            "average must be None, 'micro', 'macro' or 'weighted'",
+            average,
+        )
+        require(beta > 0, "beta must be above 0", beta)
         super().__init__(name)
         self._average, self._beta, self._threshold = average, beta, threshold
         # The rows: true positives, predictions of the class, labels of the class.
@@ -320,8 +324,11 @@ class ThresholdMetric(Metric):
     def __init__(self, name: str | None, thresholds: Sequence[float]):
         super().__init__(name)
         self._thresholds = np.sort(np.asarray(thresholds, np.float64))
-        if self._thresholds.ndim != 1 or not self._thresholds.size or np.isnan(self._thresholds).any():
-            raise ValueError(f"thresholds must be a list of numbers, not {thresholds!r}")
+        require(
+            self._thresholds.ndim == 1 and self._thresholds.size and not np.isnan(self._thresholds).any(),
+            "thresholds must be a list of numbers",
+            thresholds,
+        )
         # The row: the label. The column: the number of thresholds below the prediction.
         self._counts = self.add_weight("counts", (2, self._thresholds.size + 1))
 
@@ -445,8 +452,7 @@ class _OfPositives(_AtThresholds):
         class_id: int | None = None,
         name: str | None = None,
     ):
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {top_k!r}")
+        require(top_k is None or top_k >= 1, "top_k must be at least 1", top_k)
         super().__init__(-np.inf if thresholds is None and top_k is not None else thresholds, name)
         self._top_k, self._class_id = top_k, class_id
 
@@ -548,18 +554,14 @@ class AUC(ThresholdMetric):
         name: str = "auc",
         thresholds: Sequence[float] | None = None,
     ):
-        if curve not in ("ROC", "PR"):
-            raise ValueError(f"curve must be 'ROC' or 'PR', not {curve!r}")
-        if summation_method not in _HEIGHTS:
-            raise ValueError(f"summation_method must be one of {sorted(_HEIGHTS)}, not {summation_method!r}")
+        require(curve in ("ROC", "PR"), "curve must be 'ROC' or 'PR'", curve)
+        require(summation_method in _HEIGHTS, f"summation_method must be one of {sorted(_HEIGHTS)}", summation_method)
         if thresholds is None:
-            if num_thresholds < 2:
-                raise ValueError(f"num_thresholds must be at least 2, not {num_thresholds!r}")
+            require(num_thresholds >= 2, "num_thresholds must be at least 2", num_thresholds)
             inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1)
         else:
             inner = np.asarray(thresholds, np.float64)
-            if inner.size and not ((inner >= 0) & (inner <= 1)).all():
-                raise ValueError(f"thresholds must be in [0, 1], not {thresholds!r}")
+            require(not inner.size or ((inner >= 0) & (inner <= 1)).all(), "thresholds must be in [0, 1]", thresholds)
         self._curve, self._method = curve, summation_method
         super().__init__(name, [-_BEYOND, *inner, 1 + _BEYOND])
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays import arrays
+from mpistrat.representation import require
 from mpistrat.training.metrics.metric import Metric, as_float64, quotient, require_same_shape, results, weighted
 
 
@@ -202,8 +203,7 @@ class R2Score(Metric):
                 "class_aggregation must be 'uniform_average', 'variance_weighted_average' or None, not "
                 f"{class_aggregation!r}"
             )
-        if num_outputs < 1:
-            raise ValueError(f"num_outputs must be at least 1, not {num_outputs!r}")
+        require(num_outputs >= 1, "num_outputs must be at least 1", num_outputs)
         super().__init__(name)
         self._aggregation = class_aggregation
         # The rows: weights, labels, squares of labels, squares of errors.
@@ -356,8 +356,7 @@ class SparseTopKCategoricalAccuracy(Accuracy):
     """
 
     def __init__(self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy"):
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
+        require(k >= 1, "k must be at least 1", k)
         super().__init__(name)
         self._k = k
 
@@ -394,8 +393,7 @@ class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):
 
 class _OfSmoothedLabels(MeanOfExamples):
     def __init__(self, name: str | None = None, from_logits: bool = False, label_smoothing: float = 0):
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be in [0, 1], not {label_smoothing!r}")
+        require(0 <= label_smoothing <= 1, "label_smoothing must be in [0, 1]", label_smoothing)
         super().__init__(name)
         self._from_logits, self._smoothing = from_logits, label_smoothing
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpistrat.arrays.gpu.kernels import EachElement
+from mpistrat.representation import require
 from mpistrat.training.optimizers.optimizer import Optimizer
 from mpistrat.training.optimizers.rule import ELEMENTS, OptimizerOptions, Unpack, blocks, squared_norms
 from mpistrat.values import IndexedSlices
@@ -71,8 +72,7 @@ class SGD(Optimizer):
         **options: Unpack[OptimizerOptions],
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {momentum!r}")
+        require(0 <= momentum < 1, "momentum must be in [0, 1)", momentum)
         if nesterov and not momentum:
             raise ValueError("nesterov=True needs a momentum")
         self._momentum, self._nesterov = momentum, nesterov
@@ -169,12 +169,9 @@ class LARS(Optimizer):
         **options: Unpack[OptimizerOptions],
     ):
         super().__init__(learning_rate, name, **options)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {momentum!r}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
-        if not eta > 0:
-            raise ValueError(f"eta must be positive, not {eta!r}")
+        require(0 <= momentum < 1, "momentum must be in [0, 1)", momentum)
+        require(weight_decay >= 0, "weight_decay must not be negative", weight_decay)
+        require(eta > 0, "eta must be positive", eta)
         self._momentum, self._decay, self._eta, self._epsilon = momentum, weight_decay, eta, epsilon
         self._nesterov = bool(nesterov)
         self._config |= {"momentum": momentum, "weight_decay": weight_decay, "eta": eta, "epsilon": epsilon}
@@ -265,8 +262,7 @@ class Adam(Optimizer):
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
         for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            if not 0 <= beta < 1:
-                raise ValueError(f"{what} must be in [0, 1), not {beta!r}")
+            require(0 <= beta < 1, f"{what} must be in [0, 1)", beta)
         self._beta_1, self._beta_2, self._epsilon = beta_1, beta_2, epsilon
         self.slots = ("m", "v", "vhat") if amsgrad else ("m", "v")
         self._config |= {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": bool(amsgrad)}
@@ -390,8 +386,7 @@ class RMSprop(Optimizer):
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
         for what, value in (("rho", rho), ("momentum", momentum)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{what} must be in [0, 1), not {value!r}")
+            require(0 <= value < 1, f"{what} must be in [0, 1)", value)
         self._rho, self._momentum, self._epsilon, self._centered = rho, momentum, epsilon, bool(centered)
         self.slots = ("velocity", *(["momentum"] if momentum else []), *(["mean"] if centered else []))
         self._kernel = _rmsprop_kernel(momentum > 0, self._centered)
@@ -481,8 +476,9 @@ class Adagrad(Optimizer):
         **options: Unpack[OptimizerOptions],
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
-        if not initial_accumulator_value >= 0:
-            raise ValueError(f"initial_accumulator_value must not be negative, not {initial_accumulator_value!r}")
+        require(
+            initial_accumulator_value >= 0, "initial_accumulator_value must not be negative", initial_accumulator_value
+        )
         self._initial, self._epsilon = initial_accumulator_value, epsilon
         self._config |= {"initial_accumulator_value": self._initial, "epsilon": self._epsilon}
 

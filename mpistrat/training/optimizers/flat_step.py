@@ -272,7 +272,6 @@ class SharedOutStep(PreparedStep):
         """Create the state, if this is the first step of a variable, and find this rank's parts. Collective then."""
         variables, state, topology = self.variables, self._state, self._engine.topology
         self._create(variables)
-        assert state.iterations is not None
         self.completed = state.iterations.own_copy()
         self._rate: Any = None if state.learning_rate is None else state.learning_rate.own_copy()
         self._ends = ends = [state.ends[id(variable)] for variable in variables]

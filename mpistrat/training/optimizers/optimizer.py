@@ -515,7 +515,6 @@ class Optimizer(ABC):
         if self._clipping is not None:
             gradients = self._clipping(gradients)
         step.update(self._rule, gradients, number + 1, rate)
-        assert self._state.iterations is not None
         extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:

@@ -21,6 +21,7 @@ from mpistrat.arrays.device import cupy_for
 from mpistrat.arrays.gpu import kernels
 from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.process.own_files import level_of_program
+from mpistrat.representation import require
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
@@ -93,8 +94,7 @@ class WeightDecay(RuleAround):
     """
 
     def __init__(self, rule: Rule, weight_decay: float):
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must not be negative, not {weight_decay!r}")
+        require(weight_decay >= 0, "weight_decay must not be negative", weight_decay)
         super().__init__(rule)
         self._weight_decay = weight_decay
 
@@ -130,8 +130,7 @@ class MovingAverage(RuleAround):
     """
 
     def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None, calls: int):
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"ema_momentum must be in [0, 1], not {momentum!r}")
+        require(0 <= momentum <= 1, "ema_momentum must be in [0, 1]", momentum)
         if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
             raise ValueError(f"ema_overwrite_frequency must be an int above 0, or None, not {overwrite_frequency!r}")
         super().__init__(rule)
@@ -431,11 +430,9 @@ class Clipping:
     def __init__(self, clipnorm: float | None, clipvalue: float | None, global_clipnorm: float | None):
         given = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         self.limits = {name: limit for name, limit in given.items() if limit is not None}
-        if len(self.limits) > 1:
-            raise ValueError(f"only one of clipnorm, clipvalue and global_clipnorm may be set, not {self.limits}")
+        require(len(self.limits) <= 1, "only one of clipnorm, clipvalue and global_clipnorm may be set", self.limits)
         for name, limit in self.limits.items():
-            if not limit > 0:
-                raise ValueError(f"{name} must be positive, not {limit!r}")
+            require(limit > 0, f"{name} must be positive", limit)
         self._norm, self._value, self._global_norm = given.values()
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:

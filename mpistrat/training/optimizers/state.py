@@ -191,7 +191,7 @@ class State:
 
     def __init__(self, name: str):
         self._name = name
-        self.iterations: Variable | None = None
+        self.iterations: Any = None  # a Variable, once there is state
         self.learning_rate: Variable | None = None
         self.first_rate: np.ndarray | None = None
         self.slots: dict[int, tuple[Variable, tuple[Variable, ...]]] = {}
@@ -313,7 +313,7 @@ class Accumulation:
         if not isinstance(calls, int) or calls < 2:
             raise ValueError(f"gradient_accumulation_steps must be a whole number above 1, or None, not {calls!r}")
         self.calls, self._name = calls, name
-        self._done: Variable | None = None
+        self._done: Any = None  # a Variable, once there are sums
         self._sums: dict[int, tuple[Variable, Variable]] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -398,7 +398,6 @@ class Accumulation:
 
     def _count(self, strategy: Strategy) -> None:
         """Count a call that is not the last of its step, in cross-replica context."""
-        assert self._done is not None
         strategy.extended.update(self._done, LocalVariable.assign_add, (1,), group=False)
 
     def _means(self, strategy: Strategy, variables: Sequence[Variable], aggregate: bool) -> list[Any]:
@@ -409,7 +408,6 @@ class Accumulation:
 
     def clear(self, extended: StrategyExtended) -> None:
         """Begin another step: set the number of calls to zero, and the sums, of which each replica has its own."""
-        assert self._done is not None
         extended.update(self._done, LocalVariable.assign, (0,), group=False)
         for _, total in self._sums.values():
             for sums in total.own_copies():

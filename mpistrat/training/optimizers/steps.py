@@ -167,7 +167,6 @@ class PreparedSteps(Cache[Hashable, FlatStep | SharedOutStep]):
             if create is not None:
                 step = SharedOutStep(engine, variables, gradients, names, state, create, elementwise)
             else:
-                assert completed is not None
                 held = [[each.own_copy() for each in (v, *known[id(v)][1])] for v in variables]
                 dtypes = [gradient.dtype for gradient in gradients]
                 least_alone = engine.topology.limits.alone_bytes
@@ -242,7 +241,6 @@ class ReplicasStep:
             self._variables = [variable for _, variable in pairs]
             if aggregate:
                 engine = self._extended.engine
-                assert engine.of_replicas is not None
                 self._total = IncrementalAllReduce(engine.of_replicas, ReduceOp.SUM, engine.options, names)
             else:
                 self._reduced = [*map(snapshot, gradients)]
