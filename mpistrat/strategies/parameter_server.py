@@ -256,8 +256,6 @@ class ParameterServerStrategy(SentByNumber, Strategy):
         ------
         TypeError
             If ``dataset`` is not a Dataset.
-        RuntimeError
-            In a replica context, or while another strategy is current.
         """
         context.require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         if not isinstance(dataset, Dataset):
@@ -267,13 +265,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> DatasetOfWorkers:
-        """Return the dataset that ``dataset_fn(InputContext)`` makes on each worker.
-
-        Raises
-        ------
-        RuntimeError
-            In a replica context, or while another strategy is current.
-        """
+        """Return the dataset that ``dataset_fn(InputContext)`` makes on each worker."""
         context.require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         return DatasetOfWorkers(self, lambda: dataset_fn(InputContext()))
 

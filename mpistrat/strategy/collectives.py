@@ -28,7 +28,7 @@ _collective_call = collective_call(attrgetter("_extended.engine.topology"))
 
 
 class Collectives:
-    """The collectives of a strategy."""
+    """The collectives of a strategy. They raise RuntimeError in a replica context, and in the scope of another one."""
 
     _extended: StrategyExtended
 
@@ -65,8 +65,6 @@ class Collectives:
         TypeError
             If ``axis`` is left out or a value is not numeric, for SUM of bool, and for a structure other than a list
             with an axis.
-        RuntimeError
-            In a replica context, or while another strategy is current.
 
         Examples
         --------
@@ -173,8 +171,6 @@ class Collectives:
             structures differ or shapes do not match.
         NotImplementedError
             For IndexedSlices.
-        RuntimeError
-            In a replica context, or while another strategy is current.
         """
         context.require_cross_replica(self, "gather", "use all_gather of the replica context")
         if dst is None and self._engine.replicas.by_rank:
@@ -223,8 +219,6 @@ class Collectives:
             If ``src`` is not a replica. On every replica, if structures, shapes or dtypes differ between replicas.
         TypeError
             If an array holds Python objects, and for IndexedSlices.
-        RuntimeError
-            In a replica context, or while another strategy is current.
 
         Examples
         --------
@@ -272,8 +266,6 @@ class Collectives:
             If an array is a scalar, the axis is out of range, or ``src`` is not a replica. On every replica.
         TypeError
             If an array holds Python objects, and for IndexedSlices.
-        RuntimeError
-            In a replica context, or while another strategy is current.
 
         Examples
         --------
@@ -332,8 +324,6 @@ class Collectives:
         ------
         ValueError
             If ``dst`` is not a replica.
-        RuntimeError
-            In a replica context, or while another strategy is current.
 
         Examples
         --------
@@ -344,9 +334,9 @@ class Collectives:
         """
         context.require_cross_replica(self, "gather_object", "call it outside of run, or in merge_call")
         topology, replicas = self._engine.topology, self._engine.replicas
+        with structures.refusals("gather_object", topology):
+            dst = None if dst is None else replicas.checked("dst", dst)
         if not replicas.by_rank:
-            with structures.refusals("gather_object", topology):
-                dst = None if dst is None else replicas.checked("dst", dst)
             structures.agree(topology, "gather_object", dst)
             found = topology.all_gather_object(each_of(value, replicas.count))
             ranks = [replicas.rank_of(each) for each in range(replicas.size)]
@@ -354,8 +344,6 @@ class Collectives:
             return objects if dst is None or dst in replicas.local else None
         if dst is None:
             return topology.all_gather_object(value)
-        with structures.refusals("gather_object", topology):
-            dst = replicas.checked("dst", dst)
         return moves.gather_object(topology, value, replicas.rank_of(dst))
 
     @_collective_call
@@ -376,8 +364,6 @@ class Collectives:
         ------
         ValueError
             If ``src`` is not a replica.
-        RuntimeError
-            In a replica context, or while another strategy is current.
 
         Examples
         --------

@@ -43,6 +43,8 @@ UpdateCall = tuple[Variable, Callable[..., Any], tuple[Any, ...]]  # variable, f
 class StrategyExtended:
     """The part of a strategy that optimizers and other libraries use.
 
+    What combines or updates values raises RuntimeError in a replica context, and while another strategy is current.
+
     Parameters
     ----------
     container_strategy : Strategy
@@ -281,13 +283,7 @@ class StrategyExtended:
         kwargs: dict[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Run ``fn(*args, **kwargs)`` in update context, as `update` does for a variable.
-
-        Raises
-        ------
-        RuntimeError
-            In a replica context, or if another strategy is current.
-        """
+        """Run ``fn(*args, **kwargs)`` in update context, as `update` does for a variable."""
         context.require_cross_replica(self._strategy, "update_non_slot", "call it in merge_call")
         return self._in_update(fn, args, kwargs, group)
 
@@ -320,27 +316,9 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Mirrored:
-        """Combine one value over the replicas. Collective.
+        """Combine one value over the replicas. Collective. Arguments and errors as of `CrossDeviceOps.reduce`.
 
-        Parameters
-        ----------
-        reduce_op : ReduceOp, VariableAggregation or str
-        value : PerReplica, array or number
-            A plain value counts as this replica's.
-        destinations : Variable, distributed value, array or device name
-        options, experimental_hints : CommunicationOptions, optional
-            The second is the former name.
-
-        Returns
-        -------
-        Mirrored
-
-        Raises
-        ------
-        RuntimeError
-            In a replica context, or if another strategy is current.
-        ValueError, TypeError
-            As `ReplicaContext.all_reduce`, and for invalid destinations.
+        ``reduce_op`` may be a VariableAggregation, and ``experimental_hints`` is the former name of ``options``.
         """
         context.require_cross_replica(self._strategy, "reduce_to", "use all_reduce of the replica context")
         op = parse_op(reduce_op)
@@ -356,22 +334,7 @@ class StrategyExtended:
     ) -> list[Mirrored]:
         """Combine many values over the replicas in as few messages as possible. Collective.
 
-        Parameters
-        ----------
-        reduce_op : ReduceOp, VariableAggregation or str
-        value_destination_pairs : sequence of (value, destinations)
-        options, experimental_hints : CommunicationOptions, optional
-            The second is the former name.
-
-        Returns
-        -------
-        list of Mirrored
-            In the order of the pairs.
-
-        Raises
-        ------
-        RuntimeError, ValueError, TypeError
-            As `reduce_to`.
+        As `CrossDeviceOps.batch_reduce`, with the arguments of `reduce_to`.
         """
         context.require_cross_replica(self._strategy, "batch_reduce_to", "use all_reduce of the replica context")
         op, merged = parse_op(reduce_op), self.engine.merged(options or experimental_hints)
@@ -379,24 +342,9 @@ class StrategyExtended:
 
     @_collective_call
     def broadcast_to(self, tensor: Any, destinations: Any) -> Mirrored:
-        """Return the value of replica 0 on every replica. Collective.
+        """Return the value of replica 0 on every replica. Collective. As `CrossDeviceOps.broadcast`.
 
-        Parameters
-        ----------
-        tensor : array or number
-            Shape and dtype must be equal on all replicas.
-        destinations : Variable, distributed value, array or device name
-
-        Returns
-        -------
-        Mirrored
-
-        Raises
-        ------
-        TypeError
-            If ``destinations`` has another type.
-        RuntimeError
-            In a replica context, or if another strategy is current.
+        Shape and dtype must be equal on all replicas.
         """
         context.require_cross_replica(self._strategy, "broadcast_to", "call it in merge_call")
         check_destinations(destinations)
@@ -427,13 +375,7 @@ class StrategyExtended:
         return [self.read_var(variable) for variable in variables]
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """Return a dataset over arrays in memory. A former name of `Dataset.from_arrays`; ``session`` is ignored.
-
-        Raises
-        ------
-        RuntimeError
-            In a replica context, or if another strategy is current.
-        """
+        """Return a dataset over arrays in memory. A former name of `Dataset.from_arrays`; ``session`` is ignored."""
         context.require_cross_replica(self._strategy, "experimental_make_numpy_dataset", "call it before run")
         return data.Dataset.from_arrays(numpy_input)
 
@@ -467,8 +409,6 @@ class StrategyExtended:
         ------
         StopIteration
             If the iterator has fewer batches.
-        RuntimeError
-            In a replica context, or if another strategy is current.
 
         Examples
         --------

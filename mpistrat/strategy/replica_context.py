@@ -279,9 +279,8 @@ class ReplicaContext:
 
         Parameters
         ----------
-        reduce_op : ReduceOp or str
-        value : array, number, or nested structure of these
-            As `all_reduce`, without IndexedSlices.
+        reduce_op, value
+            As of `all_reduce`, without IndexedSlices.
         options : CommunicationOptions, optional
             ``timeout_seconds`` limits the beginning and the waiting, each. The implementation is MPI's
             ``Iallreduce``. With "tree", and on ranks that play several replicas, the beginning is an `all_reduce`.
@@ -293,12 +292,8 @@ class ReplicaContext:
 
         Raises
         ------
-        TypeError
-            If a value is not numeric, or for SUM of bool.
-        ValueError
-            If the op is unknown. On every replica, if structures, shapes or dtypes differ between replicas.
-        RuntimeError
-            If this replica context is not the current one.
+        TypeError, ValueError, RuntimeError
+            As `all_reduce`.
 
         Examples
         --------
@@ -345,9 +340,8 @@ class ReplicaContext:
 
         Parameters
         ----------
-        reduce_op : ReduceOp or str
-        value : array or nested structure of arrays
-            As `all_reduce`, without numbers, scalars or IndexedSlices.
+        reduce_op, value
+            As of `all_reduce`, without numbers, scalars or IndexedSlices.
         options : CommunicationOptions, optional
             Only ``timeout_seconds`` is used, and the implementation "tree". "ordered" and "exact" raise.
 
@@ -359,13 +353,11 @@ class ReplicaContext:
 
         Raises
         ------
-        TypeError
-            If a value is not an array of numbers, or for SUM of bool.
+        TypeError, RuntimeError
+            As `all_reduce`.
         ValueError
-            If a value is a scalar or the op is unknown. If the options of the call or of the strategy ask for
-            "ordered" or "exact". On every replica, if structures, shapes or dtypes differ between replicas.
-        RuntimeError
-            If this replica context is not the current one.
+            As `all_reduce`, for a scalar, and if the options of the call or of the strategy ask for "ordered" or
+            "exact".
 
         Examples
         --------

@@ -57,6 +57,9 @@ class Scope(Generic[Owner]):
 class Strategy(Collectives, FormerNames):
     """The replicas of a program and how they work together. Use one of the subclasses.
 
+    What it makes, distributes or combines outside of `run` raises RuntimeError in a replica context, and while another
+    strategy is current.
+
     Parameters
     ----------
     extended : StrategyExtended
@@ -305,13 +308,7 @@ class Strategy(Collectives, FormerNames):
         return (components(value),)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Return a PerReplica value whose component for each replica is ``value_fn(ValueContext)``.
-
-        Raises
-        ------
-        RuntimeError
-            In a replica context, or while another strategy is current.
-        """
+        """Return a PerReplica value whose component for each replica is ``value_fn(ValueContext)``."""
         context.require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
         replicas = self._extended.engine.replicas
         return PerReplica([value_fn(ValueContext(each, replicas.size)) for each in replicas.local])
@@ -341,8 +338,6 @@ class Strategy(Collectives, FormerNames):
         ------
         ValueError
             On every replica, if the dataset has no batches or its files do not match.
-        RuntimeError
-            In a replica context, or while another strategy is current.
         """
         context.require_cross_replica(self, "experimental_distribute_dataset", "call it before run")
         engine = self._extended.engine
@@ -371,8 +366,6 @@ class Strategy(Collectives, FormerNames):
         ------
         TypeError
             On every replica, if ``dataset_fn`` does not return a Dataset on one of them.
-        RuntimeError
-            In a replica context, or while another strategy is current.
         """
         context.require_cross_replica(self, "distribute_datasets_from_function", "call it before run")
         engine = self._extended.engine
