@@ -240,7 +240,7 @@ def jobs_told(jobs: Mapping[str, int] | None, environ: Mapping[str, str]) -> tup
     """
     if jobs is not None:
         return checked_jobs(jobs), "jobs"
-    roles = numbers_of_tasks(rc.roles if environ is os.environ else RuntimeOptions.roles.told(environ))
+    roles = numbers_of_tasks(rc.roles if environ is os.environ else RuntimeOptions.roles.value_in(environ))
     cluster = ClusterSpec(config(environ).get("cluster", {}))
     in_config = {job: cluster.num_tasks(job) for job in cluster.jobs}
     if not in_config.get(PARAMETER_SERVER):  # for synchronous training: the launcher knows it better

@@ -80,7 +80,7 @@ def buffers(
             if dtype.hasobject:
                 raise TypeError(f"buffers cannot hold Python objects ({dtype})")
     with topology.lock.collective(operation("experimental_buffers_like", tuple(leaves), form, device.kind)):
-        # Arrays of one dtype lie side by side without gaps, so that they are reduced as one stretch.
+        # Arrays of one dtype lie side by side without gaps, so that they are reduced as one span.
         order = sorted(range(len(leaves)), key=lambda i: leaves[i][0].str)
         offsets, end = [0] * len(leaves), 0
         before = None
@@ -166,7 +166,7 @@ def places_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
 
 
 def spans_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[ArenaSpan, ...]:
-    """Return the stretches of an arena's arrays, neighbours of one dtype joined. Raise ValueError if two overlap."""
+    """Return the spans of an arena's arrays, neighbours of one dtype joined. Raise ValueError if two overlap."""
     pieces = sorted(
         (place, value.size, value.dtype)
         for place, value in zip(places_of(arena, values), values, strict=True)
@@ -185,12 +185,12 @@ def spans_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[ArenaSpan, ...
     return tuple(joined)
 
 
-def rows_at(arena: Arena, stretch: ArenaSpan, ranks: int) -> list[np.ndarray]:
-    """Return the elements of each rank of the node at a stretch; only this rank's if the memory is private."""
+def rows_at(arena: Arena, span: ArenaSpan, ranks: int) -> list[np.ndarray]:
+    """Return the elements of each rank of the node at a span; only this rank's if the memory is private."""
     memory: Any = arena.memory()
-    starts = range(stretch.offset, ranks * arena.stride, arena.stride) if arena.shared else (stretch.offset,)
-    nbytes = stretch.length * stretch.dtype.itemsize
-    return [memory[start : start + nbytes].view(stretch.dtype) for start in starts]
+    starts = range(span.offset, ranks * arena.stride, arena.stride) if arena.shared else (span.offset,)
+    nbytes = span.length * span.dtype.itemsize
+    return [memory[start : start + nbytes].view(span.dtype) for start in starts]
 
 
 def offset(array: np.ndarray) -> int:
@@ -231,10 +231,10 @@ def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarr
     ``descriptor`` is an open file in memory of ``nbytes``, whose pages are reserved, or None. Raise NoSharedMemoryError
     on every rank if a rank has no file, or cannot open that of another.
     """
-    told = None
+    own = None
     if descriptor is not None:
-        told = f"/proc/{os.getpid()}/fd/{descriptor}", _identity(descriptor)
-    files = node.allgather(told)
+        own = f"/proc/{os.getpid()}/fd/{descriptor}", _identity(descriptor)
+    files = node.allgather(own)
     error: Exception | None = None
     step = pages(nbytes)
     try:
@@ -280,9 +280,9 @@ _BLOCK_BYTES = 128 << 10  # stays in the cache between a sum and its copies
 
 
 class ReducedSpan(NamedTuple):
-    """A stretch of an arena, which is one message, and the way of its reduction."""
+    """A span of an arena, which is one message, and the way of its reduction."""
 
-    stretch: ArenaSpan
+    span: ArenaSpan
     message: Message
     route: HostRoute
 
@@ -339,17 +339,17 @@ def reduction_in_place(
 
 
 def _reduced_span(
-    topology: Topology, choice: Choice, op: Op, home: Arena, stretch: ArenaSpan, algorithm: str | None
+    topology: Topology, choice: Choice, op: Op, home: Arena, span: ArenaSpan, algorithm: str | None
 ) -> ReducedSpan:
-    """Return the part of a stretch: as for any array, unless the reduction in place is predicted to be faster."""
-    key = ((stretch.dtype, (stretch.length,)),)
+    """Return the part of a span: as for any array, unless the reduction in place is predicted to be faster."""
+    key = ((span.dtype, (span.length,)),)
     (message,) = packed_for_host(topology, choice, op, key, 0, algorithm)
     route = HostRoute.of(choice, message, algorithm)
-    nbytes = stretch.length * message.wire.itemsize
+    nbytes = span.length * message.wire.itemsize
     predicts = algorithm is None and home.shared and not choice.measured and topology.size > 1
     if predicts and choice.in_place_is_faster(nbytes, route.algorithm):
         route = HostRoute.of(choice, message, IN_PLACE)
-    return ReducedSpan(stretch, message, route)
+    return ReducedSpan(span, message, route)
 
 
 def _stays(home: Arena, part: ReducedSpan) -> bool:
@@ -368,8 +368,8 @@ class _InSharedMemory:
         """Cut this rank's slices into blocks, at the first use."""
         topology = self._topology
         if not self.views:
-            for stretch, message, _ in self.parts:
-                rows = rows_at(self._home, stretch, topology.node.size)
+            for span, message, _ in self.parts:
+                rows = rows_at(self._home, span, topology.node.size)
                 self.views.append((message, _slice(topology, rows)))
 
     def short_steps(self) -> FastPath | None:
@@ -454,7 +454,7 @@ class _ThroughCopies:
         if not self.views:
             home, node = self._home, self._topology.node
             rank, ranks = (node.rank, node.size) if home.shared else (0, 1)
-            self.views += [rows_at(home, part.stretch, ranks)[rank] for part in self.parts]
+            self.views += [rows_at(home, part.span, ranks)[rank] for part in self.parts]
 
     def short_steps(self) -> FastPath | None:
         if len(self.parts) != 1:

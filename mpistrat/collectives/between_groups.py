@@ -286,8 +286,8 @@ class BetweenGroups:
         """
         if self.group.rank >= self.owners_in_group:
             return []
-        said = self._rail.all_gather_object((self._label, step, what, notes))
-        labels, steps, names, noted = zip(*said, strict=True)
+        reports = self._rail.all_gather_object((self._label, step, what, notes))
+        labels, steps, names, noted = zip(*reports, strict=True)
         wrong, shown = "give all the same number of steps", [f"step {each}" for each in steps]
         if len({*steps}) == 1:
             rows = itertools.zip_longest(*names, fillvalue="nothing more")

@@ -89,9 +89,9 @@ def warn_if_blas_differs(topology: Topology) -> None:
     for rank, text in enumerate(topology.all_gather_object(blas())):
         ranks.setdefault(text, []).append(rank)
     if len(ranks) > 1 and topology.rank == 0:
-        told = ", and ".join(f"rank(s) {ranges(which)}: {text}" for text, which in ranks.items())
+        kinds = ", and ".join(f"rank(s) {ranges(which)}: {text}" for text, which in ranks.items())
         warnings.warn(
-            f"ranks have different BLAS libraries, kernels or numbers of threads ({told}), so the weights of virtual "
+            f"ranks have different BLAS libraries, kernels or numbers of threads ({kinds}), so the weights of virtual "
             "replicas depend on the number of ranks: set OPENBLAS_NUM_THREADS and OPENBLAS_CORETYPE to the same on all",
             RuntimeWarning,
             stacklevel=level_of_program(),
@@ -109,10 +109,10 @@ def warn_if_few_cores(topology: Topology) -> None:
         return
 
     started = threads(os.environ)
-    told = topology.node.gather((own, len(own) if started is None else started[0]))
-    if told is None:
+    reports = topology.node.gather((own, len(own) if started is None else started[0]))
+    if reports is None:
         return
-    masks, counts = zip(*told, strict=True)
+    masks, counts = zip(*reports, strict=True)
     text = None
     if share_one_core(masks, cores_of_machine()):
         by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"

@@ -62,9 +62,9 @@ class Option(Generic[_T]):
             return self
         if self.attribute in vars(rc):
             return cast(_T, vars(rc)[self.attribute])
-        return self.told(os.environ)
+        return self.value_in(os.environ)
 
-    def told(self, environ: Mapping[str, str]) -> _T:
+    def value_in(self, environ: Mapping[str, str]) -> _T:
         """Return the value that an environment gives, or the default."""
         text = environ.get(self.variable, "").strip()
         return self._checked(text, self.variable) if text else self.default
@@ -320,12 +320,12 @@ def agree(comm: Any) -> None:
         problem = str(error)
     if comm.size == 1:
         return
-    told = comm.allgather((problem, mine))
-    for rank, (text, _) in enumerate(told):
+    reports = comm.allgather((problem, mine))
+    for rank, (text, _) in enumerate(reports):
         if text:
             raise ValueError(f"rank {rank}: {text}")
     for option in options():
-        values = [each[option.attribute] for _, each in told]
+        values = [each[option.attribute] for _, each in reports]
         if option.same and any(value != values[0] for value in values):
             raise ValueError(_difference(option, values))
 
@@ -340,9 +340,9 @@ def _difference(option: Option[Any], values: list[Any]) -> str:
     groups: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)
-    said = "; ".join(f"{ranks_in_words(ranks)}: {value or 'none'}" for value, ranks in groups.items())
+    shown = "; ".join(f"{ranks_in_words(ranks)}: {value or 'none'}" for value, ranks in groups.items())
     return (
-        f"{option.variable} (mpistrat.rc.{option.attribute}) differs between ranks: {said}; set it for all ranks, for "
+        f"{option.variable} (mpistrat.rc.{option.attribute}) differs between ranks: {shown}; set it for all ranks, for "
         f"example by mpirun -x {option.variable} (Open MPI) or in the job script"
     )
 

@@ -46,8 +46,8 @@ class ObjectCollectives:
                 return [value]
         mine = self.pickled("all_gather_object", value)
         with self.lock.collective(_ALL_GATHER_OBJECT, timeout_seconds=timeout_seconds):
-            told = self.world.allgather(mine)
-        return [mpi.start().pickle.loads(each) for each in told]
+            objects = self.world.allgather(mine)
+        return [mpi.start().pickle.loads(each) for each in objects]
 
     def pickled(self, name: str, value: Any) -> bytes:
         """Return a value pickled for the next collective, ``name``. If that fails on a rank, all ranks raise."""
@@ -69,8 +69,8 @@ class ObjectCollectives:
                 return value
         mine = self.pickled(name, value) if self.rank == root else None
         with self.lock.collective(what, timeout_seconds=timeout_seconds):
-            told = self.world.bcast(mine, root)
-        return mpi.start().pickle.loads(told)
+            pickled = self.world.bcast(mine, root)
+        return mpi.start().pickle.loads(pickled)
 
     @_collective_call
     def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:

@@ -236,11 +236,11 @@ class Topology(ObjectCollectives):
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
         own = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
         mine = np.array([*own, *np.frombuffer(host, np.int64)])
-        told = np.empty((self.size, len(mine)), np.int64)
-        world.Allgather(mine, told)
-        leader_of = told[:, 0]
-        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in told[:, len(own) :])
-        self.clocks, self.traced = tuple(told[:, 2].tolist()), bool(told[:, 3].any())
+        of_ranks = np.empty((self.size, len(mine)), np.int64)
+        world.Allgather(mine, of_ranks)
+        leader_of = of_ranks[:, 0]
+        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in of_ranks[:, len(own) :])
+        self.clocks, self.traced = tuple(of_ranks[:, 2].tolist()), bool(of_ranks[:, 3].any())
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
         )
@@ -249,7 +249,7 @@ class Topology(ObjectCollectives):
         if self.size > 1:
             self.memory = self._share_memory(MPI)
             agreement = self._way_to_agree()
-        flight = None if record is None else record.of(int(told[0, 1]), self.size, self.rank)
+        flight = None if record is None else record.of(int(of_ranks[0, 1]), self.size, self.rank)
         places = "collectives" in self.checks
         self.lock = CollectiveLock(self.rank, self.size, world, agreement, flight, places)
         if self.traced:

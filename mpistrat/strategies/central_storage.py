@@ -92,10 +92,10 @@ class _CentralExtended(StrategyExtended):
         given, _ = nest.flatten((args, kwargs))
         names = tuple(each.name for each in given if isinstance(each, Variable))
         given += [self.value_container(each) for each in given]
-        told = self.engine.topology.on_first(
+        pickled = self.engine.topology.on_first(
             lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn), operation("update", names)
         )
-        result = _unpacked(told, given)
+        result = _unpacked(pickled, given)
         return Mirrored((result,)) if group else (result,)
 
 
@@ -120,8 +120,8 @@ def _plain(leaf: Any) -> Any:
     return leaf.read_value() if isinstance(leaf, Variable) else leaf
 
 
-def _unpacked(told: bytes, given: list[Any]) -> Any:
-    leaves, rebuild = nest.flatten(pickle.loads(told))
+def _unpacked(pickled: bytes, given: list[Any]) -> Any:
+    leaves, rebuild = nest.flatten(pickle.loads(pickled))
     return rebuild([given[leaf] if isinstance(leaf, _Given) else leaf for leaf in leaves])
 
 

@@ -336,15 +336,15 @@ class _ServingExtended(PlacedExtended):
 
 def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
     tasks = {job: len(numbers) for job, numbers in resolver.tasks().items()}
-    said = ", ".join(f"{job}={number}" for job, number in tasks.items()) or "no jobs"
+    jobs = ", ".join(f"{job}={number}" for job, number in tasks.items()) or "no jobs"
     others = sorted({*tasks} - {CHIEF, WORKER, PARAMETER_SERVER})
     if others:
-        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {said}")
+        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {jobs}")
     if tasks.get(CHIEF, 0) != 1:
-        raise ValueError(f"the cluster needs one chief, the coordinator; it has {said}")
+        raise ValueError(f"the cluster needs one chief, the coordinator; it has {jobs}")
     for job in (WORKER, PARAMETER_SERVER):
         if not tasks.get(job):
-            raise ValueError(f"the cluster needs a {job}; it has {said}")
+            raise ValueError(f"the cluster needs a {job}; it has {jobs}")
 
 
 @cache

@@ -406,8 +406,8 @@ class PreemptionCheckpointHandler:
         own = self._own_notice()
         if self._topology.all_true(own is None):
             return False
-        told = self._topology.all_gather_object(own and tuple(own))
-        self._notices = {rank: Notice(*each) for rank, each in enumerate(told) if each is not None}
+        of_ranks = self._topology.all_gather_object(own and tuple(own))
+        self._notices = {rank: Notice(*each) for rank, each in enumerate(of_ranks) if each is not None}
         return True
 
     def _own_notice(self) -> Notice | None:

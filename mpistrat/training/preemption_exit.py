@@ -93,8 +93,8 @@ def _is_preempted(environ: Mapping[str, str]) -> bool:
     job = job_to_requeue(environ)
     if job is None:
         return False
-    said, _ = _scontrol(environ, "show", "job", "--oneliner", job)
-    facts = dict(word.partition("=")[::2] for word in said.partition("\n")[0].split())
+    answer, _ = _scontrol(environ, "show", "job", "--oneliner", job)
+    facts = dict(word.partition("=")[::2] for word in answer.partition("\n")[0].split())
     since = facts.get("PreemptTime", "")
     # PreemptTime may be that of an earlier run of the job. ISO times compare as text (2026-11-21T12:25:58).
     return facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
@@ -118,8 +118,8 @@ def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | N
         return "", str(error)
     if ended.returncode == 0:
         return ended.stdout, None
-    said = " ".join((ended.stderr + ended.stdout).split())
-    return "", f"scontrol {' '.join(arguments)}: {said or f'status {ended.returncode}'}"
+    output = " ".join((ended.stderr + ended.stdout).split())
+    return "", f"scontrol {' '.join(arguments)}: {output or f'status {ended.returncode}'}"
 
 
 class PreemptionWatcher:

@@ -169,8 +169,8 @@ def reduction_on_gpu(
     def lay_all_down(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
         laid = []
         with on_device(device.index):
-            for home, stretch, each in in_place:
-                (flat,) = arena.rows_at(home, stretch, 1)
+            for home, span, each in in_place:
+                (flat,) = arena.rows_at(home, span, 1)
                 laid.append(Laid(each, flat, flat))
             laid += [pack_values(each, values) for each in places]
         return values, laid
@@ -219,12 +219,12 @@ def _in_place(
             homes.setdefault(home.number, (home, []))[1].append(i)
     where: list[Any] = []
     for home, members in homes.values():
-        stretches = arena.spans_of(home, [values[i] for i in members])
-        pieces = tuple((each.offset, each.length, each.dtype.str) for each in stretches)
+        spans = arena.spans_of(home, [values[i] for i in members])
+        pieces = tuple((each.offset, each.length, each.dtype.str) for each in spans)
         where.append((home.number, tuple(members), pieces))
-        for each in stretches:
-            of_stretch = message_of(op, ((each.dtype, (each.length,)),), [0], topology.size)
-            found.append((home, each, of_stretch))
+        for each in spans:
+            message = message_of(op, ((each.dtype, (each.length,)),), [0], topology.size)
+            found.append((home, each, message))
     return found, rest, tuple(where)
 
 

@@ -180,13 +180,13 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
         key = key_of(topology, device)
     except (RuntimeError, ValueError) as error:
         problem = str(error)
-    told = topology.world.allgather((problem, mode, key))
-    texts = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(told) if text]
-    if len({mode for _, mode, _ in told}) > 1:
-        texts.append(f"{RuntimeOptions.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in told]}")
+    reports = topology.world.allgather((problem, mode, key))
+    texts = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(reports) if text]
+    if len({mode for _, mode, _ in reports}) > 1:
+        texts.append(f"{RuntimeOptions.gpu_direct.variable} differs between ranks: {[mode for _, mode, _ in reports]}")
     if mode == "off":
         texts.append(f"{RuntimeOptions.gpu_direct.origin(rc)} is off")
-    if mode == "auto" and any(other != key for _, _, other in told):
+    if mode == "auto" and any(other != key for _, _, other in reports):
         texts.append("the ranks have GPUs, drivers or MPI libraries of several kinds")
     if texts or mode == "on":
         return dict.fromkeys(OPERATIONS, texts[0] if texts else "")

@@ -246,11 +246,11 @@ class NcclRoute(Route):
                 cupy_for("it").cuda.runtime.memGetInfo()
         except RuntimeError as error:
             problem = str(error)
-        told = topology.world.allgather((problem, gpu))
-        for rank, (text, _) in enumerate(told):
+        reports = topology.world.allgather((problem, gpu))
+        for rank, (text, _) in enumerate(reports):
             if text:
                 return f"rank {rank}: {text}"
-        gpus = [(each, topology.place_of(rank)[0]) for rank, (_, each) in enumerate(told)]
+        gpus = [(each, topology.place_of(rank)[0]) for rank, (_, each) in enumerate(reports)]
         for each in gpus:
             sharing = [rank for rank, other in enumerate(gpus) if other == each]
             if len(sharing) > 1:

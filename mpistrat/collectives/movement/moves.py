@@ -394,8 +394,8 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
             return [value]
     mine = topology.pickled("gather_object", value)
     with topology.lock.collective(what):
-        told = topology.world.gather(mine, root)
-    return None if told is None else [mpi.start().pickle.loads(each) for each in told]
+        pickled = topology.world.gather(mine, root)
+    return None if pickled is None else [mpi.start().pickle.loads(each) for each in pickled]
 
 
 # --- scatter and all-to-all -----------------------------------------------------

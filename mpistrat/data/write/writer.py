@@ -364,8 +364,8 @@ class Writer:
             self._ranks.lock.compare(described)
         except MismatchError as error:
             # `rc.debug` appends the line that made the call.
-            refusals = [each.description.startswith(str(refused)) for each in error.said]
-            if not (any(refusals) and all(each.name == what for each in error.said)):
+            refusals = [each.description.startswith(str(refused)) for each in error.reports]
+            if not (any(refusals) and all(each.name == what for each in error.reports)):
                 raise
         else:
             return settle()

@@ -213,8 +213,8 @@ def join(device: int = -1) -> int:
 
 def _sides(error: MismatchError) -> tuple[list[int], list[int]]:
     """Return the ranks that are in `join` and those that are not."""
-    joined = [rank for rank, each in enumerate(error.said) if each.name == _JOIN.name]
-    return joined, [rank for rank in range(len(error.said)) if rank not in joined]
+    joined = [rank for rank, each in enumerate(error.reports) if each.name == _JOIN.name]
+    return joined, [rank for rank in range(len(error.reports)) if rank not in joined]
 
 
 def _told(topology: Topology, root: int, substitute: Substitute | None) -> Any:

@@ -387,11 +387,11 @@ class CollectiveLock:
 
     def _disagreement(self, heard: list[tuple[Any, ...]]) -> MismatchError:
         """Return the error of this rank. The ranks may go on if they are in step, else this one gives up."""
-        said = [RankReport(*each) for each in heard]
-        sequence = said[self.rank].sequence
-        in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in said)
-        error = (mismatch if in_step else sequence_mismatch)(self.rank, sequence, said)
-        self.sequence = max(each.sequence for each in said)
+        reports = [RankReport(*each) for each in heard]
+        sequence = reports[self.rank].sequence
+        in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in reports)
+        error = (mismatch if in_step else sequence_mismatch)(self.rank, sequence, reports)
+        self.sequence = max(each.sequence for each in reports)
         if self._memory is not None:
             self._settled = self._memory.meetings
         if in_step:

@@ -27,10 +27,10 @@ class TimedOutError(TimeoutError, RuntimeError):
 class MismatchError(RuntimeError):
     """The ranks of a strategy are not all in the same collective. Raised on every rank.
 
-    ``said`` has the collective of each rank, if all ranks are in step and may go on; else it is empty.
+    ``reports`` has the collective of each rank, if all ranks are in step and may go on; else it is empty.
     """
 
-    said: tuple[RankReport, ...] = ()
+    reports: tuple[RankReport, ...] = ()
 
 
 class ValueMismatchError(ValueError, MismatchError):
@@ -114,12 +114,12 @@ def call_site(frame: FrameType | None = None) -> str:
     return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def mismatch(rank: int, sequence: int, said: Sequence[RankReport]) -> MismatchError:
+def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
     # The check `collectives` has put the line into the description.
-    lines = _in_groups([each.description.removesuffix(each.place) + each.place for each in said])
+    lines = _in_groups([each.description.removesuffix(each.place) + each.place for each in reports])
     error: MismatchError
-    if len({each.name for each in said}) == 1:
+    if len({each.name for each in reports}) == 1:
         error = ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
             f"{lines}\nshapes, dtypes and options must be equal on all ranks."
@@ -130,14 +130,14 @@ def mismatch(rank: int, sequence: int, said: Sequence[RankReport]) -> MismatchEr
             f"{lines}\nall ranks must make the same calls in the same order. Take a call that only some ranks make out "
             "of its `if`, and leave a loop on all ranks at once: `strategy.agree(ok)` decides for all."
         )
-    error.said = tuple(said)
+    error.reports = tuple(reports)
     return error
 
 
-def sequence_mismatch(rank: int, sequence: int, said: Sequence[RankReport]) -> MismatchError:
+def sequence_mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank``, in collective number ``sequence``, for different sequence numbers."""
-    lines = _in_groups([f"{each.description}{each.place} (collective number {each.sequence})" for each in said])
-    causes = "\n".join(each.interrupted for each in said if each.interrupted)
+    lines = _in_groups([f"{each.description}{each.place} (collective number {each.sequence})" for each in reports])
+    causes = "\n".join(each.interrupted for each in reports if each.interrupted)
     return MismatchError(
         f"rank {rank}: the ranks are not in step in collective number {sequence}:\n{lines}\n"
         f"{causes or 'a rank left a collective before its end'}\n"

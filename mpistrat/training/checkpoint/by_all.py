@@ -155,8 +155,8 @@ class PendingSave:
         """
         if not self._over:
             self._topology.barrier()
-            told = self._topology.all_gather_object(not self._is_chief and self._error() is not None, math.inf)
-            others = [rank for rank, failed in enumerate(told) if rank and failed]
+            failures = self._topology.all_gather_object(not self._is_chief and self._error() is not None, math.inf)
+            others = [rank for rank, failed in enumerate(failures) if rank and failed]
             if others:
                 self.lost.set()
             try:
@@ -290,22 +290,22 @@ def new_arrays(
             own_values = map(comparable, map(numpy_or_cupy, each.values))
             values.update(zip(named, own_values, strict=True))
             mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
-    told = ranks.all_gather_object(mine)
+    reports = ranks.all_gather_object(mine)
     found: dict[str, NewArray] = {}
     for name, each in own.items():
         if not isinstance(each, ArrayBlock):
-            for rank, of_rank in enumerate(told):
+            for rank, of_rank in enumerate(reports):
                 for key, dtype, shape in of_rank[name]:
                     found.setdefault(key, NewArray(dtype, shape, rank))
             continue
-        dtype, shape, _ = told[0][name]
-        for rank, of_rank in enumerate(told):
+        dtype, shape, _ = reports[0][name]
+        for rank, of_rank in enumerate(reports):
             if of_rank[name][:2] != (dtype, shape):
                 raise ValueError(
                     f"{name!r}: the block of rank {rank} is of {of_rank[name][0]} with the global shape "
                     f"{of_rank[name][1]}, and that of rank 0 of {dtype} with {shape}"
                 )
-        of_ranks = tuple(of_rank[name][2] for of_rank in told)
+        of_ranks = tuple(of_rank[name][2] for of_rank in reports)
         require_cover(name, of_ranks, shape)
         found[name] = NewArray(dtype, shape, None, of_ranks)
     return found, values
@@ -353,8 +353,8 @@ def is_one_file(ranks: Topology, path: Path) -> bool:
     with contextlib.suppress(OSError):
         found = path.stat()
         mine = found.st_ino, found.st_size, found.st_mtime_ns
-    told = {*ranks.all_gather_object(mine)}
-    return len(told) == 1 and None not in told
+    answers = {*ranks.all_gather_object(mine)}
+    return len(answers) == 1 and None not in answers
 
 
 def is_small(ranks: Topology, arrays: Mapping[str, NewArray]) -> bool:
@@ -412,8 +412,8 @@ def sampled(value: np.ndarray, number: int) -> np.ndarray:
 def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[int]) -> None:
     if len({*of_all}) == 1:
         return
-    told = ranks.all_gather_object([*digests.values()])
-    differ = [[mine != first for mine, first in zip(each, told[0], strict=True)] for each in told]
+    reports = ranks.all_gather_object([*digests.values()])
+    differ = [[mine != first for mine, first in zip(each, reports[0], strict=True)] for each in reports]
     named = [name for name, *of_ranks in zip(digests, *differ, strict=True) if any(of_ranks)]
     where = [rank for rank, each in enumerate(differ) if any(each)]
     shown = ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
@@ -512,9 +512,9 @@ def begin_by_ranks(
     return follow if rank else lead
 
 
-def _put(marks: Path, offset: int, told: list[Any]) -> None:
+def _put(marks: Path, offset: int, report: list[Any]) -> None:
     """Tell the others numbers, or the number and the text of an error."""
-    payload = json.dumps(told).encode()
+    payload = json.dumps(report).encode()
     with open(marks, "r+b", buffering=0) as file:
         write_all(file.fileno(), struct.pack("<QQ", len(payload), _digest(payload)) + payload, offset)
         os.fsync(file.fileno())

@@ -37,7 +37,7 @@ _SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
-class WeightStretch(NamedTuple):
+class WeightSpan(NamedTuple):
     """Variables side by side in memory, or a part of them, that one call updates.
 
     Their gradients are the part ``where`` (None: all) of the message of the index ``message``. If that is ``joined``,
@@ -113,14 +113,14 @@ class FlatStep(PreparedStep):
         for (_, dtype, large), members in groups.items():
             size = sum(self._values[i].size for i in members)
             self._messages.append(JoinedGradients(members, np.empty(size, dtype) if large is None else None))
-        self._stretches = [
+        self._spans = [
             each for number, message in enumerate(self._messages) for each in self._of_message(number, message)
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
         self._prepared = self._is_alone = False
         self._places: np.ndarray | None = None  # of what the step changes
 
-    def _of_message(self, number: int, message: JoinedGradients) -> list[WeightStretch]:
+    def _of_message(self, number: int, message: JoinedGradients) -> list[WeightSpan]:
         runs: list[list[int]] = []
         before: list[np.ndarray] = []
         for i in message.members:
@@ -133,15 +133,15 @@ class FlatStep(PreparedStep):
                 runs.append([i])
             before = arrays
         is_joined = message.buffer is not None
-        stretches: list[WeightStretch] = []
+        spans: list[WeightSpan] = []
         start = 0
         for run in runs:
             flat = [*map(joined, zip(*([self._values[i], *self._state[i]] for i in run), strict=True))]
             for weights, *state in blocks(*flat) if is_joined else [flat]:
                 end = start + weights.size
-                stretches.append(WeightStretch(number, is_joined, slice(start, end), weights, state))
+                spans.append(WeightSpan(number, is_joined, slice(start, end), weights, state))
                 start = end
-        return stretches if len(stretches) > 1 else [each._replace(where=None) for each in stretches]
+        return spans if len(spans) > 1 else [each._replace(where=None) for each in spans]
 
     def take(
         self,
@@ -180,7 +180,7 @@ class FlatStep(PreparedStep):
             if any(map(is_not, clipped, parts)):
                 messages = self._join(clipped)
         number += 1
-        for message, is_joined, where, weights, state in self._stretches:
+        for message, is_joined, where, weights, state in self._spans:
             gradient = messages[message]
             if not is_joined:
                 gradient = np.ascontiguousarray(gradient).reshape(-1)
@@ -245,7 +245,7 @@ def form_of(
     return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")
 
 
-class SharedOutStep(PreparedStep):
+class ShardedStep(PreparedStep):
     """The step of an optimizer whose state is shared out, for these variables and gradients of these dtypes.
 
     The ranks add up the gradients so that each gets the sum of its part, update it, and gather the weights. ``create``

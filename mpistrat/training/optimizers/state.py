@@ -93,7 +93,7 @@ def require(engine: Engine, variables: Sequence[Variable], gradients: Sequence[A
             )
 
 
-class SharedOutVariable(DistributedVariable):
+class ShardedVariable(DistributedVariable):
     """A variable of which each rank keeps the flat elements ``ends[rank]`` to ``ends[rank + 1]``.
 
     `own_copy` is this rank's part, a flat array. A read gathers the whole value, and is collective. A write in
@@ -104,7 +104,7 @@ class SharedOutVariable(DistributedVariable):
     _whole_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, variable: Variable, name: str, initial: Any, ends: Ends) -> SharedOutVariable:
+    def of(cls, variable: Variable, name: str, initial: Any, ends: Ends) -> ShardedVariable:
         """Return the state of a variable, with the initial value of rank 0. Collective."""
         whole, made = as_numpy(initial), cls.without_value(variable, None, 0)
         # A rule that is not elementwise may keep another number of elements than the variable has.
@@ -278,7 +278,7 @@ class State:
                 key, name = id(variable), f"{self._name}/{variable.name}/{slot}"
                 if key in self.ends:
                     value = initial(slot, variable)
-                    made[key, slot] = SharedOutVariable.of(variable, name, value, self.ends[key])
+                    made[key, slot] = ShardedVariable.of(variable, name, value, self.ends[key])
                     continue
                 with variable.distribute_strategy.extended.colocate_vars_with(variable):
                     value = initial(slot, variable.part)

@@ -17,7 +17,7 @@ from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce
 from mpistrat.engine import Engine
 from mpistrat.process.cache import Cache
 from mpistrat.strategy import StrategyExtended
-from mpistrat.training.optimizers.flat_step import FlatStep, SharedOutStep
+from mpistrat.training.optimizers.flat_step import FlatStep, ShardedStep
 from mpistrat.training.optimizers.rule import Pairs, Rule, checked, fitting, for_update, names_of
 from mpistrat.training.optimizers.state import State, require
 from mpistrat.values import IndexedSlices, ReduceOp, component, snapshot
@@ -115,10 +115,10 @@ def _update_on_host(
 
 
 _MOST = 64  # steps that are kept
-Step = FlatStep | SharedOutStep | SeparateStep
+Step = FlatStep | ShardedStep | SeparateStep
 
 
-class PreparedSteps(Cache[Hashable, FlatStep | SharedOutStep]):
+class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
     """Steps by their strategies and variables. A copy of an optimizer prepares its own.
 
     ``last`` is the last step of variables that all had gradients, and ``owner`` the part of the strategy that made it.
@@ -128,7 +128,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | SharedOutStep]):
 
     def __init__(self) -> None:
         super().__init__(_MOST)
-        self.last: FlatStep | SharedOutStep | None = None
+        self.last: FlatStep | ShardedStep | None = None
         self.owner: StrategyExtended | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreparedSteps:
@@ -165,7 +165,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | SharedOutStep]):
         step = self.get(key)
         if step is None or not step.fits(gradients):
             if create is not None:
-                step = SharedOutStep(engine, variables, gradients, names, state, create, elementwise)
+                step = ShardedStep(engine, variables, gradients, names, state, create, elementwise)
             else:
                 held = [[each.own_copy() for each in (v, *known[id(v)][1])] for v in variables]
                 dtypes = [gradient.dtype for gradient in gradients]

@@ -264,7 +264,7 @@ def test_what_is_shared_out_is_not_gathered(ranks, save_by, tmp_path, monkeypatc
     files = dict(zip(want, slots_of(ranks, 2), strict=True))
     with monkeypatch.context() as patch:
         for name in ("_read", "_update_across_replicas"):
-            patch.setattr("mpistrat.training.optimizers.state.SharedOutVariable." + name, None)
+            patch.setattr("mpistrat.training.optimizers.state.ShardedVariable." + name, None)
         save_by(dict(zip(want, slots, strict=True)), path)
         load(files, path)
     for name, each in files.items():
