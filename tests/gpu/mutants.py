@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "gpu" / "test_order_of_streams.py"
 PASSED, FAILED = 0, 1  # pytest's exit status
 PROCESSES = 2
-PINNED, FEED = "mpistrat.arrays.gpu.pinned", "mpistrat.arrays.gpu.pinned"
+PINNED = "mpistrat.arrays.gpu.pinned"
 DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.route"
 POINTERS, KERNELS = "mpistrat.collectives.gpu.pointers", "mpistrat.arrays.gpu.kernels"
 ARRAYS = "mpistrat.arrays.arrays"
 
-# name: the module, the text that is changed (the first of its kind after the line of the function), and the new text
+# name: the module, the function, the text that is changed (the first after the line of the function), and the new text
 MUTANTS = {
     "a download does not wait for the stream": (PINNED, "begin", "self._down.wait_event(self._begun)", "pass"),
     "an upload does not wait for the stream": (PINNED, "begin", "self._up.wait_event(self._begun)", "pass"),
@@ -42,19 +42,19 @@ MUTANTS = {
     "a piece is reduced before it arrived": (PINNED, "through_host", "slot.arrived.synchronize()", "pass"),
     "a piece is handed out before it arrived": (PINNED, "download", "slot.arrived.synchronize()", "pass"),
     "a slot is written while it is uploaded": (PINNED, "upload", "slot.left.synchronize()", "pass"),
-    "a batch is not recorded": (FEED, "send", "ready.record(self.stream)", "pass"),
-    "a chunk is not recorded": (FEED, "_next_chunk", "self._ring[self._at][1].record(self.stream)", "pass"),
+    "a batch is not recorded": (PINNED, "Feed.send", "ready.record(self.stream)", "pass"),
+    "a chunk is not recorded": (PINNED, "_next_chunk", "self._ring[self._at][1].record(self.stream)", "pass"),
     "a chunk is written while it is copied": (
-        FEED, "_next_chunk", "self._ring[self._at][1].synchronize()", "pass",
+        PINNED, "_next_chunk", "self._ring[self._at][1].synchronize()", "pass",
     ),
-    "memory of a batch is written while it is read": (FEED, "reclaim", "self.stream.wait_event(event)", "pass"),
-    "a batch is read before it arrived": (FEED, "received", "stream.wait_event(sent.ready)", "pass"),
-    "a batch is received on another device": (FEED, "received", "on_device(sent.feed.device)", "on_device(0)"),
-    "a release is not recorded": (FEED, "__del__", "self._event.record(self._stream)", "pass"),
+    "memory of a batch is written while it is read": (PINNED, "reclaim", "self.stream.wait_event(event)", "pass"),
+    "a batch is read before it arrived": (PINNED, "received", "stream.wait_event(sent.ready)", "pass"),
+    "a batch is received on another device": (PINNED, "received", "on_device(sent.feed.device)", "on_device(0)"),
+    "a release is not recorded": (PINNED, "__del__", "self._event.record(self._stream)", "pass"),
     "a release is recorded on another device": (
-        FEED, "__del__", "with on_device(self._feed.device):", "with contextmanager(lambda: iter([None]))():",
+        PINNED, "__del__", "with on_device(self._feed.device):", "with contextmanager(lambda: iter([None]))():",
     ),
-    "a failed release frees the memory": (FEED, "__del__", "_lost.append(self._array)", "pass"),
+    "a failed release frees the memory": (PINNED, "__del__", "_lost.append(self._array)", "pass"),
     "scratch is used by two streams": (POINTERS, "scratch", "stream.wait_event(memory.left)", "pass"),
     "the last use of scratch is not recorded": (POINTERS, "scratch", "memory.left.record(stream)", "pass"),
     "MPI gets memory that is being written": (
@@ -64,10 +64,10 @@ MUTANTS = {
     "devices share tables": (
         KERNELS, "_tables_of", "device, cupy.cuda.get_current_stream().ptr", "0, cupy.cuda.get_current_stream().ptr",
     ),
-    "NCCL goes by stream 0": (NCCL, "reduce", "stream.ptr,", "0,"),
-    "NCCL's end is not recorded": (NCCL, "reduce", "done.record(stream)", "pass"),
+    "NCCL goes by stream 0": (NCCL, "NcclRoute.reduce", "stream.ptr,", "0,"),
+    "NCCL's end is not recorded": (NCCL, "NcclRoute.reduce", "done.record(stream)", "pass"),
     "NCCL is not ended": (NCCL, "_abort", "communicator.abort()", "pass"),
-    "NCCL's end is that of the stream": (NCCL, "reduce", "communicator, done,", "communicator, stream,"),
+    "NCCL's end is that of the stream": (NCCL, "NcclRoute.reduce", "communicator, done,", "communicator, stream,"),
     "a device is left for one without a context": (DEVICE, "on_device", "if used:", "if True:"),
     "a device is not left": (DEVICE, "on_device", "if used:", "if False:"),
     "a device is not made current": (DEVICE, "on_device", "cuda.runtime.setDevice(index)", "pass"),
@@ -94,12 +94,17 @@ def mutate(module_name, function, old, new):
     """Change a line of a function of a module, in place."""
     module = importlib.import_module(module_name)
     source = Path(module.__file__).read_text()
-    start = source.index(f"def {function}(")
+    owner, _, function = function.rpartition(".")
+    start = source.index(f"def {function}(", source.index(f"class {owner}") if owner else 0)
     at = source.index(old, start)
     assert "\ndef " not in source[start:at], f"{old!r} is not in {function}"
     changed = source[:at] + new + source[at + len(old) :]
     codes = dict(_codes(compile(changed, module.__file__, "exec")))
-    targets = [each for each in _functions(module) if each.__name__ == function]
+    targets = [
+        each
+        for each in _functions(module)
+        if each.__name__ == function and each.__qualname__.startswith(owner and f"{owner}.")
+    ]
     assert targets, f"{module_name} has no {function}"
     for each in targets:
         each.__code__ = codes[each.__qualname__]
