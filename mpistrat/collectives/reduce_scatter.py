@@ -118,6 +118,7 @@ def _on_two_tiers(
     """Combine inside each node the parts that each rail needs, then combine these along the rails."""
     memory = topology.node_memory
     of_rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
+    # A rank combines for its rail: the parts of the ranks that have its number on any node.
     rails = [[*itertools.chain(*(parts[rank] for rank in rail))] for rail in of_rails]
     total, done = new_array(sum(map(len, rails[memory.rank])), wire), 0
     room = memory.slot_bytes // dtype.itemsize // memory.size
@@ -183,6 +184,7 @@ def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.nd
     scratch = np.empty(min(step, longest), parts[0].dtype)
     after, before = (rank + 1) % size, (rank - 1) % size
     for i in range(1, size):
+        # After step i a part has the values of i + 1 ranks. The last step completes this rank's own part.
         send, mine = parts[(rank - i) % size], parts[(rank - i - 1) % size]
         for start in range(0, longest, step):
             piece = mine[start : start + step]

@@ -19,6 +19,7 @@ _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "M
 def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
     """Return the MPI operation of a ufunc. Extremes are our own operation, since those of MPI may ignore NaN."""
     MPI = mpi.start()
+    # Integers have no NaN, so MPI's own extremes are right for them.
     if combine in (np.add, np.multiply) or dtype.kind in "iu":
         return getattr(MPI, _OPERATIONS[combine.__name__])
 
@@ -102,6 +103,7 @@ class HierarchicalCopy(Algorithm):
             receive[...] = send
             send = receive
         if leaders is None:
+            # Only leaders have a node's sum; on the others ``receive`` is first written by the broadcast.
             node.Reduce(send, None, op, root=0)
         else:
             node.Reduce(MPI.IN_PLACE if send is receive else send, receive, op, root=0)

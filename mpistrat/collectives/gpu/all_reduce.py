@@ -53,6 +53,7 @@ class GpuDirectRoute(Route):
             for job in jobs:
                 message = widened(job)
                 wide = job.total if job.total.dtype == message.dtype else cupy.empty_like(message)
+                # A multiple of the ranks, so that each combines an equal part of a piece without a rest.
                 step = gpu_pointers.PIECE_BYTES // topology.size // message.itemsize * topology.size
                 for start in range(0, len(message), step):
                     part = slice(start, start + step)
@@ -66,8 +67,10 @@ def _reduce_piece(
     size, dtype = topology.size, message.dtype
     each = -(-len(message) // size)
     send, receive = (way[: size * each * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
+    # What an earlier piece left after a short one is combined too, and not read from the result.
     send[: len(message)] = message
     gpu_pointers.all_to_all(topology, send, receive)
+    # All parts were sent, so the memory of the first takes this rank's total: no third buffer is needed.
     own = send[:each]
     combine_on_gpu(combine, list(receive.reshape(size, each)), own)
     gpu_pointers.all_gather(topology, own, receive)
@@ -101,6 +104,7 @@ def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]
     message = job.message
     algorithm, _, piece_bytes = _best(topology, message, name)
     source, result = message.source, message.result
+    # A chunk of pinned memory must hold a piece in each of its dtypes.
     widest = max(each.itemsize for each in (source, message.wire, result))
     step = max(1, min(piece_bytes, CHUNK_BYTES) // widest)
     start_of_source, start_of_total = int(job.send.data.ptr), int(job.total.data.ptr)
@@ -166,7 +170,7 @@ def reduction_on_gpu(
     algorithm = None if name in ROUTES else name
     meets = bool(groups) and all(route.meets(topology, messages[i], algorithm) for route, some in groups for i in some)
 
-    def lay_all_down(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
+    def pack_all(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
         laid = []
         with on_device(device.index):
             for home, span, each in in_place:
@@ -196,8 +200,9 @@ def reduction_on_gpu(
             out[i] = values[i]
         return out
 
-    pack, give = timed(Kind.REDUCE_PACK, lay_all_down), timed(Kind.REDUCE_UNPACK, unpack_values)
+    pack, give = timed(Kind.REDUCE_PACK, pack_all), timed(Kind.REDUCE_UNPACK, unpack_values)
     steps = Steps(pack, combine, give, meets)
+    # The plan has addresses in an arena, so it is no plan for other arrays of the same shapes.
     only_for = tuple(map(weakref.ref, values)) if in_place else ()
     return Reduction(topology, operation, steps, only_for=only_for)
 
@@ -236,6 +241,7 @@ def _obstacle(topology: Topology, device: Device, name: str) -> str:
     """Return why the ranks cannot use a route, determined at the first call. Collective."""
     known = topology.slot(Obstacles).setdefault(device.index, {})
     if name not in known:
+        # A route without an own obstacle is possible on every rank, so that nothing is to be compared.
         if type(ROUTES[name]).obstacle is Route.obstacle:
             known[name] = ""
         else:
@@ -251,6 +257,7 @@ def _by_route(
     if topology.size == 1:
         return [(_Alone(), list(range(len(messages))))] if messages else []
     wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
+    # AUTO goes on to the next route. A route that a program names must not be replaced in silence.
     if name in ROUTES and _obstacle(topology, device, name):
         raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}")
     groups: dict[str, list[int]] = {}

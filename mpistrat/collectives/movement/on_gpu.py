@@ -36,6 +36,7 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
             if topology.size == 1:
                 return value.copy()
             lengths = lengths_by_mpi(topology, rows)
+            # Here all ranks have all lengths, so that either all return None or none does.
             if not gpu_pointers.possible(topology, device, _EVEN if len(set(lengths)) == 1 else _UNEVEN):
                 return None
             total = cupy.empty((sum(lengths), *rows.shape[1:]), rows.dtype)
@@ -133,6 +134,7 @@ def _scatter(
         count = min(step, longest - start)
         send, receive = (way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
         pieces = [part[start : start + count] for part in parts]
+        # The longest part sets the distance. What lies after a shorter one is sent as well, and not read.
         copy_each(pieces, [send[i * count : i * count + len(each)] for i, each in enumerate(pieces)])
         gpu_pointers.all_to_all(topology, send, receive)
         mine = len(pieces[topology.rank])

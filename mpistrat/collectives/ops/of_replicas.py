@@ -64,6 +64,7 @@ class _Rows:
             message.combine(view, array, out=view, **self._cast)
         while above in self._tree_of_right:
             _, lower = self._parts.pop()
+            # The left sum stays where it is; the buffer of the right one is free for the next replica.
             message.combine(lower[0], left[0], out=lower[0])
             self._free.append(left)
             above, left = self._tree_of_right[above], lower
