@@ -132,6 +132,7 @@ def exactly(value):
 
 @hypothesis.settings(max_examples=25, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(values=st.lists(tree(leaves), min_size=1, max_size=8), odd=st.none() | tree(leaves | strange))
+@hypothesis.example(values=[1, 10**5000, "\ud83d" + "\ude00"], odd=None)  # too long for Python's str, and no character
 def test_what_is_read_is_what_was_returned(values, odd):
     """Or TypeError names the call: nothing comes back as another value, type or text."""
     with tempfile.TemporaryDirectory() as folder, Executor(progress=False) as executor:
