@@ -40,7 +40,11 @@ def training(resolver):
 
 def optimizers_update_on_the_servers(resolver):
     """As many steps as a serial optimizer takes, on whole and on divided variables, dense and sparse."""
-    makers = (lambda: mpistrat.optimizers.SGD(0.1, momentum=0.9), lambda: mpistrat.optimizers.Adam(0.1))
+    makers = (
+        lambda: mpistrat.optimizers.SGD(0.1, momentum=0.9),
+        lambda: mpistrat.optimizers.Adam(0.1, clipnorm=0.5),
+        lambda: mpistrat.optimizers.AdamW(0.1, use_ema=True, ema_momentum=0.5),
+    )
     for make in makers:
         for partitioner in (None, partitioners.FixedShardsPartitioner(2)):
             optimizer_updates_on_the_servers(mpistrat.ParameterServerStrategy(resolver, partitioner), make)
@@ -67,6 +71,9 @@ def optimizer_updates_on_the_servers(strategy, make):
         serial.apply_gradients([(gradient, oracle)])
     np.testing.assert_allclose(v.numpy(), oracle.numpy(), rtol=1e-12)
     assert optimizer.iterations == serial.iterations == 5
+    for each, variable in ((optimizer, v), (serial, oracle)):
+        each.finalize_variable_values([variable])
+    np.testing.assert_allclose(v.numpy(), oracle.numpy(), rtol=1e-12)
 
 
 def changed_rates_reach_scheduled_functions(resolver):
