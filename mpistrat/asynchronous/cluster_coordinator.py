@@ -18,8 +18,8 @@ from mpistrat.asynchronous.on_worker import (
 )
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.data import Dataset
-from mpistrat.messages.functions import SentFunction, pack_arguments
-from mpistrat.messages.pickling import Packed, is_plain, pack, refer, refuse
+from mpistrat.messages.pickling import Packed, is_plain, pack, pack_arguments, refer, refuse
+from mpistrat.messages.post import SentFunction
 from mpistrat.strategies.parameter_server import DatasetOfWorkers, ParameterServerStrategy
 
 _LONGEST_QUEUE = 262_144

@@ -16,9 +16,8 @@ from typing import Any
 
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.messages.contact import Contact, role_in_words
-from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import LostRankError, Packed, unpack
-from mpistrat.messages.post import Letter, Post
+from mpistrat.messages.post import Letter, Post, SentFunction
 from mpistrat.process import failure
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc

@@ -19,8 +19,8 @@ from mpistrat.asynchronous.kept_results import KeptResults
 from mpistrat.asynchronous.server import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.messages.contact import end_with, meet_on, say_goodbye
-from mpistrat.messages.functions import SentFunction, pack_arguments
-from mpistrat.messages.pickling import LostRankError
+from mpistrat.messages.pickling import LostRankError, pack_arguments
+from mpistrat.messages.post import SentFunction
 from mpistrat.process import mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff

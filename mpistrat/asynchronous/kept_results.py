@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from mpistrat.arrays import json_arrays
-from mpistrat.messages.functions import captured
+from mpistrat.messages.pickling import captured
 from mpistrat.process import failure
 from mpistrat.process.files import appearing, local_path
 

@@ -21,9 +21,8 @@ from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
 from mpistrat.memory.published import Memory, PublishedMemory
 from mpistrat.messages import contact
 from mpistrat.messages.contact import Contact
-from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import failure_of, is_plain, pack, unpack
-from mpistrat.messages.post import Letter, Post
+from mpistrat.messages.post import FunctionKeeper, Letter, Post
 from mpistrat.process import mpi
 from mpistrat.process.waiting import Backoff
 from mpistrat.record import flight_record

@@ -53,7 +53,7 @@ def shard(
     files are never replaced.
     """
     from mpistrat.data.hdf5.manifest import FileList
-    from mpistrat.data.write.reshard import shard
+    from mpistrat.data.write.write import shard
 
     try:
         made = shard(
@@ -213,7 +213,7 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
 def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
     """Return the steps per epoch under each policy, and the imbalance of the shares of files."""
     from mpistrat.data.distribute.autoshard import deal, imbalance
-    from mpistrat.data.rows.split import piece
+    from mpistrat.data.rows.lanes import piece
 
     def by_file(balance: bool) -> int | None:
         if len(rows) < replicas or batch_size < replicas:

@@ -16,8 +16,14 @@ from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKN
 from mpistrat.data.pipeline.optional import Elements, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows.elements import as_array, lists_to_arrays
-from mpistrat.data.sources.arrays import ArraySource, RangeSource, SequenceSource
-from mpistrat.data.sources.iterable import GeneratorSource, IterableSource, signature_of
+from mpistrat.data.sources.objects import (
+    ArraySource,
+    GeneratorSource,
+    IterableSource,
+    RangeSource,
+    SequenceSource,
+    signature_of,
+)
 from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from mpistrat.cluster_resolver import ClusterResolver
 from mpistrat.cluster_resolver.compare import agreed_roles
 from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
-from mpistrat.messages.functions import FunctionSender
-from mpistrat.messages.post import Post
+from mpistrat.messages.post import FunctionSender, Post
 from mpistrat.process import failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff

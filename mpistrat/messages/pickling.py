@@ -1,4 +1,4 @@
-"""Python objects as bytes, with the memory of large arrays beside them, errors with their traceback, and lost ranks.
+"""Python objects and functions as bytes, with the memory of large arrays beside them, errors, and lost ranks.
 
 A lost rank is one whose process has died. With ULFM (``mpirun --with-ft ulfm``) the other ranks go on, and MPI calls
 raise an error that names the lost ranks. Without it the launcher ends all ranks, so no rank is ever lost here.
@@ -12,7 +12,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -231,3 +232,77 @@ class Losses:
 
     def error(self, rank: int) -> LostRankError:
         return LostRankError(f"{self._name(rank)} was lost: its process has died, or its node", rank)
+
+
+def packed_function(function: Any, copy: bool = False) -> tuple[Packed, list[Any]]:
+    """Return a function as `pack` does. Raise TypeError that names the function, and what in it cannot be sent."""
+    try:
+        return pack(function, copy=copy)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise TypeError(f"function {name} cannot be sent{_culprit(function)}: {_reason(error)}") from error
+
+
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[Any]]:
+    """Return the arguments of a call as bytes, and the objects that they refer to. Large arrays are copied.
+
+    Raise TypeError that names an argument that cannot be sent.
+    """
+    try:
+        return pack((args, kwargs), copy=True)
+    except TypeError as error:
+        for name, value in [*enumerate(args), *kwargs.items()]:
+            reason = _refusal(value)
+            if reason:
+                raise TypeError(
+                    f"argument {name!r} of the call, a {type(value).__name__}, cannot be sent: {reason}"
+                ) from error
+        raise
+
+
+def _refusal(value: Any) -> str:
+    """Return why a value cannot be sent, or an empty text if it can."""
+    try:
+        pack(value)
+    except TypeError as error:
+        return _reason(error)
+    return ""
+
+
+def _reason(error: TypeError) -> str:
+    return str(error).removeprefix("cannot be sent: ")
+
+
+def _culprit(function: Any) -> str:
+    """Return the name that a function captures and that cannot be sent, in words."""
+    for name, value in captured(function):
+        if _refusal(value):
+            return f", because of {name!r}, a {type(value).__name__} that it captures"
+    return ""
+
+
+def captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function captures: the object of a method, cells, defaults, and globals, with their names."""
+    if isinstance(function, MethodType):
+        yield "self", function.__self__
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        return
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell that is not filled yet
+            yield name, cell.cell_contents
+    positional, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+    yield from zip(positional[len(positional) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in _names(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global names of a function, and of the functions in it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,4 +1,4 @@
-"""Letters between the ranks of a communicator: sent without waiting, received in order."""
+"""Letters between the ranks of a communicator, sent without waiting, received in order, and the functions in them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import itertools
 import pickle
 import struct
 import threading
-from collections import deque
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.messages.pickling import EMPTY, Failure, Losses, Packed, failure_of, pack, unpack
+from mpistrat.messages.pickling import EMPTY, Failure, Losses, Packed, failure_of, pack, packed_function, unpack
 from mpistrat.process import mpi
 from mpistrat.process.waiting import Backoff
 
@@ -371,3 +374,74 @@ def bundle(parts: Sequence[tuple[Any, tuple[Any, ...], Packed]]) -> Packed:
     ]
     stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
     return Packed(stream, tuple(each.raw() for each in buffers))
+
+
+# --- functions that are sent to a rank once, and named by their digest from then on -----------------------
+
+_MOST = 256  # functions that a rank keeps for another one
+
+
+class SentFunction(NamedTuple):
+    """A function as bytes."""
+
+    digest: bytes  # the name of the function
+    packed: Packed
+    # the objects that exist once and that it refers to. They must live as long as it may run.
+    references: list[Any]
+
+
+class FunctionSender:
+    """The functions that this rank has sent, and where each one is known."""
+
+    def __init__(self, post: Post):
+        self._post = post
+        self._packed: weakref.WeakKeyDictionary[FunctionType, SentFunction] = weakref.WeakKeyDictionary()
+        self._known: dict[int, OrderedDict[bytes, None]] = {}
+
+    def packed(self, function: Any) -> SentFunction:
+        """Return a function as bytes. A plain one is packed at its first use, with the values that it captures then.
+
+        Methods and other callables are packed at each use. Raise TypeError that names what cannot be sent.
+        """
+        plain = isinstance(function, FunctionType)
+        if plain and (known := self._packed.get(function)) is not None:
+            return known
+        packed, references = packed_function(function, copy=True)
+        digest = xxhash.xxh3_128()
+        for part in packed:
+            for each in [part] if part is packed.stream else part:
+                digest.update(each)
+        sent = SentFunction(digest.digest(), packed, references)
+        if plain:
+            self._packed[function] = sent
+        return sent
+
+    def send(self, to: int, function: SentFunction) -> None:
+        """Send a function to a rank that does not know it."""
+        known = self._known.setdefault(to, OrderedDict())
+        if function.digest in known:
+            known.move_to_end(function.digest)
+            return
+        forget = known.popitem(last=False)[0] if len(known) >= _MOST else None
+        known[function.digest] = None
+        self._post.send(to, "function", (function.digest, forget), function.packed)
+
+
+class FunctionKeeper:
+    """The functions that other ranks have sent to this one."""
+
+    def __init__(self) -> None:
+        self._functions: dict[tuple[int, bytes], Packed | Any] = {}
+
+    def keep(self, letter: Letter) -> None:
+        digest, forget = letter.head
+        if forget is not None:
+            self._functions.pop((letter.source, forget), None)
+        self._functions[letter.source, digest] = letter.body
+
+    def function(self, source: int, digest: bytes) -> Any:
+        """Return a function, which is unpacked at its first use."""
+        found = self._functions[source, digest]
+        if isinstance(found, Packed):
+            found = self._functions[source, digest] = unpack(found)
+        return found

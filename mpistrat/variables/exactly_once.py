@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import context, nest
-from mpistrat.messages.functions import SentFunction
 from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
-from mpistrat.messages.post import Letter, Post, bundle
+from mpistrat.messages.post import Letter, Post, SentFunction, bundle
 from mpistrat.messages.servers import Request, Servers, Update
 from mpistrat.variables.on_server import ServerVariable, VariableStore, known
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.cli.check import gpus, network
+from mpistrat.cli.check import checks, network
 from mpistrat.cli.check.checks import CHECKS
 from mpistrat.cli.check.job import START, Blame, CheckedJob, CheckOptions, Severity, Trouble, rounds
 
@@ -100,7 +100,7 @@ def test_gpus_that_cgroups_number_from_0(seen, of_task, names, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     monkeypatch.setenv("SLURM_STEP_GPUS", of_task)
-    facts = gpus.local(None)
+    facts = checks.look_at_gpus(None)
     assert (facts["seen"], facts["own"]) == (names, names[0])
     assert judged("gpus", *({**facts, "seen": [n], "own": n, "given": 2} for n in "01")).severity is OK
 

@@ -36,8 +36,8 @@ def test_slow_link(cluster, tmp_path):
 SEARCH = """
 import sys
 if "mpistrat.cli.check.child" in sys.orig_argv:
-    from mpistrat.cli.check import data
-    data._VISIBLE_TIMEOUT_S = 1000
+    from mpistrat.cli.check import checks
+    checks._VISIBLE_TIMEOUT_S = 1000
 """
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mpistrat.data.hdf5.rows_in_memory import FilledOnce
+from mpistrat.memory.made_once import FilledOnce
 
 SOON = 0.1  # seconds, in which a thread without a lock would begin to fill
 

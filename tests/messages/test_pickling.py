@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import mpistrat
-from mpistrat.messages.functions import FunctionKeeper, FunctionSender
 from mpistrat.messages.pickling import failure_of, is_plain, pack, unpack
-from mpistrat.messages.post import Letter
+from mpistrat.messages.post import FunctionKeeper, FunctionSender, Letter
 
 
 @pytest.mark.parametrize("copy", [False, True])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
+import secrets
+import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from mpistrat.cli.check import data, gpus, network
+from mpistrat.cli.check import network
 from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, Talk, size
 from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
@@ -24,6 +28,12 @@ _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 SHARED_MEMORY = "/dev/shm"
 _LEAST_SHARED = 128 * 2**20
 _SHARED_PER_RANK = 32 * 2**20
+_VISIBLE_TIMEOUT_S = 3.0  # until other nodes must see a new file
+_LITTLE = 2**30
+_ASK = (
+    "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "
+    "CUDA_VISIBLE_DEVICES by hand"
+)
 
 
 def judge_start(job: CheckedJob) -> Finding:
@@ -114,8 +124,8 @@ def judge_library(job: CheckedJob) -> Finding:
         return Finding(
             _groups(job, "library", with_file=True),
             Severity.FIX,
-            "the ranks load different MPI libraries: give all nodes the same environment (modules, SHARED_MEMORY, "
-            "LD_LIBRARY_SHARED_MEMORY, the same Python)",
+            "the ranks load different MPI libraries: give all nodes the same environment (modules, PATH, "
+            "LD_LIBRARY_PATH, the same Python)",
         )
     first = next(iter(facts.values()))
     for name in ("python", *_PACKAGES):
@@ -247,14 +257,249 @@ def judge_shared_memory(job: CheckedJob) -> Finding:
     return Finding(f"{text}; its ranks need {size(wanted)}", Severity.FIX, why)
 
 
+def look_at_gpus(options: CheckOptions) -> dict[str, Any]:
+    from mpistrat.cluster_resolver import gpus, resolve
+
+    seen = gpus.visible(os.environ)
+    own = given = None
+    with contextlib.suppress(RuntimeError, ValueError):
+        placement = resolve().placement
+        own = placement.gpu
+        given = gpus.on_node(os.environ, placement.local_size)
+    names = None if seen is None else _on_the_node(list(seen.ids), os.environ.get("SLURM_STEP_GPUS", ""))
+    if seen is not None and names is not None and own in seen.ids:
+        own = names[seen.ids.index(own)]
+    return {
+        "seen": names,
+        "variable": "" if seen is None else f"{seen.variable}={os.environ[seen.variable]}",
+        "own": own,
+        "given": given and given[0],
+        "there": _there(),
+    }
+
+
+def _on_the_node(seen: list[str], of_task: str) -> list[str]:
+    """Return the GPUs by their numbers on the node: with cgroups each task numbers its own GPUs from 0."""
+    told = of_task.split(",")
+    return told if len(told) == len(seen) and all(each.isdecimal() for each in (*told, *seen)) else seen
+
+
+def _there() -> int:
+    """Return the number of GPUs of the driver of this node."""
+    for folder, pattern in (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"), ("/sys/class/kfd/kfd", "gpu")):
+        count = len(list(Path(folder).glob(pattern))) if os.path.isdir(folder) else 0
+        if count:
+            return count
+    return 0
+
+
+def judge_gpus(job: CheckedJob) -> Finding:
+    facts = job.of("gpus")
+    if not facts:
+        return Finding("no rank reported", Severity.UNKNOWN)
+    anywhere = any(each["seen"] for each in facts.values())
+    for host, those in job.nodes().items():
+        here = {rank: facts[rank] for rank in those if rank in facts}
+        if not here:
+            continue
+        given = max((each["given"] or 0) for each in here.values())
+        blind = [rank for rank, each in here.items() if each["seen"] is not None and not each["seen"]]
+        blind += [rank for rank, each in here.items() if each["seen"] is None and given and not each["there"]]
+        if blind and (given or anywhere):
+            which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
+            has = f"the job has {given} there" if given else "other ranks see some"
+            return Finding(
+                f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}", Severity.FIX, _ASK
+            )
+        seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
+        if 0 < len(seen) < given and _numbered_anew(here):
+            return Finding(
+                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: all the "
+                "same GPUs, or each rank its own if cgroups number them from 0",
+                Severity.UNKNOWN,
+            )
+        if seen and len(seen) < given:
+            return Finding(
+                f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
+                Severity.FIX,
+                "start one rank per GPU (--ntasks-per-node), or ask for fewer GPUs; " + _ASK,
+            )
+        slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
+        if slices:
+            return Finding(
+                f"{host}: {ranks_in_words(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
+                Severity.FIX,
+                "let the scheduler assign them (--gpus-per-task=1), or use SlurmClusterResolver(auto_set_gpu=True)",
+            )
+    shared = _shared(job, facts)
+    if shared:
+        return Finding(shared, Severity.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
+    if not anywhere:
+        there = max(each["there"] for each in facts.values())
+        if there and any(each["seen"] is not None for each in facts.values()):
+            return Finding(f"no rank sees any of the {there} GPUs of its node", Severity.LOOK, _ASK)
+        return Finding(f"{there} on a node, all visible" if there else "none", Severity.OK)
+    return Finding(f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK)
+
+
+def _see(those: list[int]) -> str:
+    return "sees" if len(those) == 1 else "see"
+
+
+def _numbered_anew(here: dict[int, Any]) -> bool:
+    """Return whether all ranks number their GPUs from 0, so that numbers do not identify GPUs."""
+    names = [each["seen"] for each in here.values()]
+    return len(names) > 1 and all(each == [str(i) for i in range(len(names[0] or ()))] for each in names)
+
+
+def _several_slices(seen: list[str] | None) -> bool:
+    return len(seen or ()) > 1 and any(each.startswith("MIG-") for each in seen or ())
+
+
+def _shared(job: CheckedJob, facts: dict[int, Any]) -> str:
+    for host, those in job.nodes().items():
+        users: dict[str, list[int]] = {}
+        for rank in those:
+            if rank in facts and facts[rank]["own"] is not None:
+                users.setdefault(facts[rank]["own"], []).append(rank)
+        for gpu, several in users.items():
+            if len(several) > 1:
+                return f"{host}: {ranks_in_words(several)} share GPU {gpu}"
+    return ""
+
+
+def look_at_data(options: CheckOptions) -> dict[str, Any] | None:
+    if options.data is None or not _first_on_node():
+        return None
+    folder = Path(options.data).absolute()
+    facts: dict[str, Any] = {"folder": str(folder), "files": _file_system(folder)}
+    if not folder.is_dir():
+        return {**facts, "missing": True}
+    # Others may write to this folder: a name that they can guess could be a link to a file of this user.
+    own = folder / f".mpistrat-check-{secrets.token_hex(8)}.h5"
+    try:
+        descriptor = os.open(own, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except OSError as error:
+        existing = next(folder.glob("*.h5"), None)
+        facts["unwritable"] = str(error.strerror)
+        return facts if existing is None else {**facts, **_locked(existing, "r")}
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(b"x" * 4096)
+            file.flush()
+            os.fsync(file.fileno())  # NFS reports a full disk or a quota here, not at the write
+        facts.update(_locked(own, "w"))
+        status = os.statvfs(folder)
+        facts["free"] = status.f_bavail * status.f_frsize
+    except OSError as error:
+        facts["unwritable"] = str(error.strerror or error)
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink()
+    return facts
+
+
+def _first_on_node() -> bool:
+    """Return whether this rank tests for its node: the first one, or every rank if that is not known."""
+    from mpistrat.cluster_resolver import resolve
+
+    try:
+        return resolve().placement.local_rank in (0, None)
+    except (RuntimeError, ValueError):
+        return True
+
+
+def _locked(path: Path, mode: str) -> dict[str, str]:
+    """Open a file with h5py and a lock. Return the error, if there is one."""
+    import h5py
+
+    try:
+        with h5py.File(path, mode, locking=True) as file:
+            if mode == "w":
+                file["x"] = 1
+    except OSError as error:
+        return {"lock": " ".join(str(error).split())}
+    return {}
+
+
+def _file_system(folder: Path) -> str:
+    """Return the type of the file system of a directory."""
+    best, kind = "", "?"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, place, name, *_ = line.split()
+            if (f"{folder}/").startswith(place.rstrip("/") + "/") and len(place) >= len(best):
+                best, kind = place, name
+    return kind
+
+
+def compare_data(talk: Talk, options: CheckOptions) -> list[int] | None:
+    """Return the ranks that do not see a new file of rank 0 in the directory."""
+    path: Path | None = None
+    if talk.rank == 0 and options.data is not None:
+        path = Path(options.data).absolute() / f".mpistrat-check-{secrets.token_hex(8)}"
+        try:
+            path.touch(exist_ok=False)
+        except OSError:
+            path = None
+    place = talk.tell(None if path is None else str(path))
+    sees = True
+    if place is not None and talk.rank in talk.leaders:
+        end = time.monotonic() + _VISIBLE_TIMEOUT_S
+        while not (sees := os.path.exists(place)) and time.monotonic() < end:
+            time.sleep(0.05)
+    told = talk.collect(sees)
+    if path is not None:
+        path.unlink(missing_ok=True)
+    return None if told is None else [rank for rank, each in enumerate(told) if not each]
+
+
+def judge_data(job: CheckedJob) -> Finding:
+    facts = job.of("data")
+    if job.options.data is None:
+        return Finding("no directory given", Severity.UNKNOWN, "mpistrat check --data DIR")
+    if not facts:
+        return Finding("no rank reported", Severity.UNKNOWN)
+    for rank, each in facts.items():
+        where = f"{each['folder']} on {job.facts[rank]['host']} ({each['files']})"
+        if each.get("missing"):
+            return Finding(f"{where}: there is no such directory", Severity.FIX, "mount it on all nodes of the job")
+        if "lock" in each:
+            return Finding(
+                f"{where}: HDF5 cannot lock files: {each['lock']}",
+                Severity.FIX,
+                "export HDF5_USE_FILE_LOCKING=BEST_EFFORT (or mount it with flock), and let one process write a file",
+            )
+        if "unwritable" in each:
+            return Finding(
+                f"{where}: not writable: {each['unwritable']}",
+                Severity.FIX,
+                "checkpoints and caches cannot be written there: use another directory, or let it be mounted "
+                "read-write on the compute nodes",
+            )
+    blind = job.talked.get("data")
+    if blind:
+        hosts = ", ".join(job.facts[rank]["host"] for rank in blind[:4])
+        return Finding(
+            f"a file that rank 0 made is not seen on {hosts}",
+            Severity.FIX,
+            "each node has its own directory of this name: use a shared file system",
+        )
+    first = next(iter(facts.values()))
+    text = f"{first['folder']} ({first['files']}): writable, locks work, {size(first['free'])} free"
+    if first["free"] < _LITTLE:
+        return Finding(text, Severity.LOOK, "little space is left for checkpoints")
+    return Finding(text, Severity.OK)
+
+
 CHECKS = (
     Check("start", "one MPI job", judge_start),
     Check("library", "MPI library", judge_library, loaded_library),
     Check("layout", "ranks per node", judge_layout, talk=compare_layout),
     Check("binding", "cores and threads", judge_binding, own_cores),
-    Check("gpus", "GPUs", gpus.judge, gpus.local),
+    Check("gpus", "GPUs", judge_gpus, look_at_gpus),
     Check("shared_memory", "/dev/shm", judge_shared_memory, free_shared_memory),
-    Check("data", "data directory", data.judge, data.local, data.talk),
+    Check("data", "data directory", judge_data, look_at_data, compare_data),
     Check("clocks", "clocks", network.judge_clocks, talk=network.compare_clocks),
     Check("network", "between nodes", network.judge_network, talk=network.measure_network),
 )

@@ -7,17 +7,21 @@ import re
 import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from mpistrat.cli.run import running_job
 from mpistrat.cli.run.job import Job, Machine, find, plan
+from mpistrat.cli.run.running_job import SHARED
 from mpistrat.cli.run.streams import RANK
-from mpistrat.launch.launch import without_launcher
+from mpistrat.launch.launch import HANG, without_launcher
+from mpistrat.runtime import affinity
 from mpistrat.runtime.environment import RuntimeOptions
 
 _WITH_VALUE = ("-n", "-np", "--mpi", "--output", "--elastic", "--restarts", "--min-ranks", "--trace")
+_SAME_STEP = 3  # losses at one step, after which the program itself is taken for the cause
 
 
 class _PythonLike(click.Command):
@@ -135,9 +139,8 @@ def command(
         return
     sys.stdout.flush()
     if elastic is not None:
-        from mpistrat.cli.run.elastic import Elastic, run  # a late import: NumPy, and the checkpoints
-
-        sys.exit(run(job_of, ranks, environ, Elastic(elastic == "fewer", restarts, min_ranks), output, tag=tag))
+        again = elastic == "fewer", restarts, min_ranks
+        sys.exit(_run_elastic(job_of, ranks, environ, *again, output, tag=tag))
     sys.exit(running_job.run(job_of(ranks), environ, output, tag=tag).status)
 
 
@@ -177,3 +180,56 @@ def _show(job: Job) -> None:
     removed = sorted(os.environ.keys() - without_launcher(os.environ).keys())
     for name in removed:
         click.echo(f"{f'-u {name}':<{width}}  # of the MPI job that this process is in")
+
+
+def _run_elastic(
+    plan_for: Callable[[int], Job],
+    ranks: int,
+    environ: dict[str, str],
+    fewer: bool,
+    restarts: int,
+    min_ranks: int,
+    output: str | None,
+    *,
+    tag: bool,
+) -> int:
+    """Run a job, and again after each loss, and return the last exit status. ``plan_for`` makes the job of some ranks.
+
+    After a loss there are ``fewer`` ranks, but not below ``min_ranks``, or as many, ``restarts`` times at most. A loss
+    is the end of a rank by a signal that this process did not get, or a hang that the watchdog ended. An
+    exception, an exit status and a signal to this process end the job, as without ``--elastic``.
+    """
+    if not SHARED.is_dir():
+        raise click.ClickException(f"--elastic keeps copies in {SHARED}, which this system does not have")
+    from mpistrat.training.elastic import copies  # a late import: NumPy, and the checkpoints
+
+    at: list[list[int]] = []  # the newest steps at each loss
+    # Fewer ranks would get more threads each, and BLAS then adds in another order.
+    environ |= {name: value for name, value, _ in plan_for(ranks).settings if name in affinity.THREADS}
+    with tempfile.TemporaryDirectory(prefix=f"mpistrat-elastic-{os.geteuid()}-", dir=SHARED) as name:
+        folder = Path(name)
+        for restart in range(restarts + 1):
+            environ = {
+                **environ,
+                RuntimeOptions.elastic.variable: name,
+                RuntimeOptions.restart.variable: str(restart),
+                RuntimeOptions.elastic_ranks.variable: "fewer" if fewer else "same",
+            }
+            ended = running_job.run(plan_for(ranks), environ, output, tag=tag)
+            if ended.by_signal or not (ended.status > 128 or ended.status == HANG):
+                return ended.status
+            at.append(copies.newest_steps(folder))
+            step = next((each for each in reversed(at[-1]) if each), 0)
+            cause = "a hang" if ended.status == HANG else f"the loss of {ended.lost or 'a rank'}"
+            if at[-_SAME_STEP:] == [at[-1]] * _SAME_STEP or restart == restarts:
+                _say(f"gives up after {cause}: {len(at)} losses, {at.count(at[-1])} of them at step {step}")
+                return ended.status
+            if fewer:
+                ranks = max(min_ranks, ranks - 1)
+            where = f"the copy of step {step}" if step else "the newest checkpoint, without a copy"
+            _say(f"goes on after {cause} with {ranks} rank{'s' if ranks > 1 else ''}, from {where}")
+    return ended.status
+
+
+def _say(text: str) -> None:
+    os.write(2, f"mpistrat run: {text}\n".encode())

@@ -20,7 +20,7 @@ from mpistrat.data.pipeline.chain import Chain
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Batch, Transform, before_batch, integer
 from mpistrat.data.rows.contracts import Seed
-from mpistrat.data.sources.arrays import CountSource
+from mpistrat.data.sources.objects import CountSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self

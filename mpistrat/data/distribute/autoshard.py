@@ -42,8 +42,7 @@ from mpistrat.data.pipeline.transforms import (
 )
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Seed
-from mpistrat.data.rows.lanes import Lanes
-from mpistrat.data.rows.split import part_of, pieces
+from mpistrat.data.rows.lanes import Lanes, part_of, pieces
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import h5py
 
 from mpistrat.data import errors
-from mpistrat.data.hdf5 import codecs as codecs_hdf5
+from mpistrat.data.hdf5 import chunks
 from mpistrat.data.hdf5.locate import Locator
 from mpistrat.data.hdf5.open_file import check_links, opened
 from mpistrat.data.hdf5.records import Chunked, Column, FileRecord, Joined, Layout, ThroughHdf5
@@ -177,7 +177,7 @@ def _words(layout: Layout) -> str:
         kinds = sorted({_words(part.layout) for part in layout.parts})
         return f"virtual, of {len(layout.parts)} sources: {'; '.join(kinds)}"
     if isinstance(layout, Chunked):
-        names = [codecs_hdf5.name_of(number) for number, _ in layout.filters]
+        names = [chunks.name_of(number) for number, _ in layout.filters]
         return f"chunks of {layout.chunk[0]} rows" + (f", {' + '.join(names)}" if names else "")
     return "contiguous"
 

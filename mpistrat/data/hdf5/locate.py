@@ -24,8 +24,8 @@ import numpy as np
 
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError
-from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5.codecs import NBIT, SHUFFLE, SZIP
+from mpistrat.data.hdf5 import chunks
+from mpistrat.data.hdf5.chunks import NBIT, SHUFFLE, SZIP
 from mpistrat.data.hdf5.open_file import check_links, opened
 from mpistrat.data.hdf5.records import (
     Chunked,
@@ -421,7 +421,7 @@ def _check_szip(where: str, filters: list[int], index: ChunkIndex, dataset: h5py
     for number in before:
         if (by_szip & (index.masks >> np.uint64(number) & np.uint64(1) == 0)).any():
             raise DataFileError(
-                f"{where}: its filter szip follows {codecs_hdf5.name_of(filters[number])}, and HDF5 loses the last "
+                f"{where}: its filter szip follows {chunks.name_of(filters[number])}, and HDF5 loses the last "
                 "values of such chunks: each read gives others; fix: write it again with one of the two filters"
             )
 
@@ -535,7 +535,7 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
         last = min(first + dataset.chunks[0], dataset.shape[0]) - 1
         return never_written(plist, where, f"some of its rows were never written, rows {first} to {last} first")
     filters = tuple((code, tuple(values)) for code, _, values, _ in map(plist.get_filter, range(plist.get_nfilters())))
-    reason = codecs_hdf5.missing([code for code, _ in filters])
+    reason = chunks.missing([code for code, _ in filters])
     if reason:
         return ThroughHdf5(reason)
     if shift is None:

@@ -14,8 +14,8 @@ from mpistrat import nest
 from mpistrat.data.pipeline.transforms import Locate, Seeded, Segment, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
+from mpistrat.data.rows.lanes import piece
 from mpistrat.data.rows.permutation import permutation, random_words
-from mpistrat.data.rows.split import piece
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.topology import Topology
 

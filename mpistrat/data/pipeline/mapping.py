@@ -68,7 +68,7 @@ class Making:
 
 def generators_of(fn: Any) -> list[str]:
     """Return the names of the random generators that a function captures, or that its object has."""
-    from mpistrat.messages.functions import captured  # a late import: takes 9 ms, and only several ranks call this
+    from mpistrat.messages.pickling import captured  # a late import: takes 9 ms, and only several ranks call this
 
     inner = generators_of(fn.func) if isinstance(fn, partial) else []
     kept: dict[Any, Any] = {**fn.keywords, **dict(enumerate(fn.args))} if isinstance(fn, partial) else {}

@@ -25,8 +25,7 @@ from typing import Any
 from mpistrat.data.pipeline import worker_process
 from mpistrat.data.rows import elements
 from mpistrat.launch import launch
-from mpistrat.messages.functions import packed_function
-from mpistrat.messages.pickling import Failure, pack
+from mpistrat.messages.pickling import Failure, pack, packed_function
 from mpistrat.process import children, private_file
 from mpistrat.runtime import affinity
 

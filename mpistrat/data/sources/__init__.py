@@ -1,1 +1,1 @@
-"""Sources of rows, one kind per file: arrays, sequences, iterables, generators, files."""
+"""Sources of rows: Python objects (arrays, sequences, iterables, generators) and files."""

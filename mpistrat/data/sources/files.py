@@ -1,7 +1,8 @@
-"""Source of rows of files."""
+"""Source of rows of files, and the rows of files in memory, read once for a node."""
 
 from __future__ import annotations
 
+import bisect
 import copy
 import logging
 import math
@@ -9,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -17,20 +18,24 @@ from mpistrat import nest
 from mpistrat.data.errors import DataFileError, NotFiniteError
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.manifest import FileList, Manifest, Manifests
-from mpistrat.data.hdf5.rows_in_memory import RowsInMemory
 from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
 from mpistrat.data.rows.lanes import MOST_LANES
 from mpistrat.data.rows.spec import ArraySpec
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.memory.made_once import MadeOnce
+from mpistrat.memory.made_once import FilledOnce, MadeOnce
 from mpistrat.memory.node import NoSharedMemoryError
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 
+if TYPE_CHECKING:
+    from mpistrat.data.hdf5.reader import FileReader
+
 _AT_ONCE_BYTES = 4 << 20
 _OBJECTS_AT_ONCE = 4096
+_PIECE_BYTES = 4 << 20
+_LINE = 64  # bytes of a cache line
 _SMALL_ROW = 16 << 10
 _LEAST_SHARE = 1 / 8
 _MOST_READ_BY_STEP = 256
@@ -67,6 +72,97 @@ def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
         if isinstance(each, np.ndarray) and (found := first_not_finite(each.reshape(-1))):
             return number // per_row, found[1]
     return None
+
+
+class RowsInMemory:
+    """The rows of a manifest, one array for each column. They are read when rows are first taken.
+
+    The ranks of the communicator ``node`` share the rows, and read them together: then making the object is collective.
+    Raise NoSharedMemoryError on every rank of the node if they cannot, OSError if memory for one process is lacking.
+    """
+
+    def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
+        self._manifest, self._reader = manifest, reader
+        self._missing = np.ones(len(manifest.files), bool)
+        self._filled = self._by_file = False
+        self._offsets: np.ndarray | None = None
+        columns, rows = manifest.columns, manifest.rows
+        step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * manifest.row_bytes)))
+        # File, first row, and one past the last row of each piece, counted in all files.
+        self._pieces = [
+            (number, first, min(first + step, int(stop)))
+            for number, (start, stop) in enumerate(zip(manifest.offsets, manifest.offsets[1:], strict=False))
+            for first in range(int(start), int(stop), step)
+        ]
+        self._shifts = np.zeros(1, np.int64)
+        self._begins: list[int] = []
+        end = 0
+        for column in columns:
+            self._begins.append(end)
+            end += -(-rows * column.row_bytes // _LINE) * _LINE
+        self._shared = FilledOnce(end, len(self._pieces), node)
+        self._row_bytes = [column.row_bytes for column in columns]
+        self._columns = [
+            self._shared.memory[begin : begin + rows * column.row_bytes].view(column.dtype).reshape(rows, *column.shape)
+            for begin, column in zip(self._begins, columns, strict=True)
+        ]
+
+    def of_files(self, which: Sequence[int]) -> RowsInMemory:
+        """Return the rows of some files, in the same memory. Only these files are read for them."""
+        part = copy.copy(self)
+        part._missing = np.zeros_like(self._missing)
+        part._missing[[*which]] = True
+        part._filled = False
+        offsets = self._manifest.offsets
+        part._offsets = np.cumsum([0, *(offsets[i + 1] - offsets[i] for i in which)])
+        part._shifts = offsets[[*which]] - part._offsets[:-1]
+        return part
+
+    def by_file(self) -> RowsInMemory:
+        """Return the rows in the same memory. A file is read when a row of it is first taken."""
+        part = copy.copy(self)
+        part._missing, part._by_file = self._missing.copy(), True
+        return part
+
+    def take(self, rows: np.ndarray, buffers: Buffers) -> list[np.ndarray]:
+        """Return these rows of every column, in new arrays.
+
+        Raise DataFileError if a file cannot be read or has changed, and OSError if the node has not enough memory.
+        """
+        if not self._filled:
+            self._fill(self._files_of(rows) if self._by_file else np.flatnonzero(self._missing))
+            self._filled = not self._missing.any()
+        if self._offsets is not None:
+            rows = rows + self._shifts[self._offsets.searchsorted(rows, side="right") - 1]
+        out = []
+        for values in self._columns:
+            taken = buffers.empty((len(rows), *values.shape[1:]), values.dtype)
+            out.append(values.take(rows, 0, taken, "clip"))  # "raise" would copy the result once more
+        return out
+
+    def _files_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the files of these rows that are missing."""
+        files = self._manifest.offsets.searchsorted(rows, side="right") - 1
+        return np.unique(files[self._missing[files]])
+
+    def _fill(self, files: np.ndarray) -> None:
+        """Read the rows of files, except for those that a rank of the node has read already."""
+        numbers: list[int] = []
+        for each in files.tolist():
+            numbers += range(bisect.bisect_left(self._pieces, (each,)), bisect.bisect_left(self._pieces, (each + 1,)))
+        start = int(self._shared.part * len(numbers))
+        for number in numbers[start:] + numbers[:start]:
+            file, first, stop = self._pieces[number]
+            spans = [
+                (begin + first * size, (stop - first) * size)
+                for begin, size in zip(self._begins, self._row_bytes, strict=True)
+            ]
+            self._shared.fill(number, spans, partial(self._load, file, first, stop))
+        self._missing[files] = False
+
+    def _load(self, file: int, first: int, stop: int) -> None:
+        path, record, begin = self._manifest.file(file)
+        self._reader.read_run(path, record, first - begin, [values[first:stop] for values in self._columns])
 
 
 class FileSource(Source):

@@ -20,8 +20,7 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries, rows_of_a_chunk
-from mpistrat.data.write.growing_zarr import GrowingZarr
+from mpistrat.data.write.growing import GrowingHdf5, GrowingZarr, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.output_file import column_of
 from mpistrat.data.write.shared_file import Block, Box, require_cover, writers
 from mpistrat.data.write.write import check_targets

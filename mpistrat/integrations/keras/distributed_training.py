@@ -16,11 +16,10 @@ import numpy as np
 from mpistrat.collectives.movement import moves
 from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.integrations.keras import hooks, step
-from mpistrat.integrations.keras.callbacks import LastCallback, is_chief_only
 from mpistrat.integrations.keras.hooks import BACKEND
 from mpistrat.integrations.keras.parts import BatchesOfRank, PartsOfRank, cut, is_dataset
 from mpistrat.integrations.keras.ranks import OTHER_BATCHES, TrainingRanks
-from mpistrat.integrations.keras.step import RankStep, applied_over_ranks, computing
+from mpistrat.integrations.keras.step import LastCallback, RankStep, applied_over_ranks, computing, is_chief_only
 from mpistrat.runtime.agreement.collective_lock import collective_call
 
 _FUNCTIONS = ("train_function", "test_function", "jit_compile")

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, DistributedDataset, InputOptions
-from mpistrat.data.rows.split import piece
+from mpistrat.data.rows.lanes import piece
 from mpistrat.engine import Engine
 from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.hooks import BACKEND

@@ -18,7 +18,7 @@ import torch.utils.data
 from mpistrat.data.distribute.state import require_same
 from mpistrat.data.pipeline.chosen import Keys, WeightedDraws
 from mpistrat.data.pipeline.transforms import Order, Shuffle, Transform, integer
-from mpistrat.data.rows.split import piece
+from mpistrat.data.rows.lanes import piece
 from mpistrat.process import mpi
 from mpistrat.strategy import get_strategy, has_strategy
 

@@ -22,7 +22,7 @@ from mpistrat.data import (
     Options,
 )
 from mpistrat.data.rows.contracts import Source
-from mpistrat.data.rows.split import piece
+from mpistrat.data.rows.lanes import piece
 
 fast = settings(derandomize=True, database=None, deadline=None, max_examples=60)
 

@@ -18,7 +18,7 @@ from mpistrat.data import (
     InputReplicationMode,
     Options,
 )
-from mpistrat.data.rows.split import part_of, piece, pieces
+from mpistrat.data.rows.lanes import part_of, piece, pieces
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.values import PerReplica
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import DataFileError, Dataset
-from mpistrat.data.hdf5 import codecs
+from mpistrat.data.hdf5 import chunks
 
 LARGE = 64 << 20
 
@@ -57,10 +57,10 @@ def test_zstd(into):
     tracemalloc.start()
     try:
         if into:  # no more is read than fits
-            assert not codecs.decode(packed, [(codecs.ZSTD, ())], 0, 1000, place).any()
+            assert not chunks.decode(packed, [(chunks.ZSTD, ())], 0, 1000, place).any()
         else:
             with pytest.raises(ValueError, match="says that it has 67108864"):
-                codecs.decode(packed, [(codecs.ZSTD, ())], 0, 1000, place)
+                chunks.decode(packed, [(chunks.ZSTD, ())], 0, 1000, place)
         assert tracemalloc.get_traced_memory()[1] < LARGE // 4
     finally:
         tracemalloc.stop()

@@ -17,7 +17,7 @@ from mpistrat.data import (
     EmptyDatasetError,
     FilterUnavailableError,
 )
-from mpistrat.data.write.reshard import shard
+from mpistrat.data.write.write import shard
 
 # What damage may look like: a type, a shape, a name or a filter that another file could have had.
 REFUSED = (DataFileError, DatasetMismatchError, DatasetNotFoundError, EmptyDatasetError, FilterUnavailableError)

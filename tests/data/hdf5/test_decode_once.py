@@ -11,8 +11,8 @@ from selection import core
 from mpistrat.data import AutoShardPolicy, Dataset
 from mpistrat.data.distribute.autoshard import divide
 from mpistrat.data.distribute.state import Position, resumed, state_of
-from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5.through_h5py import _OpenColumn
+from mpistrat.data.hdf5 import chunks
+from mpistrat.data.hdf5.reader import _OpenColumn
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.blocks import BlockOrder, Blocks, WholeChunks
 from mpistrat.replicas import ReplicaGroup
@@ -32,7 +32,7 @@ def small(monkeypatch):
 def decodes(monkeypatch):
     """Count how often each chunk is decoded, by its content, or by the place of a read through HDF5."""
     found = Counter()
-    real, real_run = codecs_hdf5.decode, _OpenColumn._read_run
+    real, real_run = chunks.decode, _OpenColumn._read_run
 
     def decode(raw, *more):
         found[bytes(raw)] += 1
@@ -44,7 +44,7 @@ def decodes(monkeypatch):
             found.update((self._id.id, number) for number in range(first // size, -(-last // size)))
         real_run(self, first, last, out)
 
-    monkeypatch.setattr(codecs_hdf5, "decode", decode)
+    monkeypatch.setattr(chunks, "decode", decode)
     monkeypatch.setattr(_OpenColumn, "_read_run", read_run)
     return found
 

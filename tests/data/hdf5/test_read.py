@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from selection import core
 
 from mpistrat.data import DataFileError, Dataset
-from mpistrat.data.hdf5.codecs import fletcher32
+from mpistrat.data.hdf5.chunks import fletcher32
 from mpistrat.data.hdf5.describe import describe, way_of_reading
 from mpistrat.data.hdf5.raw import Descriptor, scatter
 from mpistrat.data.hdf5.records import Chunked, from_json, to_json

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import ChecksumError, DataFileError, Dataset, DatasetNotFoundError, DistributedDataset
-from mpistrat.data.hdf5.codecs import fletcher32
+from mpistrat.data.hdf5.chunks import fletcher32
 from mpistrat.data.hdf5.describe import describe, way_of_reading
 
 

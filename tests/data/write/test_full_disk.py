@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import mpistrat
 from mpistrat.data import Dataset, write_hdf5
-from mpistrat.data.write.reshard import shard
+from mpistrat.data.write.write import shard
 from mpistrat.training import load, save, save_async
 
 folder, limit = sys.argv[1], int(sys.argv[2])

@@ -10,9 +10,8 @@ import pytest
 
 from mpistrat.data import Writer
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.write import growing_hdf5, shared_file
-from mpistrat.data.write.growing_hdf5 import GrowingHdf5, StepSeries
-from mpistrat.data.write.growing_zarr import GrowingZarr
+from mpistrat.data.write import growing, shared_file
+from mpistrat.data.write.growing import GrowingHdf5, GrowingZarr, StepSeries
 from mpistrat.data.write.shared_file import Box
 
 
@@ -80,15 +79,15 @@ def applied(content, writes):
 def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
     """Killed after each write, and without power after each: any of the writes since the last sync are lost then."""
     disk, draw = Disk(tmp_path / "f.h5"), np.random.default_rng(0)
-    write = growing_hdf5.write_all
+    write = growing.write_all
 
     def noted(descriptor, data, offset):
         disk.write(data, offset)
         write(descriptor, data, offset)
 
-    for module in (growing_hdf5, shared_file):
+    for module in (growing, shared_file):
         monkeypatch.setattr(module, "write_all", noted)
-    monkeypatch.setattr(growing_hdf5.os, "fdatasync", lambda descriptor: disk.sync())
+    monkeypatch.setattr(growing.os, "fdatasync", lambda descriptor: disk.sync())
     known = {"u": series_of("u", (3,), (1, 3)), "g/few": series_of("g/few", (), (8,))}
     values = {"u": draw.random((90, 3)), "g/few": draw.random(90)}
     committed, seen = [0], 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mpistrat.data import Dataset, DatasetMismatchError, EmptyDatasetError, FilterUnavailableError
 from mpistrat.data import write_hdf5 as write
-from mpistrat.data.write.reshard import shard
+from mpistrat.data.write.write import shard
 
 settings_ = settings(
     derandomize=True,

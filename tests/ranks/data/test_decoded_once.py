@@ -12,9 +12,9 @@ import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.formats.parquet import Parquet
 from mpistrat.data.formats.zarr import Zarr
-from mpistrat.data.hdf5 import codecs as codecs_hdf5
-from mpistrat.data.hdf5.through_h5py import _OpenColumn
-from mpistrat.data.rows.split import piece
+from mpistrat.data.hdf5 import chunks
+from mpistrat.data.hdf5.reader import _OpenColumn
+from mpistrat.data.rows.lanes import piece
 from mpistrat.memory import made_once
 from mpistrat.memory import node as shared
 
@@ -45,7 +45,7 @@ def write_zarr(path, x):
 
 
 FORMATS = {
-    "gzip": (write_hdf5, lambda path: Dataset.from_hdf5(path, "x"), codecs_hdf5, "decode"),
+    "gzip": (write_hdf5, lambda path: Dataset.from_hdf5(path, "x"), chunks, "decode"),
     "lzf": (
         lambda path, x: write_hdf5(path, x, "lzf"),
         lambda path: Dataset.from_hdf5(path, "x"),
@@ -151,7 +151,7 @@ def test_no_rank_waits_for_a_rank_that_is_stuck(comm, monkeypatch, strategy, dec
     dataset = dataset_of(path)
     wanted = pieces(path)
     go_on = threading.Event()
-    calls = decoded(codecs_hdf5, "decode", go_on.wait if RANK == 0 else lambda: None)
+    calls = decoded(chunks, "decode", go_on.wait if RANK == 0 else lambda: None)
     distributed = strategy.experimental_distribute_dataset(dataset)
     found = []
     reading = threading.Thread(target=lambda: found.extend(distributed), daemon=True)
@@ -194,7 +194,7 @@ def test_without_shared_memory_each_rank_decodes(comm, monkeypatch, caplog, stra
     wanted = pieces(path)
     monkeypatch.setattr(shared, "_check_free", refused)
     distributed = strategy.experimental_distribute_dataset(dataset_of(path))
-    calls = decoded(codecs_hdf5, "decode")
+    calls = decoded(chunks, "decode")
     assert equal([*distributed], wanted)
     assert len(calls) >= CHUNKS - 1  # without the last one, if this rank has no row of it
     assert ("each rank decodes what it needs" in caplog.text) == (RANK == 0)

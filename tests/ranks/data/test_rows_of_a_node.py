@@ -12,8 +12,8 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, Options
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.data.hdf5.rows_in_memory import FilledOnce
 from mpistrat.memory import node as shared
+from mpistrat.memory.made_once import FilledOnce
 from mpistrat.memory.node import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -11,9 +11,9 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.data import AutoShardPolicy, Dataset, Options
-from mpistrat.data.hdf5 import rows_in_memory
 from mpistrat.data.hdf5.reader import FileReader
-from mpistrat.data.hdf5.rows_in_memory import FilledOnce
+from mpistrat.memory import made_once
+from mpistrat.memory.made_once import FilledOnce
 from mpistrat.memory.node import NoSharedMemoryError
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -99,7 +99,7 @@ def test_a_process_without_memory_reads_windows(comm, strategy, files, monkeypat
 
     expected = rows_of(strategy.experimental_distribute_dataset(shuffled(files)))
     alone = rows_of(shuffled(files))
-    monkeypatch.setattr(rows_in_memory, "new_memory", none_left)
+    monkeypatch.setattr(made_once, "new_memory", none_left)
     monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=9, f_bavail=0, f_frsize=4096))
     assert rows_of(strategy.experimental_distribute_dataset(shuffled(files))) == expected
     assert "is not kept in memory, which makes reading slower: [Errno 12]" in caplog.text

@@ -15,7 +15,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.data import Block, DataFileError, Dataset, DatasetMismatchError, Writer
 from mpistrat.data.write import writer as writer_module
-from mpistrat.data.write.growing_hdf5 import GrowingHdf5
+from mpistrat.data.write.growing import GrowingHdf5
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1

@@ -25,6 +25,8 @@ from mpistrat.integrations.hvd.torch.gradients import (  # some take a compressi
     allreduce,
     alltoall,
     broadcast,
+    broadcast_optimizer_state,
+    broadcast_parameters,
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
@@ -32,7 +34,6 @@ from mpistrat.integrations.hvd.torch.gradients import (  # some take a compressi
     sparse_allreduce_async,
 )
 from mpistrat.integrations.hvd.torch.optimizer import DistributedOptimizer
-from mpistrat.integrations.hvd.torch.start_values import broadcast_optimizer_state, broadcast_parameters
 from mpistrat.process.own_files import skip_in_call_sites
 
 __all__ = [

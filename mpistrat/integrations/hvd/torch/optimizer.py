@@ -14,8 +14,7 @@ from torch import Tensor
 from mpistrat.integrations.hvd import job, reductions
 from mpistrat.integrations.hvd.job import ProcessSet
 from mpistrat.integrations.hvd.reductions import Adasum, Average, Min, Op, Product
-from mpistrat.integrations.hvd.torch.gradients import Compression, Compressor, sparse_allreduce_async
-from mpistrat.integrations.hvd.torch.start_values import abbreviated
+from mpistrat.integrations.hvd.torch.gradients import Compression, Compressor, abbreviated, sparse_allreduce_async
 
 
 class BackwardPasses:
