@@ -20,6 +20,8 @@ from mpistrat.integrations.hvd.job import ProcessSet, example
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Topology
 
+__all__ = ["join", "poll", "synchronize"]
+
 _P = ParamSpec("_P")
 # A rank in `join` meets the others in a collective of its own. They see that in the agreement by which every collective
 # begins, and tell it what to take part in. A program without `join` pays nothing for it.

@@ -13,6 +13,33 @@ from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology, creation
 
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
 _keyval: int | None = None
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -14,6 +14,22 @@ from mpistrat.integrations.hvd.handles import collective, in_place, one_by_one, 
 from mpistrat.integrations.hvd.job import ProcessSet, example, global_process_set
 from mpistrat.integrations.hvd.reductions import named
 
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
+
 _Result = TypeVar("_Result")
 
 

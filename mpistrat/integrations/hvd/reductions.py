@@ -24,6 +24,28 @@ from mpistrat.runtime.agreement.operation import operation
 from mpistrat.runtime.topology import Topology
 from mpistrat.values import ReduceOp
 
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Op",
+    "Product",
+    "Sum",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
 
 class Op(enum.Enum):
     """How the values of all ranks are combined. The module has each of them by its name.
