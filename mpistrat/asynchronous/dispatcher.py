@@ -395,7 +395,7 @@ class Dispatcher:
             task = self._queue[0]
             if not self._workers or (task.ranks is not None and len(self._workers) < len(self._all)):
                 self._queue.popleft()
-                task.error = self._impossible(task)
+                task.error = self._impossible()
                 self._ended.append(task)
                 continue
             if task.ranks is None:
@@ -414,7 +414,7 @@ class Dispatcher:
                 continue
             self._hand(task, workers)
 
-    def _impossible(self, task: Task) -> LostRankError:
+    def _impossible(self) -> LostRankError:
         lost = [each.rank for each in self._all if each.lost]
         names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
         why = "no worker is left" if not self._workers else "MPI makes no communicator of some ranks after a loss"

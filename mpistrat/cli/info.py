@@ -58,7 +58,7 @@ def hosts(no_mpi: bool, as_json: bool) -> None:
     rank = placement.rank
     if not no_mpi:
         try:
-            known, everyone, problems = _ask_mpi(resolver, placement)
+            known, everyone, problems = _ask_mpi(resolver)
             rank = known.rank
         except (ImportError, RuntimeError) as error:
             problems.append(str(error))
@@ -91,7 +91,7 @@ def _row(placement: Placement) -> list[str]:
     return [*("" if value is None else str(value) for value in values), ranges(cores or ())]
 
 
-def _ask_mpi(resolver: ClusterResolver, placement: Placement) -> tuple[Placement, list[list[str]], list[str]]:
+def _ask_mpi(resolver: ClusterResolver) -> tuple[Placement, list[list[str]], list[str]]:
     """Return MPI's placement of this rank, the rows of all ranks, and contradictions of one rank. Collective."""
     world = mpi.start().COMM_WORLD
     known = MpiClusterResolver(world).placement
@@ -263,12 +263,12 @@ def _hdf5() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    free = job.shared_memory_free()
+    shared = job.shared_memory()
     found: dict[str, Any] = {
         "host": platform.node(),
         "cores": job.cores(),
         "affinity": ranges(affinity.cores() or ()) or "unknown",
-        "/dev/shm free": "none" if free is None else f"{free / 2**20:.0f} MiB",
+        "/dev/shm free": "none" if shared is None else f"{shared['free'] / 2**20:.0f} MiB",
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
     found["BLAS"] = affinity.blas() or "does not tell"

@@ -21,7 +21,7 @@ from mpistrat.process.waiting import Backoff
 _ENTRIES = 4096
 _MOST_SHARES = 4
 _LINE = 64  # bytes of a cache line
-_PATIENCE = 1.0  # seconds; for a part, four times the longest that this rank took to make one are added
+_STALLED_S = 1.0  # seconds; for a part, four times the longest that this rank took to make one are added
 _FREE, _BEING_MADE, _READY = range(3)
 Each = Callable[[Sequence[Any], Callable[[Any], Any]], None]
 
@@ -116,7 +116,7 @@ class MadeOnce:
                 return
             else:
                 now = time.monotonic()
-                until = until or now + _PATIENCE + 4 * self._longest
+                until = until or now + _STALLED_S + 4 * self._longest
                 if now > until:
                     self._end(found, _BEING_MADE)
                     until = 0.0
@@ -185,8 +185,8 @@ class MadeOnce:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         """Lock the table; yield False if another rank or thread holds it for too long."""
-        until, backoff = time.monotonic() + _PATIENCE, Backoff()
-        if not self._usable or not self._threads.acquire(timeout=_PATIENCE):
+        until, backoff = time.monotonic() + _STALLED_S, Backoff()
+        if not self._usable or not self._threads.acquire(timeout=_STALLED_S):
             yield False
             return
         try:

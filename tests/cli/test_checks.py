@@ -155,7 +155,7 @@ def folder(**more):
 
 
 @pytest.mark.parametrize(
-    ("facts", "talked", "verdict", "text"),
+    ("facts", "exchanged", "verdict", "text"),
     [
         ([folder()], {"data": []}, OK, "/d (lustre): writable, locks work, 5.0 GiB free"),
         ([folder(), None, folder(missing=True)], {}, FIX, "/d on n0 (lustre): there is no such directory"),
@@ -165,8 +165,8 @@ def folder(**more):
         ([folder(free=5 * MIB)], {"data": []}, LOOK, "5 MiB free"),
     ],
 )
-def test_data(facts, talked, verdict, text):
-    finding = judged("data", *facts, talked=talked, options=CheckOptions("/d"))
+def test_data(facts, exchanged, verdict, text):
+    finding = judged("data", *facts, exchanged=exchanged, options=CheckOptions("/d"))
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -181,7 +181,7 @@ def test_data(facts, talked, verdict, text):
     ],
 )
 def test_clocks(found, verdict, text):
-    finding = judged("clocks", None, None, None, talked={"clocks": found})
+    finding = judged("clocks", None, None, None, exchanged={"clocks": found})
     assert (finding.severity, text in finding.found) == (verdict, True), finding
 
 
@@ -203,7 +203,7 @@ def test_clocks(found, verdict, text):
     ],
 )
 def test_network(pairs, verdict, texts):
-    finding = judged("network", None, None, None, nodes=[0, 1, 2], talked={"network": pairs})
+    finding = judged("network", None, None, None, nodes=[0, 1, 2], exchanged={"network": pairs})
     assert finding.severity is verdict
     for text in texts:
         assert text in finding.found + finding.advice
@@ -224,15 +224,15 @@ def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
 
 
 def test_layout():
-    finding = judged("layout", None, None, None, nodes=[0, 0, 1], talked={"layout": None})
+    finding = judged("layout", None, None, None, nodes=[0, 0, 1], exchanged={"layout": None})
     assert (finding.severity, finding.found) == (OK, "2 nodes, ranks: 2, 1")
-    finding = judged("layout", None, None, talked={"layout": [1, "size is 3 ...", "another launch"]})
+    finding = judged("layout", None, None, exchanged={"layout": [1, "size is 3 ...", "another launch"]})
     assert (finding.severity, finding.advice) == (FIX, "another launch")
 
 
 def test_start():
     assert judged("start", None, None).found == "2 ranks, one job"
-    stands = Trouble(Blame.STANDS, "no progress in 'x' for 9 s", "x")
+    stands = Trouble(Blame.STUCK, "no progress in 'x' for 9 s", "x")
     troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
     finding = judged("start", None, None, None, troubles=troubles)
     assert finding.severity is FIX

@@ -20,7 +20,7 @@ SIZE = 1000
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch):
-    monkeypatch.setattr(made_once, "_PATIENCE", 0.2)
+    monkeypatch.setattr(made_once, "_STALLED_S", 0.2)
 
 
 def ring(nbytes=16 << 10, processes=2):

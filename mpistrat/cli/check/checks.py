@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.check import network
-from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, Talk, size
+from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Exchange, Finding, Severity, size
+from mpistrat.cli.run.job import shared_memory
 from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
 from mpistrat.process import mpi
@@ -25,7 +26,6 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _MOST = 6
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-SHARED_MEMORY = "/dev/shm"
 _LEAST_SHARED = 128 * 2**20
 _SHARED_PER_RANK = 32 * 2**20
 _VISIBLE_TIMEOUT_S = 3.0  # until other nodes must see a new file
@@ -150,17 +150,17 @@ def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
     return "\n".join(f"{ranks_in_words(those)}: {text}" for text, those in groups.items())
 
 
-def compare_layout(talk: Talk, options: CheckOptions) -> Any:
+def compare_layout(exchange: Exchange, options: CheckOptions) -> Any:
     """Return the first rank where environment and MPI contradict each other, with text and cause, or None."""
     from mpistrat.cluster_resolver import resolve
     from mpistrat.cluster_resolver.compare import differences, facts_of_resolver
     from mpistrat.cluster_resolver.mpi import placement_in
 
     try:
-        said = differences(facts_of_resolver(resolve()), placement_in(talk.topology))
+        said = differences(facts_of_resolver(resolve()), placement_in(exchange.topology))
     except (RuntimeError, ValueError) as error:
         said = f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"
-    told = talk.collect(said)
+    told = exchange.gather(said)
     if told is None:
         return None
     return next(([rank, *each] for rank, each in enumerate(told) if each is not None), None)
@@ -171,10 +171,10 @@ def judge_layout(job: CheckedJob) -> Finding:
     counts = [len(those) for those in nodes.values()]
     each = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))
     text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {each}"
-    if job.talked.get("layout"):
-        rank, what, cause = job.talked["layout"]
+    if job.exchanged.get("layout"):
+        rank, what, cause = job.exchanged["layout"]
         return Finding(f"{text}\nrank {rank}: {what}", Severity.FIX, cause)
-    if "layout" not in job.talked:
+    if "layout" not in job.exchanged:
         return Finding(text, Severity.UNKNOWN)
     return Finding(text, Severity.OK)
 
@@ -222,14 +222,6 @@ def judge_binding(job: CheckedJob) -> Finding:
         f"threads: {first['threads'] or 'one per core'}",
         Severity.OK,
     )
-
-
-def free_shared_memory(options: CheckOptions) -> dict[str, Any] | None:
-    try:
-        status = os.statvfs(SHARED_MEMORY)
-    except OSError:
-        return None
-    return {"free": status.f_bavail * status.f_frsize, "total": status.f_blocks * status.f_frsize}
 
 
 def judge_shared_memory(job: CheckedJob) -> Finding:
@@ -433,22 +425,22 @@ def _file_system(folder: Path) -> str:
     return kind
 
 
-def compare_data(talk: Talk, options: CheckOptions) -> list[int] | None:
+def compare_data(exchange: Exchange, options: CheckOptions) -> list[int] | None:
     """Return the ranks that do not see a new file of rank 0 in the directory."""
     path: Path | None = None
-    if talk.rank == 0 and options.data is not None:
+    if exchange.rank == 0 and options.data is not None:
         path = Path(options.data).absolute() / f".mpistrat-check-{secrets.token_hex(8)}"
         try:
             path.touch(exist_ok=False)
         except OSError:
             path = None
-    place = talk.tell(None if path is None else str(path))
+    place = exchange.broadcast(None if path is None else str(path))
     sees = True
-    if place is not None and talk.rank in talk.leaders:
+    if place is not None and exchange.rank in exchange.leaders:
         end = time.monotonic() + _VISIBLE_TIMEOUT_S
         while not (sees := os.path.exists(place)) and time.monotonic() < end:
             time.sleep(0.05)
-    told = talk.collect(sees)
+    told = exchange.gather(sees)
     if path is not None:
         path.unlink(missing_ok=True)
     return None if told is None else [rank for rank, each in enumerate(told) if not each]
@@ -477,7 +469,7 @@ def judge_data(job: CheckedJob) -> Finding:
                 "checkpoints and caches cannot be written there: use another directory, or let it be mounted "
                 "read-write on the compute nodes",
             )
-    blind = job.talked.get("data")
+    blind = job.exchanged.get("data")
     if blind:
         hosts = ", ".join(job.facts[rank]["host"] for rank in blind[:4])
         return Finding(
@@ -495,11 +487,11 @@ def judge_data(job: CheckedJob) -> Finding:
 CHECKS = (
     Check("start", "one MPI job", judge_start),
     Check("library", "MPI library", judge_library, loaded_library),
-    Check("layout", "ranks per node", judge_layout, talk=compare_layout),
+    Check("layout", "ranks per node", judge_layout, exchange=compare_layout),
     Check("binding", "cores and threads", judge_binding, own_cores),
     Check("gpus", "GPUs", judge_gpus, look_at_gpus),
-    Check("shared_memory", "/dev/shm", judge_shared_memory, free_shared_memory),
+    Check("shared_memory", "/dev/shm", judge_shared_memory, lambda options: shared_memory()),
     Check("data", "data directory", judge_data, look_at_data, compare_data),
-    Check("clocks", "clocks", network.judge_clocks, talk=network.compare_clocks),
-    Check("network", "between nodes", network.judge_network, talk=network.measure_network),
+    Check("clocks", "clocks", network.judge_clocks, exchange=network.compare_clocks),
+    Check("network", "between nodes", network.judge_network, exchange=network.measure_network),
 )

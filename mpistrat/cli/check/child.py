@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import CHECKS, thread_level
-from mpistrat.cli.check.job import START, Blame, CheckOptions, SilenceError, Talk, Trouble
+from mpistrat.cli.check.job import START, Blame, CheckOptions, Exchange, SilenceError, Trouble
 
 _PR_SET_PDEATHSIG = 1
 
@@ -82,26 +82,26 @@ def main(descriptor: int, options: CheckOptions) -> None:
 def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
     """Run the checks that need messages between ranks. Rank 0 reports the facts."""
     # A shorter limit than that of the watching process, so that the error names the silent ranks.
-    talk = Talk(world.Dup(), options.limit * 0.8)
+    exchange = Exchange(world.Dup(), options.limit * 0.8)
     wire.stage("a message to rank 0")
-    everyone = talk.collect(facts)
+    everyone = exchange.gather(facts)
     wire.stage("the search for ranks of one node")
     from mpistrat.runtime.topology import Topology
 
-    talk.topology = topology = Topology.of(world)
-    talk.leaders = tuple(ranks[0] for ranks in topology.nodes)
-    talked: dict[str, Any] = {}
+    exchange.topology = topology = Topology.of(world)
+    exchange.leaders = tuple(ranks[0] for ranks in topology.nodes)
+    exchanged: dict[str, Any] = {}
     for check in CHECKS:
-        if check.talk is not None:
+        if check.exchange is not None:
             wire.stage(check.title)
-            talked[check.name] = check.talk(talk, options)
-            talk.meet()
+            exchanged[check.name] = check.exchange(exchange, options)
+            exchange.barrier()
     if everyone is not None:
         for node, ranks in enumerate(topology.nodes):
             for rank in ranks:
                 everyone[rank]["node"] = node
-        wire.tell(everyone=everyone, talked=talked)
-    talk.meet()
+        wire.tell(everyone=everyone, exchanged=exchanged)
+    exchange.barrier()
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class Blame(enum.IntEnum):
     LIBRARY = enum.auto()
     SILENCE = enum.auto()
     FAILED = enum.auto()
-    STANDS = enum.auto()
-    STOOD = enum.auto()
+    STUCK = enum.auto()  # no progress within the limit
+    WAS_STUCK = enum.auto()  # in a stage when other ranks failed
 
 
 class Trouble(NamedTuple):
@@ -69,14 +69,14 @@ class CheckedJob:
     """The facts of a job of ``size`` ranks. It has plain values only: they are sent as JSON.
 
     ``facts`` has for each rank its own: ``host``, ``node`` (its number), and the facts of each check by name.
-    ``talked`` has by name of a check the facts from messages between ranks. It is empty if the ranks could not
+    ``exchanged`` has by name of a check the facts from messages between ranks. It is empty if the ranks could not
     communicate. ``troubles`` has by rank what stopped its checks. ``alone`` says that each rank is a job of its own;
     None if the ranks are one job.
     """
 
     size: int
     facts: dict[int, dict[str, Any]]
-    talked: dict[str, Any] = field(default_factory=dict)
+    exchanged: dict[str, Any] = field(default_factory=dict)
     troubles: dict[int, Trouble] = field(default_factory=dict)
     alone: Finding | None = None
     options: CheckOptions = field(default_factory=CheckOptions)
@@ -100,7 +100,7 @@ class CheckedJob:
 class Check(NamedTuple):
     """One check, with the name of its facts, and its title in the table.
 
-    ``local`` returns the facts that a rank finds by itself, before MPI is started, and ``talk`` those from messages
+    ``local`` returns the facts that a rank finds by itself, before MPI is started, and ``exchange`` those from messages
     between ranks. The result of rank 0 counts.
     """
 
@@ -108,7 +108,7 @@ class Check(NamedTuple):
     title: str
     judge: Callable[[CheckedJob], Finding]
     local: Callable[[CheckOptions], Any] | None = None
-    talk: Callable[[Talk, CheckOptions], Any] | None = None
+    exchange: Callable[[Exchange, CheckOptions], Any] | None = None
 
 
 def size(count: float) -> str:
@@ -124,8 +124,8 @@ class SilenceError(RuntimeError):
     """A message was not received, or could not be sent, within the time limit."""
 
 
-class Talk:
-    """Communication of checks between the ranks of a job, with a time limit of each message in seconds.
+class Exchange:
+    """Messages of checks between the ranks of a job, with a time limit of each message in seconds.
 
     ``leaders`` are the first ranks of the nodes.
     """
@@ -152,7 +152,7 @@ class Talk:
         """Receive bytes into a buffer. Raise SilenceError as `receive` does."""
         self._wait(self.comm.Irecv(data, source, _TAG), f"no message from rank {source}")
 
-    def collect(self, value: Any) -> list[Any] | None:
+    def gather(self, value: Any) -> list[Any] | None:
         """Return the JSON values of all ranks on rank 0, and None on other ranks.
 
         Raise SilenceError on rank 0, with the ranks whose value did not arrive within the time limit.
@@ -176,7 +176,7 @@ class Talk:
                 time.sleep(0.0005)
         return [values[rank] for rank in range(self.size)]
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Return the JSON value of rank 0 on every rank.
 
         Raise SilenceError if it is not sent, or does not arrive, within the time limit.
@@ -190,7 +190,7 @@ class Talk:
             self.send(data, rank)
         return value
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all ranks. Sleep between tests: other ranks may need the core."""
         request = self.comm.Ibarrier()
         while not request.Test():

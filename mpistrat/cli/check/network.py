@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import median, median_high
 from typing import Any, NamedTuple
 
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Finding, Severity, Talk, rounds
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Finding, Severity, rounds
 
 _ROUNDS = 16
 _TRIPS = 20
@@ -43,31 +43,31 @@ class Pair(NamedTuple):
     again: bool = False
 
 
-def measure_network(talk: Talk, options: CheckOptions) -> list[Pair] | None:
+def measure_network(exchange: Exchange, options: CheckOptions) -> list[Pair] | None:
     """Measure the pairs of nodes. Measure slow pairs again, alone: other pairs may have disturbed them."""
-    pairs = rounds(talk.leaders, _ROUNDS)
-    if len(talk.leaders) <= _FEW_NODES:
+    pairs = rounds(exchange.leaders, _ROUNDS)
+    if len(exchange.leaders) <= _FEW_NODES:
         pairs = [[pair] for each in pairs for pair in each]
-    found = _measured(talk, pairs)
+    found = _measured(exchange, pairs)
     suspicious = None if found is None else sorted(_slow(found), key=lambda pair: pair.rate)[:_AGAIN]
-    alone = [[(pair.a, pair.b)] for pair in (Pair(*each) for each in talk.tell(suspicious))]
-    second = {(pair.a, pair.b): pair for pair in _measured(talk, alone) or ()}
+    alone = [[(pair.a, pair.b)] for pair in (Pair(*each) for each in exchange.broadcast(suspicious))]
+    second = {(pair.a, pair.b): pair for pair in _measured(exchange, alone) or ()}
     if found is None:
         return None
     return [_better(pair, second.get((pair.a, pair.b))) for pair in found]
 
 
-def _measured(talk: Talk, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
+def _measured(exchange: Exchange, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
     """Measure pairs, those of one list at the same time. Return all results on rank 0, None elsewhere."""
     found = []
     for each in pairs:
         for a, b in each:
-            if talk.rank in (a, b):
-                measured = measure(talk, b if talk.rank == a else a, first=talk.rank == a)
-                if talk.rank == a:
+            if exchange.rank in (a, b):
+                measured = measure(exchange, b if exchange.rank == a else a, first=exchange.rank == a)
+                if exchange.rank == a:
                     found.append((a, b, *measured))
-        talk.meet()
-    told = talk.collect(found)
+        exchange.barrier()
+    told = exchange.gather(found)
     return None if told is None else [Pair(*pair) for each in told for pair in each]
 
 
@@ -97,48 +97,48 @@ def _slow(pairs: list[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.rate < _SLOW or pair.rate * _RATIO < usual]
 
 
-def measure(talk: Talk, peer: int, first: bool) -> tuple[float, float]:
+def measure(exchange: Exchange, peer: int, first: bool) -> tuple[float, float]:
     """Return latency and bandwidth to another rank, in the slower direction. Both ranks call it."""
     trips = []
     for _ in range(_TRIPS):
         start = time.perf_counter()
-        _turn(talk, peer, first, bytearray(8), bytearray(8))
+        _turn(exchange, peer, first, bytearray(8), bytearray(8))
         trips.append(time.perf_counter() - start)
     latency = median(trips) / 2
-    rate = _rate(talk, peer, first, 2**18)
+    rate = _rate(exchange, peer, first, 2**18)
     count = int(min(_MOST_BYTES, max(2**18, rate * _SECONDS)))
-    return latency, max(_rate(talk, peer, first, count) for _ in range(2))
+    return latency, max(_rate(exchange, peer, first, count) for _ in range(2))
 
 
-def _rate(talk: Talk, peer: int, first: bool, count: int) -> float:
+def _rate(exchange: Exchange, peer: int, first: bool, count: int) -> float:
     """Return the bytes per second in the slower direction, the same on both ranks."""
     data, word = bytearray(count), bytearray(8)
     slowest = 0.0
     for sends in (first, not first):
         start = time.perf_counter()
         if sends:
-            _turn(talk, peer, True, data, word)
+            _turn(exchange, peer, True, data, word)
             taken = int((time.perf_counter() - start) * 1e9)
-            talk.send(taken.to_bytes(8, "little"), peer)
+            exchange.send(taken.to_bytes(8, "little"), peer)
         else:
-            _turn(talk, peer, False, word, data)
-            taken = int.from_bytes(talk.receive(peer, 8), "little")
+            _turn(exchange, peer, False, word, data)
+            taken = int.from_bytes(exchange.receive(peer, 8), "little")
         slowest = max(slowest, taken / 1e9)
     return count / slowest
 
 
-def _turn(talk: Talk, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
+def _turn(exchange: Exchange, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
     """Exchange one message in each direction."""
     if first:
-        talk.send(out, peer)
-        talk.receive_into(into, peer)
+        exchange.send(out, peer)
+        exchange.receive_into(into, peer)
     else:
-        talk.receive_into(into, peer)
-        talk.send(out, peer)
+        exchange.receive_into(into, peer)
+        exchange.send(out, peer)
 
 
 def judge_network(job: CheckedJob) -> Finding:
-    told: Any = job.talked.get("network")
+    told: Any = job.exchanged.get("network")
     if told is None:
         return Finding("the ranks could not communicate", Severity.UNKNOWN)
     if not told:
@@ -179,14 +179,14 @@ def _rate_text(rate: float) -> str:
     return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
-def compare_clocks(talk: Talk, options: CheckOptions) -> list[list[float]] | None:
+def compare_clocks(exchange: Exchange, options: CheckOptions) -> list[list[float]] | None:
     """Return for each rank that was asked: rank, seconds that its clock is ahead, and their error."""
-    peers = range(talk.size) if talk.size <= _ALL_RANKS else talk.leaders
-    if talk.rank != 0:
-        if talk.rank in peers:
+    peers = range(exchange.size) if exchange.size <= _ALL_RANKS else exchange.leaders
+    if exchange.rank != 0:
+        if exchange.rank in peers:
             for _ in range(_CLOCK_TRIPS):
-                talk.receive(0, 1)
-                talk.send(struct.pack("d", now()), 0)
+                exchange.receive(0, 1)
+                exchange.send(struct.pack("d", now()), 0)
         return None
     found = []
     for peer in peers:
@@ -195,8 +195,8 @@ def compare_clocks(talk: Talk, options: CheckOptions) -> list[list[float]] | Non
         best = (float("inf"), 0.0)
         for _ in range(_CLOCK_TRIPS):
             start = now()
-            talk.send(b"?", peer)
-            (theirs,) = struct.unpack("d", talk.receive(peer, 8))
+            exchange.send(b"?", peer)
+            (theirs,) = struct.unpack("d", exchange.receive(peer, 8))
             end = now()
             best = min(best, (end - start, theirs - (start + end) / 2))
         found.append([peer, best[1], best[0] / 2])
@@ -204,7 +204,7 @@ def compare_clocks(talk: Talk, options: CheckOptions) -> list[list[float]] | Non
 
 
 def judge_clocks(job: CheckedJob) -> Finding:
-    found: Any = job.talked.get("clocks")
+    found: Any = job.exchanged.get("clocks")
     if found is None:
         return Finding("the ranks could not be asked", Severity.UNKNOWN)
     if not found:

@@ -66,7 +66,7 @@ class Watcher:
             if "everyone" not in self._told:
                 return None
             everyone = dict(enumerate(self._told["everyone"]))
-            return CheckedJob(len(everyone), everyone, self._told["talked"], options=self._options)
+            return CheckedJob(len(everyone), everyone, self._told["exchanged"], options=self._options)
         alone = self._told.get("alone")
         self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
         if self._inbox is None:
@@ -144,9 +144,9 @@ class Watcher:
                 elif self._told.get("done"):
                     return None
                 elif time.monotonic() - end > self._options.limit:
-                    return self._trouble(Blame.STANDS, "no progress in", f" for {self._options.limit:g} s")
+                    return self._trouble(Blame.STUCK, "no progress in", f" for {self._options.limit:g} s")
                 elif self._others_are_in_trouble(time.monotonic() - end):
-                    return self._trouble(Blame.STOOD, "was in", " when other ranks failed")
+                    return self._trouble(Blame.WAS_STUCK, "was in", " when other ranks failed")
 
     def _trouble(self, blame: int, before: str, after: str = "") -> Trouble:
         return Trouble(blame, f"{before} '{self._stage}'{after}", self._stage)
@@ -193,7 +193,7 @@ class Watcher:
             status = self._process.wait(_ENDING)
             if status not in (0, -signal.SIGTERM, -signal.SIGKILL):
                 return self._death(status, errors)
-        return self._trouble(Blame.STOOD, "was in", " when the launcher ended the job")
+        return self._trouble(Blame.WAS_STUCK, "was in", " when the launcher ended the job")
 
     def _death(self, status: int | None, errors: Any) -> Trouble:
         """Return the exit status of the checks and their last output."""
@@ -307,7 +307,10 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
             return
         findings = [(check, check.judge(job)) for check in CHECKS]
         must_fix = any(finding.severity is Severity.FIX for _, finding in findings)
-        (_print_json if as_json else _print_table)(job, findings, must_fix)
+        if as_json:
+            _print_json(job.size, findings, must_fix)
+        else:
+            _print_table(findings, must_fix)
         watcher.reported()
     if must_fix:
         raise SystemExit(1)
@@ -330,15 +333,15 @@ def _probe(limit: float) -> int:
     return min(1, abs(status))
 
 
-def _print_json(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+def _print_json(ranks: int, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     checks = {
         check.name: {"found": each.found, "verdict": each.severity.value, "advice": each.advice}
         for check, each in findings
     }
-    click.echo(json.dumps({"ranks": job.size, "must fix": must_fix, "checks": checks}, indent=2))
+    click.echo(json.dumps({"ranks": ranks, "must fix": must_fix, "checks": checks}, indent=2))
 
 
-def _print_table(job: CheckedJob, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
+def _print_table(findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 

@@ -222,7 +222,8 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """Return this machine."""
-        return cls(cores(), os.geteuid() == 0, os.isatty(1), shared_memory_free(), reads_other_processes())
+        shared = (shared_memory() or {}).get("free")
+        return cls(cores(), os.geteuid() == 0, os.isatty(1), shared, reads_other_processes())
 
 
 @dataclass(frozen=True)
@@ -353,13 +354,13 @@ def _quota(groups: Path, root: Path) -> float | None:
         return None
 
 
-def shared_memory_free() -> int | None:
-    """Return the bytes free in /dev/shm, or None if it does not exist."""
+def shared_memory() -> dict[str, int] | None:
+    """Return the ``free`` and the ``total`` bytes of /dev/shm, or None if it does not exist."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
         return None
-    return status.f_bavail * status.f_frsize
+    return {"free": status.f_bavail * status.f_frsize, "total": status.f_blocks * status.f_frsize}
 
 
 def reads_other_processes() -> bool:

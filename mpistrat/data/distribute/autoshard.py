@@ -51,15 +51,15 @@ _log = logging.getLogger("mpistrat.data")
 
 
 class Reading(NamedTuple):
-    """A plan that reads for so many replicas of this rank as ``fed``. ``rows(k, iteration)`` are of batch ``k``."""
+    """A plan that reads for ``local_replicas`` replicas of this rank. ``rows(k, iteration)`` are of batch ``k``."""
 
     plan: Any
-    fed: int
+    local_replicas: int
     rows: Callable[..., Any]
 
     def of_step(self, step: int, iteration: int) -> list[Any]:
         """Return the rows of the batches of a step."""
-        return [self.rows(k, iteration) for k in range(step * self.fed, (step + 1) * self.fed)]
+        return [self.rows(k, iteration) for k in range(step * self.local_replicas, (step + 1) * self.local_replicas)]
 
 
 def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[range]:
@@ -107,8 +107,8 @@ class Division:
 
     def _read_by(self, plans: Iterable[Any]) -> list[Reading]:
         """Return how the pipelines of this rank read, by these plans."""
-        fed = [len(block) for _, block in self.local]
-        return [Reading(plan, n, partial(self._rows, plan, n)) for plan, n in zip(plans, fed, strict=True)]
+        local_replicas = [len(block) for _, block in self.local]
+        return [Reading(plan, n, partial(self._rows, plan, n)) for plan, n in zip(plans, local_replicas, strict=True)]
 
     @property
     def cardinality(self) -> int:
@@ -133,15 +133,17 @@ class Division:
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches from a step on, in lists. Up to ``together`` are read at once."""
         lists = [
-            plan.lists(partial(rows, iteration=iteration), step, self.steps, together, fed)
-            for plan, fed, rows in self.readings
+            plan.lists(partial(rows, iteration=iteration), step, self.steps, together, local_replicas)
+            for plan, local_replicas, rows in self.readings
         ]
         return lists[0] if self._bare else self._by_step(lists, step, together)
 
     def _by_step(self, lists: Sequence[Iterator[list[Any]]], step: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches of all plans, step by step, in lists that grow as theirs."""
         # Each plan makes the batches of its replicas one after another, so a step takes so many of each.
-        streams = [[chain.from_iterable(made)] * each.fed for made, each in zip(lists, self.readings, strict=True)]
+        streams = [
+            [chain.from_iterable(made)] * each.local_replicas for made, each in zip(lists, self.readings, strict=True)
+        ]
         steps = map(self.formed, zip(*chain(*streams), strict=False))
         size, most = 1, 1 if self.plan.maps else together
         while self.steps is None or step < self.steps:
@@ -229,9 +231,9 @@ class ByData(Division):
         size = super()._most_rows()
         return min(size, self.replicas.count * -(-size // self.replicas.size))
 
-    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
+    def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
         """Return a piece of a global batch. The pieces of this rank are consecutive, and found together."""
-        return part_of(plan.rows(k // fed, iteration, self._cut), fed, k % fed)
+        return part_of(plan.rows(k // local_replicas, iteration, self._cut), local_replicas, k % local_replicas)
 
 
 class ByLanes(ByData):
@@ -255,8 +257,8 @@ class ByFile(Division):
             raise ValueError(
                 f"AutoShardPolicy.FILE needs a dataset of files, but this is made of {source}: use AutoShardPolicy.DATA"
             )
-        fed = self.pipelines
-        if why := _too_few(rows, len(fed), replicas):
+        pipelines = self.pipelines
+        if why := _too_few(rows, len(pipelines), replicas):
             raise ValueError(
                 f"AutoShardPolicy.FILE needs at least one file per replica, but {why}: use AutoShardPolicy.DATA, or "
                 "split the files (mpistrat shard)"
@@ -267,10 +269,10 @@ class ByFile(Division):
                 f"batch({self.whole.batch_size}) is shared by {replicas.size} replicas: use a larger batch, or "
                 "AutoShardPolicy.DATA"
             )
-        dealt = deal(rows, len(fed), self.balance)
+        dealt = deal(rows, len(pipelines), self.balance)
         shares = [
             _of_share(_of_files(transforms, rows, mine), replicas.size, block)
-            for mine, block in zip(dealt, fed, strict=True)
+            for mine, block in zip(dealt, pipelines, strict=True)
         ]
         self.steps = _longest(
             length_of(sum(rows[i] for i in mine), share) for mine, share in zip(dealt, shares, strict=True)
@@ -279,12 +281,12 @@ class ByFile(Division):
             PipelinePlan(source.of_files(dealt[number]), shares[number], source) for number, _ in self.local
         )
 
-    def _rows(self, plan: PipelinePlan, fed: int, k: int, iteration: int) -> np.ndarray:
+    def _rows(self, plan: PipelinePlan, local_replicas: int, k: int, iteration: int) -> np.ndarray:
         """Return the next rows of a pipeline's files, an empty array after the last."""
-        return part_of(own_rows(plan, k // fed, iteration), fed, k % fed)
+        return part_of(own_rows(plan, k // local_replicas, iteration), local_replicas, k % local_replicas)
 
 
-class Everything(Division):
+class Unsharded(Division):
     """The division that gives every pipeline all rows, or all of its own ``shard(SHARD_HINT, SHARD_HINT)``."""
 
     name = "OFF"
@@ -299,7 +301,7 @@ class Everything(Division):
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas.size)
 
-    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
+    def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
         """Return the next piece of a global batch: all pieces of one batch, then those of the next."""
         number, part = divmod(k, self.replicas.size)
         own = part_of(own_rows(plan, number, iteration), self.replicas.size, part)
@@ -310,8 +312,8 @@ class Everything(Division):
         return self.whole  # with one plan for all, as some iterables can be read only once
 
 
-class ByHint(Everything):
-    """The division `Everything`, with the hints of ``shard`` replaced by the pipelines' numbers."""
+class ByHint(Unsharded):
+    """The division `Unsharded`, with the hints of ``shard`` replaced by the pipelines' numbers."""
 
     name = "HINT"
 
@@ -429,7 +431,7 @@ _DIVISIONS: dict[AutoShardPolicy, Callable[..., Division]] = {
     AutoShardPolicy.DATA: ByData,
     AutoShardPolicy.FILE: ByFile,
     AutoShardPolicy.HINT: ByHint,
-    AutoShardPolicy.OFF: Everything,
+    AutoShardPolicy.OFF: Unsharded,
 }
 
 
@@ -497,7 +499,7 @@ class OwnDatasets(Division):
     def _begin(self) -> None:
         pass
 
-    def _rows(self, plan: Any, fed: int, k: int, iteration: int) -> Any:
+    def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
         """Return the rows of the next batch of a pipeline's dataset; where it communicates, the batch or None."""
         return plan.element_if_any(k, iteration) if self.communicates else own_rows(plan, k, iteration)
 

@@ -304,9 +304,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         check_input_options(options)
         replicas = replicas or ReplicaGroup(ranks)
         mode = InputReplicationMode.PER_WORKER if options is None else options.experimental_replication_mode
-        fed = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
-        local = [number for number, block in enumerate(fed) if block.start in replicas.local]
-        of_all = replicas.is_virtual or len(fed) > len(pipelines_of(replicas))
+        pipelines = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
+        local = [number for number, block in enumerate(pipelines) if block.start in replicas.local]
+        of_all = replicas.is_virtual or len(pipelines) > len(pipelines_of(replicas))
         made: list[Definition] = []
         failure: Exception | None = None
         mine: list[_Report] = []
@@ -314,7 +314,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             report = _Report(number, f"rank {ranks.rank}" + f", for replica {number}" * of_all)
             mine.append(report)
             try:
-                dataset = dataset_fn(InputContext(len(fed), number, in_sync or replicas.size))
+                dataset = dataset_fn(InputContext(len(pipelines), number, in_sync or replicas.size))
                 if isinstance(dataset, Dataset):
                     made.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
                     report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None
@@ -336,11 +336,11 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             shared["datasets"] = [each.digest for each in reports]
         lengths = [each.length for each in reports]
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnDatasets(datasets, replicas, fed, None, shared, ranks)
+            own = OwnDatasets(datasets, replicas, pipelines, None, shared, ranks)
         else:
-            ends = zip(lengths, fed, strict=True)
+            ends = zip(lengths, pipelines, strict=True)
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
-            own = OwnDatasets(datasets, replicas, fed, steps, shared)
+            own = OwnDatasets(datasets, replicas, pipelines, steps, shared)
         self._begin(own, ranks, datasets[0].options.prefetch, options, device, dataset_fn)
 
 

@@ -82,7 +82,7 @@ class ThroughputLog:
         )
 
 
-class OnItsWay(NamedTuple):
+class PendingCopy(NamedTuple):
     """A batch that is being copied to a GPU. ``leaves`` has None for each array that is copied."""
 
     leaves: list[Any]
@@ -91,17 +91,17 @@ class OnItsWay(NamedTuple):
 
 
 def fetched(batch: Any, device: Device) -> Any:
-    """Start the copy of a batch to a device, and return what `handed_over` takes; on the host, the batch itself."""
+    """Start the copy of a batch to a device, and return what `wait_for_copy` takes; on the host, the batch itself."""
     if device.kind == "cpu":
         return batch
     leaves, rebuild = _by_replica(batch)
     copied = [each for each in leaves if _goes(each)]
     with feed(device.index) as stream:
         sent = stream.send(copied)
-    return OnItsWay([None if _goes(each) else each for each in leaves], rebuild, sent)
+    return PendingCopy([None if _goes(each) else each for each in leaves], rebuild, sent)
 
 
-def handed_over(batch: Any, device: Device) -> Any:
+def wait_for_copy(batch: Any, device: Device) -> Any:
     """Return a batch that was fetched, ready for the caller's stream; on a GPU its arrays are CuPy arrays."""
     if device.kind == "cpu":
         return batch
@@ -156,7 +156,7 @@ class Passes:
             return of_plan
         return spec.any_size(of_plan)
 
-    def pace(self) -> ThroughputLog:
+    def throughput_log(self) -> ThroughputLog:
         """Return a log of the throughput of one pass."""
         return ThroughputLog(self._ranks)
 
@@ -200,7 +200,7 @@ class DistributedIterator(NextAsOptional):
         self._told_step: int | None = None
         self._ahead: Iterator[list[Any]] | None = None
         self._read_ahead: deque[Any] = deque()
-        self._pace: ThroughputLog | None = None
+        self._throughput: ThroughputLog | None = None
         self._ended = False
 
     def __iter__(self) -> DistributedIterator:
@@ -228,20 +228,20 @@ class DistributedIterator(NextAsOptional):
             )
         if self._ended:
             raise StopIteration
-        if self._pace is None:
-            self._pace = self._passes.pace()
+        if self._throughput is None:
+            self._throughput = self._passes.throughput_log()
         began = time.perf_counter()
         if self._read_ahead:
-            batch = handed_over(self._read_ahead.popleft(), self._passes.device)
+            batch = wait_for_copy(self._read_ahead.popleft(), self._passes.device)
         else:
             try:
                 with flight_record.phase(Phase.INPUT):
                     batch = self._read()
             except StopIteration:
                 self._ended = self._position.ended = True
-                self._pace.ended(self._position.epoch)
+                self._throughput.ended(self._position.epoch)
                 raise
-        self._pace.got(batch, time.perf_counter() - began)
+        self._throughput.got(batch, time.perf_counter() - began)
         self._position.step += 1
         return batch
 
@@ -254,7 +254,7 @@ class DistributedIterator(NextAsOptional):
             raise StopIteration
         device = self._passes.device
         if not self._passes.prefetch or division.communicates:
-            return handed_over(fetched(division.batch(step, epoch), device), device)
+            return wait_for_copy(fetched(division.batch(step, epoch), device), device)
         if self._ahead is None or (isinstance(self._ahead, Prefetched) and not self._ahead.usable):
             most, together = division.ahead(self._passes.prefetch, device.kind)
             self._ahead = batches = division.batches(step, epoch, together)
@@ -267,7 +267,7 @@ class DistributedIterator(NextAsOptional):
         except BaseException:
             self._ahead = None
             raise
-        return handed_over(self._read_ahead.popleft(), device)
+        return wait_for_copy(self._read_ahead.popleft(), device)
 
     __next__ = get_next
 

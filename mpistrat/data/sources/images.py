@@ -14,7 +14,7 @@ from mpistrat.data.formats.contract import needed
 from mpistrat.data.rows import elements
 from mpistrat.data.rows.contracts import Source
 from mpistrat.data.rows.spec import of_array
-from mpistrat.data.sources.arrays import ArraySource
+from mpistrat.data.sources.objects import ArraySource
 from mpistrat.process import mpi
 from mpistrat.process.files import local_path
 from mpistrat.runtime.topology import Topology

@@ -106,7 +106,7 @@ _SMALLEST = np.sqrt(sys.float_info.min)
 
 
 def named(name: str | None) -> str | None:
-    """Return what the ranks compare of the name that a program gives a collective."""
+    """Return the form of a collective's name that the ranks compare."""
     return None if name is None else f"named {name}"
 
 

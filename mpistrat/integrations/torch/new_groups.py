@@ -39,7 +39,7 @@ _here: dict[int, Attempt] = {}  # by rank: of members whose first one this rank 
 _staying: dict[int, Attempt] = {}  # by rank: those that promised to stay
 _sent: list[Any] = []  # requests of messages
 _COMES, _STAYS, _LEAVES = "comes", "stays", "leaves"
-_PATIENCE = 30.0  # seconds in which the members of a new group must come, if the program gives no timeout
+_JOIN_TIMEOUT_S = 30.0  # seconds in which the members of a new group must come, if the program gives no timeout
 _OWN_STORES = ("FileStore", "HashStore")  # that a program makes itself
 _alone = False  # whether the program has begun with a group of this rank alone
 _OUTSIDE = -1  # the place of a rank in a part that it does not belong to
@@ -343,7 +343,7 @@ def communicator(described: Any) -> Any:
         _attempts.begin_era()
         return world
     given = described.timeout
-    seconds = _PATIENCE if given == default_pg_timeout else given.total_seconds()
+    seconds = _JOIN_TIMEOUT_S if given == default_pg_timeout else given.total_seconds()
     if len(ranks) > 1:
         _Meeting(tuple(ranks), described.group_id, described.store, seconds).hold()
     return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)

@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check import network
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, Talk
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Severity
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.ranks(min=2)
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.ranks(min=2)
 def test_slow_pair(comm, monkeypatch, second, verdict):
     measured = []
 
-    def measure(talk, peer, first):
+    def measure(exchange, peer, first):
         measured.append(peer)
         if {RANK, peer} == {0, 1}:
             return 1e-5, 1e6 if measured.count(peer) == 1 else second
         return 1e-5, 1e9
 
     monkeypatch.setattr(network, "measure", measure)
-    talk = Talk(comm, 10)
-    talk.leaders = tuple(range(SIZE))  # as if each rank were on a node of its own
-    pairs = network.measure_network(talk, CheckOptions())
+    exchange = Exchange(comm, 10)
+    exchange.leaders = tuple(range(SIZE))  # as if each rank were on a node of its own
+    pairs = network.measure_network(exchange, CheckOptions())
     others = [rank for rank in range(SIZE) if rank != RANK]
     assert sorted(measured) == sorted([*others, *([1 - RANK] if RANK < 2 else [])])
     if RANK:

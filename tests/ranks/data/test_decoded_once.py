@@ -147,7 +147,7 @@ def test_ranks_at_different_places(comm, strategy, path, memory):
 
 @pytest.mark.skipif(SIZE == 1, reason="needs another rank")
 def test_no_rank_waits_for_a_rank_that_is_stuck(comm, monkeypatch, strategy, decoded, path):
-    monkeypatch.setattr(made_once, "_PATIENCE", 0.1)
+    monkeypatch.setattr(made_once, "_STALLED_S", 0.1)
     dataset = dataset_of(path)
     wanted = pieces(path)
     go_on = threading.Event()

@@ -6,14 +6,14 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check import checks, network
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, SilenceError, Talk
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Severity, SilenceError
 from mpistrat.runtime.topology import Topology
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
 
 
-class SlowTalk(Talk):
+class SlowExchange(Exchange):
     """A rank whose messages leave it at 1 MB/s."""
 
     def send(self, data, to):
@@ -22,23 +22,23 @@ class SlowTalk(Talk):
 
 
 @pytest.fixture
-def talk(comm):
+def exchange(comm):
     """Every rank stands for a node of its own."""
-    talk = Talk(comm, 30)
-    talk.topology = Topology.of(comm)
-    talk.leaders = tuple(range(SIZE))
-    return talk
+    exchange = Exchange(comm, 30)
+    exchange.topology = Topology.of(comm)
+    exchange.leaders = tuple(range(SIZE))
+    return exchange
 
 
-def job(**talked):
-    return CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, talked)
+def job(**exchanged):
+    return CheckedJob(SIZE, {rank: {"host": f"n{rank}"} for rank in range(SIZE)}, exchanged)
 
 
 @pytest.mark.ranks(min=3, max=3)
-def test_slow_link(talk, comm):
+def test_slow_link(exchange, comm):
     if RANK == LAST:
-        talk.__class__ = SlowTalk
-    pairs = network.measure_network(talk, CheckOptions())
+        exchange.__class__ = SlowExchange
+    pairs = network.measure_network(exchange, CheckOptions())
     assert (pairs is None) == (RANK > 0)
     if RANK == 0:
         assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
@@ -48,19 +48,19 @@ def test_slow_link(talk, comm):
         assert f"-n{LAST})" in found.found.split(", best")[0]
 
 
-def test_alone_or_not_every_pair_is_measured(talk):
-    talk.leaders = (0,)
-    pairs = network.measure_network(talk, CheckOptions())
+def test_alone_or_not_every_pair_is_measured(exchange):
+    exchange.leaders = (0,)
+    pairs = network.measure_network(exchange, CheckOptions())
     if RANK == 0:
         assert pairs == []
         assert network.judge_network(job(network=pairs)).severity is Severity.OK
 
 
 @pytest.mark.ranks(min=2)
-def test_clock_of_one_rank(talk, monkeypatch):
+def test_clock_of_one_rank(exchange, monkeypatch):
     if RANK == LAST:
         monkeypatch.setattr(network, "now", lambda: time.time() - 7)
-    found = network.compare_clocks(talk, CheckOptions())
+    found = network.compare_clocks(exchange, CheckOptions())
     if RANK == 0:
         assert [peer for peer, _, _ in found] == list(range(1, SIZE))
         _, ahead, error = found[-1]
@@ -70,25 +70,25 @@ def test_clock_of_one_rank(talk, monkeypatch):
         assert finding.found == f"rank {LAST} (n{LAST}) is {-ahead:.1f} s behind rank 0"
 
 
-def test_clocks_that_agree(talk):
-    found = network.compare_clocks(talk, CheckOptions())
+def test_clocks_that_agree(exchange):
+    found = network.compare_clocks(exchange, CheckOptions())
     if RANK == 0:
         assert network.judge_clocks(job(clocks=found)).severity is Severity.OK
 
 
-def test_layout(talk):
-    said = checks.compare_layout(talk, CheckOptions())
+def test_layout(exchange):
+    said = checks.compare_layout(exchange, CheckOptions())
     assert said is None
     assert checks.judge_layout(job(layout=said)).severity is Severity.OK
 
 
-def test_layout_that_is_contradicted(talk, monkeypatch):
+def test_layout_that_is_contradicted(exchange, monkeypatch):
     """Rank LAST has the variables of another launch."""
     if RANK == LAST:
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(SIZE + 5))
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(RANK))
-    said = checks.compare_layout(talk, CheckOptions())
+    said = checks.compare_layout(exchange, CheckOptions())
     if RANK == 0:
         finding = checks.judge_layout(job(layout=said))
         assert finding.severity is Severity.FIX
@@ -98,24 +98,24 @@ def test_layout_that_is_contradicted(talk, monkeypatch):
 @pytest.mark.ranks(min=2)
 def test_silence(comm):
     """A rank that sends nothing is named, and nobody hangs."""
-    talk = Talk(comm, 0.3 if RANK == 0 else 30)
+    exchange = Exchange(comm, 0.3 if RANK == 0 else 30)
     if RANK == 0:
         for rank in range(1, LAST):  # or the time could be up before they send
             comm.recv(source=rank, tag=1)
         with pytest.raises(SilenceError, match=rf"no message from ranks \[{LAST}\] in 0.3 s"):
-            talk.collect({})
+            exchange.gather({})
         comm.Barrier()
-        assert talk.receive(LAST, 2) == b"{}"
+        assert exchange.receive(LAST, 2) == b"{}"
     elif RANK < LAST:
-        assert talk.collect({}) is None
+        assert exchange.gather({}) is None
         comm.send(None, 0, tag=1)
         comm.Barrier()
     else:
         comm.Barrier()
-        talk.collect({})
+        exchange.gather({})
 
 
 def test_collect(comm):
-    everyone = Talk(comm, 30).collect({"rank": RANK, "text": "x" * 100_000})
+    everyone = Exchange(comm, 30).collect({"rank": RANK, "text": "x" * 100_000})
     if RANK == 0:
         assert [each["rank"] for each in everyone] == list(range(SIZE))
