@@ -115,7 +115,7 @@ def test_silence(comm):
         exchange.gather({})
 
 
-def test_collect(comm):
-    everyone = Exchange(comm, 30).collect({"rank": RANK, "text": "x" * 100_000})
+def test_gather(comm):
+    everyone = Exchange(comm, 30).gather({"rank": RANK, "text": "x" * 100_000})
     if RANK == 0:
         assert [each["rank"] for each in everyone] == list(range(SIZE))
