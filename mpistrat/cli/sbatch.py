@@ -83,16 +83,17 @@ def text(script: Script) -> str:
 def _head(script: Script) -> Iterator[str]:
     started = "by mpirun" if script.mpirun else "by srun"
     inside = ", in a container" if script.container is not None else ""
-    yield "#!/bin/bash"
-    yield f"# A program of mpistrat under SLURM: each task is one rank, started {started}{inside}."
-    yield "#"
     program = script.program[0] if script.program[0] != "-m" else f"-m {script.program[1]}"
-    yield f"#   {'sbatch THIS_FILE':<40} {program}"
-    yield f"#   {'sbatch THIS_FILE other.py --epochs 10':<40} another program"
-    yield f"#   {'sbatch --time=10 THIS_FILE':<40} options of sbatch override the lines below"
-    yield "#"
-    yield f"# {script.written_by}"
-    yield "#"
+    yield f"""\
+#!/bin/bash
+# A program of mpistrat under SLURM: each task is one rank, started {started}{inside}.
+#
+#   sbatch THIS_FILE                         {program}
+#   sbatch THIS_FILE other.py --epochs 10    another program
+#   sbatch --time=10 THIS_FILE               options of sbatch override the lines below
+#
+# {script.written_by}
+#"""
 
 
 def _directives(script: Script) -> Iterator[str]:
@@ -138,29 +139,25 @@ def _directives(script: Script) -> Iterator[str]:
 
 
 def _places(script: Script) -> Iterator[str]:
-    yield "# Put `module load` for MPI and Python here: many modules fail after the next line."
-    yield "set -euo pipefail"
-    yield ""
+    # A name without a slash is looked up in PATH.
+    python = _file(script.python) if "/" in script.python else shlex.quote(script.python)
+    yield "# Put `module load` for MPI and Python here: many modules fail after the next line.\nset -euo pipefail\n"
     if script.container is not None:
         yield f"image=${{IMAGE:-{_file(script.container)}}}"
-        yield "# The Python that has mpistrat, in the image."
-    else:
-        yield "# The Python that has mpistrat."
-    yield f"python=${{PYTHON:-{_program(script.python)}}}"
+    yield f"# The Python that has mpistrat{', in the image' * (script.container is not None)}."
+    yield f"python=${{PYTHON:-{python}}}"
     if script.mpirun:
-        yield "# The mpirun of this Python, else that of the modules."
-        yield 'PATH=$(dirname "$(command -v "$python")"):$PATH'
+        yield """\
+# The mpirun of this Python, else that of the modules.
+PATH=$(dirname "$(command -v "$python")"):$PATH
+"""
     else:
-        yield "# How srun starts MPI: pmix for Open MPI, pmi2 for MPICH. `srun --mpi=list` shows all types."
-        yield f"mpi=${{MPISTRAT_SRUN_MPI:-{script.mpi}}}"
-        yield "# Other fences of SLURM's PMIx can let a rank leave MPI_Init too early, which crashes Open MPI."
-        yield "export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}"
-    yield ""
-
-
-def _program(path: str) -> str:
-    """Quote a program for the shell. A name without a slash is looked up in PATH."""
-    return _file(path) if "/" in path else shlex.quote(path)
+        yield f"""\
+# How srun starts MPI: pmix for Open MPI, pmi2 for MPICH. `srun --mpi=list` shows all types.
+mpi=${{MPISTRAT_SRUN_MPI:-{script.mpi}}}
+# Other fences of SLURM's PMIx can let a rank leave MPI_Init too early, which crashes Open MPI.
+export SLURM_PMIX_FENCE=${{SLURM_PMIX_FENCE:-ring}}
+"""
 
 
 def _file(path: str) -> str:
@@ -170,36 +167,24 @@ def _file(path: str) -> str:
 
 def _environment(script: Script) -> Iterator[str]:
     if not script.heterogeneous:
-        if script.mpirun:
-            yield "# mpirun starts one daemon per node by srun. The daemon must get all cores of the node."
-            yield "unset SRUN_CPUS_PER_TASK"
-            yield "threads=${SLURM_CPUS_PER_TASK:-1}"
-        else:
-            yield "# Since SLURM 22.05 srun does not inherit --cpus-per-task: without this, a rank gets one core."
-            yield "export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"
-            yield "threads=$SRUN_CPUS_PER_TASK"
-        yield f"export {_THREADS}"
-        yield ""
+        yield _THREADS_UNDER_MPIRUN if script.mpirun else _THREADS_UNDER_SRUN
+        yield f"export {_THREADS}\n"
     yield "# Unbuffered output, and the Python stack of a rank that crashes."
     yield "export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1"
     if script.container is not None:
-        yield "# Each rank has its own container: files of slurmd and memory of other ranks are out of reach."
-        yield "export PMIX_MCA_gds=hash OMPI_MCA_smsc=^cma OMPI_MCA_btl_vader_single_copy_mechanism=none"
-    yield ""
-    yield "if [ $# -eq 0 ]; then"
-    yield f"    set -- {shlex.join(script.program)}"
-    yield "fi"
+        yield """\
+# Each rank has its own container: files of slurmd and memory of other ranks are out of reach.
+export PMIX_MCA_gds=hash OMPI_MCA_smsc=^cma OMPI_MCA_btl_vader_single_copy_mechanism=none"""
+    yield f"\nif [ $# -eq 0 ]; then\n    set -- {shlex.join(script.program)}\nfi"
     if script.array is not None:
-        yield "# In arguments %a is the index and %A the number of the array, as in --output."
-        yield 'set -- "${@//\\%a/$SLURM_ARRAY_TASK_ID}"'
-        yield 'set -- "${@//\\%A/$SLURM_ARRAY_JOB_ID}"'
+        yield _INDEX_IN_ARGUMENTS
     yield ""
 
 
 def _start(script: Script) -> Iterator[str]:
     if script.mpirun:
         by_mpirun = 'mpirun -n "$SLURM_NTASKS" --bind-to none "$python" "$@"'
-        yield from _farm(script, by_mpirun) if script.farm else [f"exec {by_mpirun}"]
+        yield _farm(script, by_mpirun) if script.farm else f"exec {by_mpirun}"
         return
     command = '"$python" "$@"'
     if script.container is not None:
@@ -208,68 +193,83 @@ def _start(script: Script) -> Iterator[str]:
         yield f'container=(apptainer exec{nvidia} --bind "$SLURM_SUBMIT_DIR" --pwd "$PWD" "$image")'
         command = f'"${{container[@]}}" {command}'
     if script.heterogeneous:
-        yield "# One MPI job over all components, each with its own number of cores per rank."
-        yield "command=()"
-        yield "for ((group = 0; group < SLURM_HET_SIZE; group++)); do"
-        yield "    cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group"
-        yield "    threads=${!cpus:-1}"
-        yield '    [ "$group" -eq 0 ] || command+=(:)'
-        yield '    command+=(--het-group="$group" --cpus-per-task="$threads")'
-        yield f"    command+=(env {_THREADS})"
-        yield f"    command+=({command})"
-        yield "done"
+        yield f"""\
+# One MPI job over all components, each with its own number of cores per rank.
+command=()
+for ((group = 0; group < SLURM_HET_SIZE; group++)); do
+    cpus=SLURM_CPUS_PER_TASK_HET_GROUP_$group
+    threads=${{!cpus:-1}}
+    [ "$group" -eq 0 ] || command+=(:)
+    command+=(--het-group="$group" --cpus-per-task="$threads")
+    command+=(env {_THREADS})
+    command+=({command})
+done"""
         command = '"${command[@]}"'
     by_srun = f'srun --mpi="$mpi" --kill-on-bad-exit=1 {command}'
     if script.signal is not None:
-        yield "# MPICH names the memory of a node after the job and its step. If a run was killed, its memory is still"
-        yield "# there, and the next run would wait for it in MPI_Init. Remove what no process has mapped."
-        yield 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then'
-        yield '    srun --mpi=none --ntasks="${SLURM_JOB_NUM_NODES:-1}" --ntasks-per-node=1 bash -c \''
-        yield "        for file in /dev/shm/mpich_*; do"
-        yield '            grep -qsF "$file" /proc/[0-9]*/maps || rm -f "$file"'
-        yield "        done' 2>/dev/null || :"
-        yield "fi"
+        yield _REMOVE_MEMORY
     if script.farm:
-        yield from _farm(script, by_srun)
-        return
-    if script.elastic is not None:
-        yield from _elastic(script, command)
-        return
-    if script.signal is None:
-        yield "# If a task ends with an error, srun ends the others."
-        yield f"exec {by_srun}"
-        return
-    yield "# If a task ends, srun ends the others after a minute, so that they can end with their own status."
-    yield "status=0"
-    yield f'srun --mpi="$mpi" --kill-on-bad-exit=0 --wait=60 {command} || status=$?'
-    where = "in the image" if script.container is not None else "on the nodes, for example"
-    yield f"# Status {RESTART}: the ranks saved, but could not requeue the job: scontrol is missing {where}."
-    yield f"# Status {HANG}: a collective hung for MPISTRAT_HANG_ABORT_SECONDS, and the ranks were ended."
-    yield "# Requeue after these two only: a job that was cancelled ends with another status."
-    yield f'if [ "$status" -eq {RESTART} ] || [ "$status" -eq {HANG} ]; then'
-    yield '    scontrol requeue "$SLURM_JOB_ID" || :'
-    yield "fi"
-    yield 'exit "$status"'
+        yield _farm(script, by_srun)
+    elif script.elastic is not None:
+        yield _elastic(script, command)
+    elif script.signal is None:
+        yield f"# If a task ends with an error, srun ends the others.\nexec {by_srun}"
+    else:
+        where = "in the image" if script.container is not None else "on the nodes, for example"
+        yield f"""\
+# If a task ends, srun ends the others after a minute, so that they can end with their own status.
+status=0
+srun --mpi="$mpi" --kill-on-bad-exit=0 --wait=60 {command} || status=$?
+# Status {RESTART}: the ranks saved, but could not requeue the job: scontrol is missing {where}.
+# Status {HANG}: a collective hung for MPISTRAT_HANG_ABORT_SECONDS, and the ranks were ended.
+# Requeue after these two only: a job that was cancelled ends with another status.
+if [ "$status" -eq {RESTART} ] || [ "$status" -eq {HANG} ]; then
+    scontrol requeue "$SLURM_JOB_ID" || :
+fi
+exit "$status\""""
 
 
-def _farm(script: Script, command: str) -> Iterator[str]:
-    """Yield the lines of a task farm, which goes on after the time limit."""
+def _farm(script: Script, command: str) -> str:
+    """Return the lines of a task farm, which goes on after the time limit."""
     assert script.signal is not None
-    yield "# Before the limit the job goes back into the queue. Executor.map(..., keep=FILE) has kept the results, and"
-    yield "# goes on with the rest. At most 100 times: calls longer than the limit would come back for ever."
-    yield "again() {"
-    yield '    [ "${SLURM_RESTART_COUNT:-0}" -ge 100 ] || scontrol requeue "$SLURM_JOB_ID" || :'
-    yield "}"
-    yield f"trap again {script.signal[0]}"
-    yield f"{command} &"
-    yield "status=0"
-    yield "wait $! || status=$?"
-    yield "while kill -0 $! 2>/dev/null; do  # the signal ends a wait"
-    yield "    status=0"
-    yield "    wait $! || status=$?"
-    yield "done"
-    yield 'exit "$status"'
+    return f"""\
+# Before the limit the job goes back into the queue. Executor.map(..., keep=FILE) has kept the results, and
+# goes on with the rest. At most 100 times: calls longer than the limit would come back for ever.
+again() {{
+    [ "${{SLURM_RESTART_COUNT:-0}}" -ge 100 ] || scontrol requeue "$SLURM_JOB_ID" || :
+}}
+trap again {script.signal[0]}
+{command} &
+status=0
+wait $! || status=$?
+while kill -0 $! 2>/dev/null; do  # the signal ends a wait
+    status=0
+    wait $! || status=$?
+done
+exit "$status\""""
 
+
+_THREADS_UNDER_MPIRUN = """\
+# mpirun starts one daemon per node by srun. The daemon must get all cores of the node.
+unset SRUN_CPUS_PER_TASK
+threads=${SLURM_CPUS_PER_TASK:-1}"""
+_THREADS_UNDER_SRUN = """\
+# Since SLURM 22.05 srun does not inherit --cpus-per-task: without this, a rank gets one core.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
+threads=$SRUN_CPUS_PER_TASK"""
+_INDEX_IN_ARGUMENTS = """\
+# In arguments %a is the index and %A the number of the array, as in --output.
+set -- "${@//\\%a/$SLURM_ARRAY_TASK_ID}"
+set -- "${@//\\%A/$SLURM_ARRAY_JOB_ID}\""""
+_REMOVE_MEMORY = """\
+# MPICH names the memory of a node after the job and its step. If a run was killed, its memory is still
+# there, and the next run would wait for it in MPI_Init. Remove what no process has mapped.
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+    srun --mpi=none --ntasks="${SLURM_JOB_NUM_NODES:-1}" --ntasks-per-node=1 bash -c '
+        for file in /dev/shm/mpich_*; do
+            grep -qsF "$file" /proc/[0-9]*/maps || rm -f "$file"
+        done' 2>/dev/null || :
+fi"""
 
 _ELASTIC = r"""
 # Each run goes on from the copies that the last one left in the memory of its nodes, or from the newest file.
@@ -343,20 +343,18 @@ exit %(restart)s
 """
 
 
-def _elastic(script: Script, command: str) -> Iterator[str]:
-    """Yield the lines of a job that goes on after the loss of a rank or of a node."""
+def _elastic(script: Script, command: str) -> str:
+    """Return the lines of a job that goes on after the loss of a rank or of a node."""
     enough = '[ "${#nodes[@]}" -ge "$used" ] || break'
     fewer = "used=$((${#nodes[@]} < used ? ${#nodes[@]} : used))"
-    yield from (
-        _ELASTIC
-        % {
-            "ranks": script.elastic,
-            "ends": ENDS,
-            "unknown": _MPI_ERR_UNKNOWN,
-            "restart": RESTART,
-            "hang": HANG,
-            "spare": script.spare,
-            "command": command,
-            "left": fewer if script.elastic == "fewer" else enough,
-        }
-    )[1:-1].split("\n")
+    values = {
+        "ranks": script.elastic,
+        "ends": ENDS,
+        "unknown": _MPI_ERR_UNKNOWN,
+        "restart": RESTART,
+        "hang": HANG,
+        "spare": script.spare,
+        "command": command,
+        "left": fewer if script.elastic == "fewer" else enough,
+    }
+    return (_ELASTIC % values)[1:-1]
