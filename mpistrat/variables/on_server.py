@@ -13,9 +13,8 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.memory.published import Memory, Place
-from mpistrat.messages.functions import FunctionKeeper
 from mpistrat.messages.pickling import Packed, failure_of, pack, refer, unpack
-from mpistrat.messages.post import SEVERAL, Letter, Post, outcomes_of
+from mpistrat.messages.post import SEVERAL, FunctionKeeper, Letter, Post, outcomes_of
 from mpistrat.messages.servers import Update
 from mpistrat.values import ArrayLike, IndexedSlices, component
 from mpistrat.variables.local import LocalVariable

@@ -25,10 +25,9 @@ except ImportError as error:
     raise ImportError("mpistrat.integrations.torch needs PyTorch: pip install torch") from error
 
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.integrations.torch.moves import GroupMoves
+from mpistrat.integrations.torch.collectives import GroupCollectives
 from mpistrat.integrations.torch.new_groups import communicator
 from mpistrat.integrations.torch.process_group import ProcessGroup
-from mpistrat.integrations.torch.reductions import GroupReductions
 from mpistrat.integrations.torch.samplers import BatchSampler, CountedLoader, Sampler
 from mpistrat.integrations.torch.shared_buckets import SharedBuckets, reduce_in_place
 from mpistrat.integrations.torch.store import MpiStore
@@ -88,6 +87,6 @@ torch.distributed.Backend.register_backend(
 )
 _record_itself()
 keep_handles()
-_leave_untraced(GroupReductions, GroupMoves, ProcessGroup, Done, PendingWork)
+_leave_untraced(GroupCollectives, ProcessGroup, Done, PendingWork)
 _register_rendezvous()
 skip_in_call_sites(os.path.dirname(torch.__file__))

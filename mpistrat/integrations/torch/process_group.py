@@ -14,9 +14,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, structures
 from mpistrat.collectives.movement.moves import cut_into_messages
-from mpistrat.integrations.torch.moves import GroupMoves
+from mpistrat.integrations.torch.collectives import GroupCollectives
 from mpistrat.integrations.torch.new_groups import part_of
-from mpistrat.integrations.torch.reductions import GroupReductions
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, require_rank, write
 from mpistrat.integrations.torch.work import Done, PendingWork, have_ended, tell_of_end
 from mpistrat.process import mpi
@@ -206,7 +205,7 @@ class DescribedGroup(torch.distributed.ProcessGroup):
         return f"<mpistrat ProcessGroup {self._name!r}: rank {self.rank()} of {self.size()}>"
 
 
-class ProcessGroup(GroupReductions, GroupMoves, DescribedGroup):
+class ProcessGroup(GroupCollectives, DescribedGroup):
     """A process group of ``torch.distributed`` over MPI.
 
     Every collective is complete when its call returns. Its handle, if the program asks for one, is complete, too.
