@@ -11,8 +11,9 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.pipeline.chosen import Chosen
 from mpistrat.data.pipeline.definition import Definition
-from mpistrat.data.pipeline.transforms import Shuffle, length_of
+from mpistrat.data.pipeline.transforms import Seeded, Shuffle, length_of
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Seed, Source
@@ -35,7 +36,9 @@ class DatasetPart(Definition):
             return False
         parts = getattr(self.source, "parts", ())
         known = isinstance(self.source, FileSource) or (parts and not any(part.endless for part in parts))
-        return length_of(1 if known else self.source.length, self.transforms) is None
+        # What chooses by numbers would look for those numbers, or read the values of a column.
+        others = (each for each in self.transforms if not isinstance(each, (Chosen, Seeded)))
+        return length_of(1 if known else self.source.length, others) is None
 
     @cached_property
     def _no_numbers(self) -> np.ndarray:

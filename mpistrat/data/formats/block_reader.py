@@ -63,19 +63,34 @@ class BlockReader(KeepingReader):
 
     def read_run(self, path: str, record: FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read the rows of a file from ``first`` on. ``out`` has one array for each column."""
-        rows = np.arange(first, first + len(out[0]))
-        self.read_rows(path, record, rows, out, np.arange(len(rows)))
+        starts, last = blocks_of(record).starts, first + len(out[0])
+        low, high = (starts.searchsorted([first, last - 1], side="right") - 1).tolist()
+        begins = np.clip(starts[low : high + 2], first, last)
+        spans = zip(begins[:-1].tolist(), begins[1:].tolist(), starts[low : high + 1].tolist(), strict=True)
+        wanted = [
+            (number, slice(begin - start, end - start), slice(begin - first, end - first))
+            for number, (begin, end, start) in enumerate(spans, low)
+        ]
+        self._read(path, record, wanted, out)
 
     def read_rows(
         self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
     ) -> None:
         """Read ascending rows, as `FileReader.read_rows`. Raise DataFileError if the file has changed."""
-        blocks = blocks_of(record).starts.searchsorted(rows, side="right") - 1
+        starts = blocks_of(record).starts
+        blocks = starts.searchsorted(rows, side="right") - 1
+        wanted = [
+            (number, run_of(rows[here] - starts[number]), run_of(where[here])) for number, here in by_number(blocks)
+        ]
+        self._read(path, record, wanted, out)
+
+    def _read(
+        self, path: str, record: FileRecord, wanted: Sequence[tuple[int, Any, Any]], out: Sequence[np.ndarray]
+    ) -> None:
+        """Read blocks, each with its rows that go to some rows of ``out``."""
         with self._alone():
             self._check(path, record)
-            parts = [
-                self._part(path, record, number, rows[here], where[here], out) for number, here in by_number(blocks)
-            ]
+            parts = [self._part(path, record, *each, out) for each in wanted]
             # Objects cannot be shared.
             self._decoded.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
             self._check(path, record)
@@ -84,15 +99,9 @@ class BlockReader(KeepingReader):
         """Do nothing: the library of the format reads ahead by itself."""
 
     def _part(
-        self,
-        path: str,
-        record: FileRecord,
-        number: int,
-        rows: np.ndarray,
-        places: np.ndarray,
-        out: Sequence[np.ndarray],
+        self, path: str, record: FileRecord, number: int, which: Any, where: Any, out: Sequence[np.ndarray]
     ) -> Chunk:
-        """Return a block, of which some rows go to ``places`` of ``out``. It is kept, whatever is read of it."""
+        """Return a block, of which some rows go to ``where`` in ``out``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
         ends = [0, *np.cumsum([-(-count * each.row_bytes // _LINE) * _LINE for each in record.columns]).tolist()]
@@ -109,8 +118,6 @@ class BlockReader(KeepingReader):
                 for into, values in zip(columns(memory), block, strict=True):
                     into[...] = values
             return block
-
-        where, which = run_of(places), run_of(rows - first)
 
         def use(block: Any) -> None:
             for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):

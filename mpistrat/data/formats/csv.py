@@ -62,6 +62,7 @@ class Csv(LineFormat):
         if comment is not None and wrong:
             raise ValueError(f"comment must be a character, no quote and no delimiter, not {comment!r}")
         self._na, self._comment = (*na_values,), comment
+        self._seen: Any = (None, None)
         super().__init__(encoding)
         blank = rb"[%s]+" % _WHITE.replace(delimiter.encode(), b"")
         also = b"" if comment is None else rb"|" + re.escape(comment.encode()) + rb"[^\n]*"
@@ -75,6 +76,9 @@ class Csv(LineFormat):
         """Return the number of rows, where blocks begin, the end and the state of a file, and the names of columns."""
         try:
             with self._opened(path) as (file, found):
+                state = (path, found.st_ino, found.st_size, found.st_mtime_ns)
+                if self._seen[0] == state:  # the names of all columns were asked for, and now the file is described
+                    return self._seen[1]
                 end = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 first, rows, places = _lines(file, self._header, self._delimiter.encode(), path, end, self._comment)
@@ -91,7 +95,9 @@ class Csv(LineFormat):
             raise DataFileError.of_file(
                 path, f"its first line is not CSV in {self._encoding} ({error}); fix: give encoding=, or convert it"
             ) from None
-        return (rows, places, end, found), head if self._header else [str(number) for number in range(len(head))]
+        known = head if self._header else [str(number) for number in range(len(head))]
+        self._seen = state, ((rows, places, end, found), known)
+        return self._seen[1]
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file. Reads the file once, to find the lines."""

@@ -102,7 +102,7 @@ def any_size(spec: Any) -> Any:
 
 def zeros(spec: Any, rows: int) -> Any:
     """Return arrays of zeros with that many rows, from the specs of one row."""
-    return nest.map_structure(lambda s: np.zeros((rows, *s.shape), s.dtype), spec)
+    return nest.map_structure(lambda s: np.zeros((rows, *(size or 0 for size in s.shape)), s.dtype), spec)
 
 
 def no_rows_of(spec: Any) -> Any:

@@ -213,6 +213,21 @@ def test_a_filter_by_a_column_needs_numbers_of_rows_and_one_order():
             wrong()
 
 
+def test_what_is_chosen_of_files_is_kept():
+    """Whether a dataset ends is asked before its files are opened."""
+    rows = Dataset(Files([5, 3])).concatenate(Dataset.range(4))
+    part = rows.split(0.5, seed=1)[0]
+    assert lists(rows.select([11, -1, 5]).cache()) == [3, 3, 5]
+    assert lists(part.cache()) == lists(part)
+    assert lists(rows.filter(lambda x: x > 2, by=lambda x: x).cache()) == [3, 4, 5, 6, 7, 3]
+    assert sorted(lists(rows.sample(np.ones(12), False, seed=1).cache())) == sorted(lists(rows))
+
+
+def test_windows_of_no_rows_have_a_structure():
+    none = Dataset.range(3).repeat(0).window(2).map(lambda x: x.sum())
+    assert lists(none.concatenate(Dataset.range(2))) == [0, 1]
+
+
 def test_samples_without_replacement_have_each_element_once():
     weights = np.array([1, 0, 1, 1000.0])
     drawn = Dataset.range(4).sample(weights, replacement=False, seed=1)
