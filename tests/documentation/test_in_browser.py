@@ -36,6 +36,10 @@ SEARCHES = {
     "parameter server": "asynchronous.html",
     "requeue": "preemption.html",
     "hang": "hangs.html",
+    "parameter sweep": "task-farms.html",
+    "stencil": "mesh.html",
+    "ghost cells": "mesh.html",
+    "netcdf": "data-files.html",
 }
 
 # Of the page that is shown: what is wider than the screen, its links and anchors, pictures that are missing, and text
