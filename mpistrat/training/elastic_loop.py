@@ -192,14 +192,11 @@ class ElasticLoop:
         why = ""
         if not self._engine.replicas.is_virtual:
             why = "the strategy has no virtual_replicas"
-        elif isinstance(dataset, Dataset) and _policy(dataset) is AutoShardPolicy.FILE:
-            why = "AutoShardPolicy.FILE divides files by ranks"
+        elif isinstance(dataset, Dataset):
+            policy = dataset.options().experimental_distribute.auto_shard_policy
+            why = "AutoShardPolicy.FILE divides files by ranks" if policy is AutoShardPolicy.FILE else ""
         if why:
             raise ValueError(
                 f"after a loss the program may run on fewer ranks, and would get other results: {why}; fix: give "
                 "virtual_replicas=, or use --elastic same"
             )
-
-
-def _policy(dataset: Dataset) -> AutoShardPolicy:
-    return dataset.options().experimental_distribute.auto_shard_policy

@@ -33,7 +33,7 @@ class StagingSlot:
         self.down = chunk(cupy)
         self.up = chunk(cupy)
         self.arrived = cupy.cuda.Event(disable_timing=True)
-        self.left = cupy.cuda.Event(disable_timing=True)
+        self.released = cupy.cuda.Event(disable_timing=True)
 
 
 class Staging:
@@ -67,14 +67,14 @@ class Staging:
 
     def fetch(self, slot: StagingSlot, source: int, nbytes: int) -> None:
         """Begin to copy from the GPU to a slot, after the slot's last upload is done."""
-        slot.left.synchronize()
+        slot.released.synchronize()
         self._runtime.memcpyAsync(address(slot.down), source, nbytes, self._runtime.memcpyDeviceToHost, self._down.ptr)
         slot.arrived.record(self._down)
 
     def send(self, slot: StagingSlot, host: np.ndarray, target: int) -> None:
         """Begin to copy ``host``, an array in a slot, to the GPU."""
         self._runtime.memcpyAsync(target, address(host), host.nbytes, self._runtime.memcpyHostToDevice, self._up.ptr)
-        slot.left.record(self._up)
+        slot.released.record(self._up)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def upload(array: np.ndarray, device: int) -> Any:
             for i, start in enumerate(range(0, array.nbytes, CHUNK_BYTES)):
                 slot = stage.slots[i % len(stage.slots)]
                 part = flat[start : start + CHUNK_BYTES]
-                slot.left.synchronize()
+                slot.released.synchronize()
                 slot.up[: len(part)] = part
                 stage.send(slot, slot.up[: len(part)], int(out.data.ptr) + start)
     return out

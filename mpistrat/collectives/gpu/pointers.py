@@ -97,12 +97,15 @@ _idle: dict[int, list[Scratch]] = {}
 
 
 class Scratch:
-    """The staging buffers on a GPU that MPI gets, of ``PIECE_BYTES`` each. ``left`` is the end of their last use."""
+    """The staging buffers on a GPU that MPI gets, of ``PIECE_BYTES`` each.
+
+    ``released`` is the CUDA event after which they may be reused.
+    """
 
     def __init__(self, cupy: Any):
         self.send = _allocate(cupy, PIECE_BYTES)
         self.receive = _allocate(cupy, PIECE_BYTES)
-        self.left = cupy.cuda.Event(disable_timing=True)
+        self.released = cupy.cuda.Event(disable_timing=True)
 
 
 def _allocate(cupy: Any, nbytes: int) -> Any:
@@ -116,11 +119,11 @@ def scratch(device: int) -> Iterator[Scratch]:
     cupy = cupy_for("arrays on GPUs")
     stream = cupy.cuda.get_current_stream()
     with lent(_idle, device, lambda _: Scratch(cupy)) as memory:
-        stream.wait_event(memory.left)
+        stream.wait_event(memory.released)
         try:
             yield memory
         finally:
-            memory.left.record(stream)
+            memory.released.record(stream)
 
 
 def all_to_all(topology: Topology, send: Any, receive: Any) -> None:

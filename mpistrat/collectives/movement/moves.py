@@ -13,7 +13,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives import structures
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
-from mpistrat.collectives.reduction import Piece, cut, read_piece, write_piece
+from mpistrat.collectives.reduction import cut, read_piece, write_piece
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
 from mpistrat.runtime.agreement.operation import operation
@@ -107,7 +107,8 @@ def _broadcast_on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root
     source = place if at_home else 0
     for piece in cut(data, memory.slot_bytes):
         slot = memory.slots(_BYTE, memory.slot_bytes)[1][source]
-        message = slot[: _end(piece)]
+        last, _ = piece[-1]
+        message = slot[: last.stop]
         if topology.rank == root:
             write_piece(piece, slot)
         elif not at_home and leaders is not None:
@@ -117,11 +118,6 @@ def _broadcast_on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root
             leaders.Bcast(message, home)
         if topology.rank != root:
             read_piece(piece, slot)
-
-
-def _end(piece: Piece) -> int:
-    where, _ = piece[-1]
-    return where.stop
 
 
 # --- messages from any rank to any other, as one part of a collective -----------

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _PREFIX = ".mpistrat-board-"
 _KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed
-_PATIENCE = 5.0  # seconds for a file system to answer
+_ANSWER_S = 5.0  # in which a file system must answer: one that hangs would stop the start of the program
 _CACHED = 60.0  # seconds for which NFS does not ask for a directory again, at most: the default of acdirmax
 _ATTEMPTS = 3
 _ENDING = ".json"
@@ -130,7 +130,7 @@ class SharedDirectory:
                 continue
             ended = threading.Event()
             try:
-                found.append(within(_PATIENCE, partial(_call, do, folder, ended)))
+                found.append(within(_ANSWER_S, partial(_call, do, folder, ended)))
             except TimeoutError:
                 self._late[folder] = ended
             except OSError:
@@ -159,7 +159,7 @@ def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
     ):
         with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
             for path in place():
-                device = within(_PATIENCE, partial(_device_of_writable, path))
+                device = within(_ANSWER_S, partial(_device_of_writable, path))
                 if device is not None:
                     found.setdefault(device, path)
     return found

@@ -32,7 +32,7 @@ from mpistrat.runtime.affinity import cores
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.training.checkpoint.format import NewArray, comparable
-from mpistrat.training.checkpoint.names import ArrayBlock, Own
+from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 
 if TYPE_CHECKING:
     from mpistrat.training.checkpoint.write import NewCheckpoint
@@ -273,7 +273,7 @@ def _new_file(ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[s
 
 
 def new_arrays(
-    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | ArrayBlock]
+    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, PerRank | ArrayBlock]
 ) -> tuple[dict[str, NewArray], dict[str, Any]]:
     """Return what the ranks have of their own as arrays of a file, and the values of this rank. Collective.
 
@@ -311,14 +311,14 @@ def new_arrays(
     return found, values
 
 
-def _own_names(name: str, own: Own, rank: int, replicas: ReplicaGroup) -> list[str]:
+def _own_names(name: str, own: PerRank, rank: int, replicas: ReplicaGroup) -> list[str]:
     """Return the names in the file of what this rank has of its own."""
     first = replicas.first if own.by_replica else rank
     return [f"{name}/{first + i}" for i in range(len(own.values))]
 
 
 def read_own(
-    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, Own | ArrayBlock], path: Path
+    ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, PerRank | ArrayBlock], path: Path
 ) -> list[tuple[Any, np.ndarray]]:
     """Return what this rank fills of its own, and the values for it, which it reads itself. Collective if it is any."""
     targets: list[tuple[Any, np.ndarray]] = []

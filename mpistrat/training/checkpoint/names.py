@@ -21,7 +21,7 @@ from mpistrat.variables import CutVariable
 _NUMBERS = (bool, int, float, complex)
 
 
-class Own:
+class PerRank:
     """Arrays of which each rank has others. ``by_replica`` says whether they are those of its replicas."""
 
     __slots__ = ("by_replica", "values")
@@ -49,7 +49,11 @@ class Sharded(Protocol):
 
 
 def share_out(
-    named: dict[str, Any], parts: dict[str, Own | ArrayBlock], ranks: int, able: Callable[[], bool], reads: bool = False
+    named: dict[str, Any],
+    parts: dict[str, PerRank | ArrayBlock],
+    ranks: int,
+    able: Callable[[], bool],
+    reads: bool = False,
 ) -> None:
     """Move what is cut, and variables shared out over so many ranks, to the parts: each rank writes or reads its own.
 
@@ -118,7 +122,7 @@ def named(state: Any) -> dict[str, Any]:
     return found
 
 
-def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | ArrayBlock]]:
+def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, PerRank | ArrayBlock]]:
     """Return by name what is the same on all ranks, and what is a rank's own: ``own``, blocks, and values PerReplica.
 
     Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.
@@ -130,15 +134,15 @@ def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, Own | Array
             raise TypeError(f"own has {name!r}, a variable: the strategy knows its values, so give it in the state")
         if name in found:
             raise ValueError(f"{name!r} is in the state and in own: give it another name")
-        found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else Own((leaf,), False)
+        found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else PerRank((leaf,), False)
     if own is not None:
         named(found)  # names that cannot be in one file
-    parts: dict[str, Own | ArrayBlock] = {}
+    parts: dict[str, PerRank | ArrayBlock] = {}
     for name, leaf in found.items():
         if isinstance(leaf, Block):
             parts[name] = ArrayBlock(leaf.dtype, leaf.global_shape, [leaf])
-        elif isinstance(leaf, (PerReplica, Own)):
-            parts[name] = Own(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
+        elif isinstance(leaf, (PerReplica, PerRank)):
+            parts[name] = PerRank(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
     return {name: leaf for name, leaf in found.items() if name not in parts}, parts
 
 
@@ -189,7 +193,7 @@ def refuse_own(leaves: Mapping[str, Any]) -> None:
             )
 
 
-def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | ArrayBlock] = {}) -> None:
+def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, PerRank | ArrayBlock] = {}) -> None:
     """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
     parts = [
         (name, each)
@@ -205,7 +209,7 @@ def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, Own | ArrayBlo
 
 
 def _require_storable(leaf: Any, name: str) -> None:
-    if isinstance(leaf, (Block, PerReplica, Own)):
+    if isinstance(leaf, (Block, PerReplica, PerRank)):
         for each in (leaf.array,) if isinstance(leaf, Block) else leaf.values:
             _require_storable(each, name)
         return

@@ -31,7 +31,7 @@ from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.checkpoint import by_all, names
 from mpistrat.training.checkpoint.by_all import PendingSave, Prepare, SaveBuffer
 from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, NewArray, comparable
-from mpistrat.training.checkpoint.names import ArrayBlock, Own
+from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 from mpistrat.values import PerReplica, VariableSynchronization
 
 _log = logging.getLogger(__name__)
@@ -234,7 +234,11 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
 
 @collective_call(lambda topology: topology, "load")  # this rank may be interrupted when the others have loaded
 def _fill(
-    topology: Topology, replicas: ReplicaGroup, file: Path, named: dict[str, Any], parts: dict[str, Own | ArrayBlock]
+    topology: Topology,
+    replicas: ReplicaGroup,
+    file: Path,
+    named: dict[str, Any],
+    parts: dict[str, PerRank | ArrayBlock],
 ) -> None:
     names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
     likes = _likes(named)
@@ -331,7 +335,7 @@ def _prepared(
     named: Mapping[str, Any],
     what: str,
     file: Path,
-    parts: Mapping[str, Own | ArrayBlock] = {},
+    parts: Mapping[str, PerRank | ArrayBlock] = {},
     differing: str = "error",
 ) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
@@ -419,7 +423,7 @@ def _contents(
     topology: Topology,
     replicas: ReplicaGroup,
     differing: str,
-    parts: Mapping[str, Own | ArrayBlock],
+    parts: Mapping[str, PerRank | ArrayBlock],
     sample: int | None,
     holder: int | None = 0,
 ) -> _NewFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 import sys
 import warnings
 import zlib
@@ -317,8 +318,7 @@ def checked(
     if aggregate and replicas > 1:
         _warn_of_means(replicas)
     for variable, gradient in zip(variables, gradients, strict=True):
-        values = gradient.values if isinstance(gradient, IndexedSlices) else gradient
-        if np.isnan(arrays.to_host(values)).any():
+        if np.isnan(arrays.to_host(_values(gradient))).any():
             raise FloatingPointError(
                 f"replica {replica}, step {step}: the gradient of variable {variable.name!r} has NaN, as would "
                 "the sum. Look at the batch of this replica, and for divisions by zero, logarithms and roots"
@@ -498,10 +498,7 @@ def squares_of_blocks(flat: np.ndarray) -> Iterator[float]:
 
 def added(numbers: Iterable[float]) -> float:
     """Return the sum in this order. Since Python 3.12 the built-in function has other bits."""
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
+    return functools.reduce(operator.add, numbers, 0.0)
 
 
 def _as_arrays(gradient: Any) -> Any:
