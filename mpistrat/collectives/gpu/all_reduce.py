@@ -202,7 +202,7 @@ def reduction_on_gpu(
 
     pack, give = timed(Kind.REDUCE_PACK, pack_all), timed(Kind.REDUCE_UNPACK, unpack_values)
     steps = Steps(pack, combine, give, meets)
-    # The plan has addresses in an arena, so it is no plan for other arrays of the same shapes.
+    # The plan has addresses in an arena, so other arrays of the same shapes need another.
     only_for = tuple(map(weakref.ref, values)) if in_place else ()
     return Reduction(topology, operation, steps, only_for=only_for)
 
