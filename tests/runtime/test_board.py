@@ -48,14 +48,14 @@ def test_a_file_system_that_does_not_answer_is_left_alone_until_it_does(places, 
 
     board = SharedDirectory("job")
     board.post("first", 1)
-    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._PATIENCE", 0.2)
+    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._ANSWER_S", 0.2)
     monkeypatch.setattr("os.listdir", hang)
     assert board.names() == set()
     assert board.names() == set()
     while not hangs:  # until the thread that asks had a core
         pass
     assert len(hangs) == 1
-    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._PATIENCE", 60.0)
+    monkeypatch.setattr("mpistrat.runtime.without_mpi.board._ANSWER_S", 60.0)
     release.set()
     while not board.names():  # until the thread that hung has ended
         pass
@@ -151,7 +151,7 @@ def test_a_notice_that_comes_late_is_taken_down_all_the_same(places, monkeypatch
 
     monkeypatch.setattr(module, "write_json", write_late)
     late = SharedDirectory("job")
-    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    monkeypatch.setattr(module, "_ANSWER_S", 0.1)
     late.post("asks", 1)
     assert late.names() == set()
     before = set(threading.enumerate())

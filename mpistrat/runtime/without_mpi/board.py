@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _PREFIX = ".mpistrat-board-"
 _KEPT = 24 * 3600.0  # seconds after which the boards of jobs that were killed are removed
-_ANSWER_S = 5.0  # in which a file system must answer: one that hangs would stop the start of the program
+_ANSWER_S = 5.0  # seconds in which a file system must answer: one that hangs would stop the start of the program
 _CACHED = 60.0  # seconds for which NFS does not ask for a directory again, at most: the default of acdirmax
 _ATTEMPTS = 3
 _ENDING = ".json"
