@@ -110,7 +110,7 @@ class Keys:
         if self._values is not None and self._values.ndim != 1:
             raise TypeError(f"{what} must be a column, a function of an element, or a value for each, not {by!r:.100}")
         if self._values is not None:
-            self._values = self._told(self._values)
+            self._values = self._judged(self._values)
 
     def values(self, n: int) -> np.ndarray:
         """Return a value for each of ``n`` elements."""
@@ -149,15 +149,15 @@ class Keys:
         for start in range(first, last, step):
             ks = range(start, min(start + step, last))
             if columns:
-                found.append(self._told(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
+                found.append(self._judged(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
             else:
-                found.append(np.array([*self._told([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
+                found.append(np.array([*self._judged([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
         values = np.concatenate(found) if found else np.empty(0)
         if values.ndim != 1:
             raise ValueError(f"{self._what} must give one value for each element, but it gives {values.shape[1:]}")
         return values.astype(str) if values.dtype.hasobject else values
 
-    def _told(self, values: Any) -> Any:
+    def _judged(self, values: Any) -> Any:
         return values if self._predicate is None else np.array([bool(self._predicate(x)) for x in values], bool)
 
     def _of(self, element: Any) -> Any:

@@ -19,6 +19,8 @@ from mpistrat.process import mpi
 from mpistrat.process.files import local_path
 from mpistrat.runtime.topology import Topology
 
+_RANGES = {"I": 1, "F": 2}  # Pillow's modes of more than 8 bits, by the first letter: integers, numbers
+
 
 class ImageSource(Source):
     """The images below a folder, in the order of their names. One rank looks for them."""
@@ -73,16 +75,17 @@ class ImageSource(Source):
         limits.check_path(path)
         try:
             with needed("PIL.Image", "images").open(path) as image:
-                if "IF".find(image.mode[0]) > "IF".find(self._mode[0]):  # Pillow would cut large values off
-                    raise ValueError(
-                        f"its values, of mode {image.mode!r}, do not fit {self._mode!r}: give mode='I' or 'F'"
-                    )
-                made = image.convert(self._mode)
-                return np.array(made if self._size is None else made.resize(self._size[::-1]))
+                found, made = image.mode, image.convert(self._mode)
+                values = np.array(made if self._size is None else made.resize(self._size[::-1]))
         except Exception as error:  # of any format of images
             raise DataFileError.of_file(
                 path, f"it cannot be read ({error}); fix: copy it again, or remove it"
             ) from error
+        if _RANGES.get(found[0], 0) > _RANGES.get(self._mode[0], 0):  # Pillow has cut large values off
+            raise DataFileError.of_file(
+                path, f"its values, of mode {found!r}, do not fit {self._mode!r}; fix: give mode='{found[0]}'"
+            )
+        return values
 
     def of_column(self, name: Any) -> Source:
         return ArraySource({1: np.array([label for _, label in self._files()])}) if name == 1 else self
