@@ -87,7 +87,14 @@ class ReplicaGroup:
 
 
 def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generator:
-    """Return a replica's PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See `Strategy.rng`."""
+    """Return a replica's PCG64, seeded by ``SeedSequence(seed, spawn_key=(replica,))``. See `Strategy.rng`.
+
+    Examples
+    --------
+    >>> from mpistrat.replicas import random_stream
+    >>> [int(random_stream(7, replica).integers(100)) for replica in (0, 1)]
+    [30, 68]
+    """
     numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
     if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):
         raise TypeError(f"seed must be an int or a list of ints, the same on every replica, not {seed!r}")

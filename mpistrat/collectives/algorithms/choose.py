@@ -173,7 +173,7 @@ def seconds_of(points: Sequence[tuple[int, float]], nbytes: int) -> float:
     """Return the seconds for ``nbytes`` bytes, interpolated between two points, proportional beyond the last.
 
     >>> measured = [(1000, 1e-5), (2000, 2e-5)]
-    >>> [round(1e6 * seconds(measured, nbytes)) for nbytes in (10, 1500, 4000)]
+    >>> [round(1e6 * seconds_of(measured, nbytes)) for nbytes in (10, 1500, 4000)]
     [10, 15, 40]
     """
     i = bisect.bisect_left(points, (nbytes, 0.0))
