@@ -113,6 +113,37 @@ class Mesh:
             made[key] = mesh
         return made[key]
 
+    @classmethod
+    def for_grid(cls, ndim: int, *, comm: Any = None, names: Sequence[str] = "xyz") -> Mesh:
+        """Return a mesh of ``ndim`` axes of sizes that are as equal as possible, the largest first. Collective.
+
+        Blocks that are about cubes have the shortest borders. The sizes are those of ``MPI_Dims_create``.
+
+        Parameters
+        ----------
+        ndim : int
+        comm : mpi4py.MPI.Intracomm, optional
+            The ranks; by default all ranks of the job.
+        names : sequence of str
+            The names of the axes, at least ``ndim``.
+
+        Raises
+        ------
+        ValueError
+            Unless there are 1 to ``len(names)`` axes.
+
+        Examples
+        --------
+        >>> import mpistrat
+        >>> mpistrat.Mesh.for_grid(2).axes
+        {'x': 1, 'y': 1}
+        """
+        if not 1 <= ndim <= len(names):
+            raise ValueError(f"ndim must be from 1 to {len(names)}, the number of names, not {ndim!r}")
+        MPI = mpi.start()
+        sizes = MPI.Compute_dims((MPI.COMM_WORLD if comm is None else comm).size, ndim)
+        return cls(comm=comm, **dict(zip(names, sizes, strict=False)))
+
     def _split(self, parent: Any, topology: Topology, axes: dict[str, int]) -> None:
         self.parent, self.topology, self.axes = parent, topology, axes
         self.halos = topology.slot(_Made).halos  # their numbers: all meshes of the ranks send by one communicator
@@ -285,6 +316,13 @@ class Layout(NamedTuple):
         every = enumerate(zip(*self, strict=True))
         kept = [one if i in dimensions else each for i, each in every if keepdims or i not in dimensions]
         return Layout(*zip(*kept, strict=True)) if kept else Layout.uncut(())
+
+    def sliced(self, bounds: Sequence[tuple[int, int]]) -> Layout:
+        """Return the layout of the elements from the first to the second bound of each dimension."""
+        shape = tuple(stop - start for start, stop in bounds)
+        ends = zip(self.cuts, bounds, strict=True)
+        cuts = tuple(tuple(min(max(cut, start), stop) - start for cut in of) for of, (start, stop) in ends)
+        return Layout(shape, self.axes, cuts)
 
     @classmethod
     def uncut(cls, shape: tuple[int, ...]) -> Layout:

@@ -228,7 +228,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     __bool__ = _refusing("bool()")
     __float__ = __int__ = __complex__ = _refusing("a conversion to a number")
     __array__ = _refusing("numpy.asarray")
-    __getitem__ = __setitem__ = _refusing("an index")
+    __setitem__ = _refusing("an index")
     __reduce__ = _refusing("pickle")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -236,6 +236,28 @@ class ShardedArray(NDArrayOperatorsMixin):
         raise AttributeError(f"a ShardedArray has no attribute {name!r}{remedy}")
 
     # --- elements --------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> ShardedArray:
+        """Return a copy of the elements in slices of step 1, cut where this array is cut. Never communicates."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(not isinstance(each, slice) or each.step not in (None, 1) for each in keys if each is not Ellipsis):
+            _refuse("an index")
+        at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
+        before, after = keys[:at], keys[at + 1 :]
+        between = self.ndim - len(before) - len(after)
+        if between < 0 or Ellipsis in after:
+            raise IndexError(f"the index {key} does not fit the shape {self.shape}")
+        slices = zip((*before, *[slice(None)] * between, *after), self.shape, strict=True)
+        bounds = [(start, max(start, stop)) for start, stop, _ in (each.indices(n) for each, n in slices)]
+        ours = [np.clip((part.start, part.stop), *ends) for part, ends in zip(self.box, bounds, strict=True)]
+        wanted = tuple(slice(int(start), int(stop)) for start, stop in ours)
+        return ShardedArray(self.local[inside(wanted, self.box)].copy("C"), self.mesh, self.layout.sliced(bounds))
+
+    @property
+    def T(self) -> ShardedArray:
+        """A copy with the dimensions, and their cuts, in the other order. Never communicates."""
+        shape, axes, cuts = self.layout
+        return ShardedArray(self.local.T.copy("C"), self.mesh, Layout(shape[::-1], axes[::-1], cuts[::-1]))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, ArrayLike) for each in inputs):

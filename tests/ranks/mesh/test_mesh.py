@@ -24,6 +24,19 @@ def test_places():
         assert (axis.neighbors(False)[0] is None) == (axis.index == 0)
 
 
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_for_a_grid(ndim):
+    mesh = Mesh.for_grid(ndim)
+    assert [*mesh.axes] == ["x", "y", "z"][:ndim]
+    assert [*mesh.shape] == MPI.Compute_dims(SIZE, ndim)
+    assert mesh is Mesh(**mesh.axes)
+    comm = MPI.COMM_WORLD.Split(RANK % 2)
+    try:
+        assert Mesh.for_grid(2, comm=comm, names=["a", "b"]).size == comm.size
+    finally:
+        comm.Free()
+
+
 def test_over_some_of_the_ranks(tmp_path):
     comm = MPI.COMM_WORLD.Split(RANK < 2, key=-RANK)
     mesh = Mesh(comm=comm, replica=-1)

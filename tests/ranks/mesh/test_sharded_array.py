@@ -47,6 +47,45 @@ def test_gather_and_parts():
         assert again.layout == u.layout
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        slice(1, -1),
+        (slice(None), slice(2, 9)),
+        (..., slice(1, None)),
+        (slice(3, 4), ..., slice(0, 2)),
+        (slice(5, 2), slice(-100, 100)),
+        ...,
+        (),
+    ],
+    ids=str,
+)
+def test_slices(key):
+    for whole, u in arrays():
+        part = u[key]
+        assert (part.shape, part.axes) == (whole[key].shape, u.axes)
+        assert part.gather().tobytes() == whole[key].tobytes()
+        part += 1  # a copy
+        assert part.local.tobytes() == (whole[key] + 1)[part.box].tobytes()
+        np.testing.assert_allclose(part.sum(), whole[key].sum() + part.size)
+        assert u.gather().tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("key", [(slice(1),) * 4, (..., ...), (..., slice(1), ...)], ids=str)
+def test_slices_that_do_not_fit(key):
+    _, u = next(arrays())
+    with pytest.raises(IndexError, match="does not fit the shape"):
+        u[key]
+
+
+def test_transposed():
+    for whole, u in arrays():
+        turned = u.T
+        assert turned.axes == u.axes[::-1]
+        assert turned.gather().tobytes() == np.ascontiguousarray(whole.T).tobytes()
+        assert (turned * 2).T.gather().tobytes() == (whole * 2).tobytes()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
 def test_numbers_do_not_change_dtypes(dtype):
     for whole, u in arrays(dtype):
@@ -347,6 +386,9 @@ def test_files_by_parts(name, axes, tmp_path):
         (lambda u: np.sum(u, 0, np.float32), r"numpy.sum does not work .* use gather\(\)"),
         (lambda u: np.zeros_like(u, shape=(3,)), "numpy.zeros_like with shape does not work"),
         (lambda u: [*u], "an index does not work"),
+        (lambda u: u[::2], "an index does not work"),
+        (lambda u: u[1:, [0]], "an index does not work"),
+        (lambda u: u.__setitem__(slice(1), 0), "an index does not work"),
         (lambda u: np.where(u > 0), r"numpy.where does not work .* use gather\(\)"),
         (lambda u: bool(u == u), "bool.. does not work"),
         (lambda u: float(u), r"a number does not work .* use gather\(\)"),
@@ -375,6 +417,7 @@ def test_what_it_cannot_do(call, message):
         (lambda mesh, u: u.astype(int).halo(1, "constant", 0.5), "int64 cannot hold the constant 0.5"),
         (lambda mesh, u: u.halo(1, "constant", "zero"), "could not convert string"),
         (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
+        (lambda mesh, u: Mesh.for_grid(4), "from 1 to 3"),
         (lambda mesh, u: u.sum((0, -2)), "duplicate value"),
         (lambda mesh, u: u @ 3.0, "matrices that fit"),
         (lambda mesh, u: u + np.ones((3, 2)), "do not fit together"),
