@@ -234,7 +234,7 @@ def test_a_part_does_not_pass_for_the_whole():
     v = variable_of(mesh, strategy)
     rows = mpistrat.IndexedSlices(np.ones((1, WHOLE.shape[1])), [0], WHOLE.shape)
     with pytest.raises(AttributeError, match=r"use gather\(\)"):
-        v.T  # noqa: B018
+        v.flat  # noqa: B018
     with pytest.raises(ValueError, match="not IndexedSlices"):
         v.scatter_update(rows)
     with strategy.scope():

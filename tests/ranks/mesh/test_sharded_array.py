@@ -550,8 +550,8 @@ def test_what_would_be_another_number_is_refused():
     u = ShardedArray.from_array(np.ones((4 * SIZE, 2)), mesh=mesh, axes=["x", None])
     with pytest.raises(TypeError, match="masked arrays"):
         u + np.ma.masked_array([1.0, 2.0], mask=[True, False])
-    with pytest.raises(AttributeError, match=r"no attribute 'T': use gather\(\)"):
-        u.T  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'flat': use gather\(\)"):
+        u.flat  # noqa: B018
     times = ShardedArray.from_array(np.zeros(1, "M8[s]"), mesh=mesh, axes=["x"], parts={"x": [1] + [0] * (SIZE - 1)})
     with pytest.raises(TypeError, match="datetime64"):
         times.max()
