@@ -17,7 +17,7 @@ ROWS = 240
 @pytest.fixture
 def on_gpu(cupy, monkeypatch):
     """Return a strategy that fetches batches to this rank's GPU, without buffers left over from other tests."""
-    monkeypatch.setattr(device_feed, "_idle", {})
+    monkeypatch.setattr(device_feed, "_idle_feeds", {})
     return mpistrat.MultiWorkerMirroredStrategy(device="cuda:0")
 
 
