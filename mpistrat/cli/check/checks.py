@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.check import network
-from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Exchange, Finding, Severity, size
+from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, TimedExchange, size
 from mpistrat.cli.run.job import shared_memory
 from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
@@ -150,7 +150,7 @@ def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
     return "\n".join(f"{ranks_in_words(those)}: {text}" for text, those in groups.items())
 
 
-def compare_layout(exchange: Exchange, options: CheckOptions) -> Any:
+def compare_layout(exchange: TimedExchange, options: CheckOptions) -> Any:
     """Return the first rank where environment and MPI contradict each other, with text and cause, or None."""
     from mpistrat.cluster_resolver import resolve
     from mpistrat.cluster_resolver.compare import differences, facts_of_resolver
@@ -425,7 +425,7 @@ def _file_system(folder: Path) -> str:
     return kind
 
 
-def compare_data(exchange: Exchange, options: CheckOptions) -> list[int] | None:
+def compare_data(exchange: TimedExchange, options: CheckOptions) -> list[int] | None:
     """Return the ranks that do not see a new file of rank 0 in the directory."""
     path: Path | None = None
     if exchange.rank == 0 and options.data is not None:

@@ -15,7 +15,7 @@ import sys
 from typing import Any, NoReturn
 
 from mpistrat.cli.check.checks import CHECKS, thread_level
-from mpistrat.cli.check.job import START, Blame, CheckOptions, Exchange, SilenceError, Trouble
+from mpistrat.cli.check.job import START, Blame, CheckOptions, SilenceError, TimedExchange, Trouble
 
 _PR_SET_PDEATHSIG = 1
 
@@ -82,7 +82,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
 def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
     """Run the checks that need messages between ranks. Rank 0 reports the facts."""
     # A shorter limit than that of the watching process, so that the error names the silent ranks.
-    exchange = Exchange(world.Dup(), options.limit * 0.8)
+    exchange = TimedExchange(world.Dup(), options.limit * 0.8)
     wire.stage("a message to rank 0")
     everyone = exchange.gather(facts)
     wire.stage("the search for ranks of one node")

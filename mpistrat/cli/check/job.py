@@ -108,7 +108,7 @@ class Check(NamedTuple):
     title: str
     judge: Callable[[CheckedJob], Finding]
     local: Callable[[CheckOptions], Any] | None = None
-    exchange: Callable[[Exchange, CheckOptions], Any] | None = None
+    exchange: Callable[[TimedExchange, CheckOptions], Any] | None = None
 
 
 def size(count: float) -> str:
@@ -124,7 +124,7 @@ class SilenceError(RuntimeError):
     """A message was not received, or could not be sent, within the time limit."""
 
 
-class Exchange:
+class TimedExchange:
     """Messages of checks between the ranks of a job, with a time limit of each message in seconds.
 
     ``leaders`` are the first ranks of the nodes.

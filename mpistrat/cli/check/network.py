@@ -12,7 +12,7 @@ from collections.abc import Callable
 from statistics import median, median_high
 from typing import Any, NamedTuple
 
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Finding, Severity, rounds
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Finding, Severity, TimedExchange, rounds
 
 _ROUNDS = 16
 _TRIPS = 20
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
     again: bool = False
 
 
-def measure_network(exchange: Exchange, options: CheckOptions) -> list[Pair] | None:
+def measure_network(exchange: TimedExchange, options: CheckOptions) -> list[Pair] | None:
     """Measure the pairs of nodes. Measure slow pairs again, alone: other pairs may have disturbed them."""
     pairs = rounds(exchange.leaders, _ROUNDS)
     if len(exchange.leaders) <= _FEW_NODES:
@@ -57,7 +57,7 @@ def measure_network(exchange: Exchange, options: CheckOptions) -> list[Pair] | N
     return [_better(pair, second.get((pair.a, pair.b))) for pair in found]
 
 
-def _measured(exchange: Exchange, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
+def _measured(exchange: TimedExchange, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
     """Measure pairs, those of one list at the same time. Return all results on rank 0, None elsewhere."""
     found = []
     for each in pairs:
@@ -97,7 +97,7 @@ def _slow(pairs: list[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.rate < _SLOW or pair.rate * _RATIO < usual]
 
 
-def measure(exchange: Exchange, peer: int, first: bool) -> tuple[float, float]:
+def measure(exchange: TimedExchange, peer: int, first: bool) -> tuple[float, float]:
     """Return latency and bandwidth to another rank, in the slower direction. Both ranks call it."""
     trips = []
     for _ in range(_TRIPS):
@@ -110,7 +110,7 @@ def measure(exchange: Exchange, peer: int, first: bool) -> tuple[float, float]:
     return latency, max(_rate(exchange, peer, first, count) for _ in range(2))
 
 
-def _rate(exchange: Exchange, peer: int, first: bool, count: int) -> float:
+def _rate(exchange: TimedExchange, peer: int, first: bool, count: int) -> float:
     """Return the bytes per second in the slower direction, the same on both ranks."""
     data, word = bytearray(count), bytearray(8)
     slowest = 0.0
@@ -127,7 +127,7 @@ def _rate(exchange: Exchange, peer: int, first: bool, count: int) -> float:
     return count / slowest
 
 
-def _turn(exchange: Exchange, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
+def _turn(exchange: TimedExchange, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
     """Exchange one message in each direction."""
     if first:
         exchange.send(out, peer)
@@ -179,7 +179,7 @@ def _rate_text(rate: float) -> str:
     return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
 
 
-def compare_clocks(exchange: Exchange, options: CheckOptions) -> list[list[float]] | None:
+def compare_clocks(exchange: TimedExchange, options: CheckOptions) -> list[list[float]] | None:
     """Return for each rank that was asked: rank, seconds that its clock is ahead, and their error."""
     peers = range(exchange.size) if exchange.size <= _ALL_RANKS else exchange.leaders
     if exchange.rank != 0:

@@ -6,14 +6,14 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check import checks, network
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Severity, SilenceError
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, SilenceError, TimedExchange
 from mpistrat.runtime.topology import Topology
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
 
 
-class SlowExchange(Exchange):
+class SlowExchange(TimedExchange):
     """A rank whose messages leave it at 1 MB/s."""
 
     def send(self, data, to):
@@ -24,7 +24,7 @@ class SlowExchange(Exchange):
 @pytest.fixture
 def exchange(comm):
     """Every rank stands for a node of its own."""
-    exchange = Exchange(comm, 30)
+    exchange = TimedExchange(comm, 30)
     exchange.topology = Topology.of(comm)
     exchange.leaders = tuple(range(SIZE))
     return exchange
@@ -98,7 +98,7 @@ def test_layout_that_is_contradicted(exchange, monkeypatch):
 @pytest.mark.ranks(min=2)
 def test_silence(comm):
     """A rank that sends nothing is named, and nobody hangs."""
-    exchange = Exchange(comm, 0.3 if RANK == 0 else 30)
+    exchange = TimedExchange(comm, 0.3 if RANK == 0 else 30)
     if RANK == 0:
         for rank in range(1, LAST):  # or the time could be up before they send
             comm.recv(source=rank, tag=1)
@@ -116,6 +116,6 @@ def test_silence(comm):
 
 
 def test_gather(comm):
-    everyone = Exchange(comm, 30).gather({"rank": RANK, "text": "x" * 100_000})
+    everyone = TimedExchange(comm, 30).gather({"rank": RANK, "text": "x" * 100_000})
     if RANK == 0:
         assert [each["rank"] for each in everyone] == list(range(SIZE))

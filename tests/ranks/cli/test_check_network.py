@@ -4,7 +4,7 @@ import pytest
 from mpi4py import MPI
 
 from mpistrat.cli.check import network
-from mpistrat.cli.check.job import CheckedJob, CheckOptions, Exchange, Severity
+from mpistrat.cli.check.job import CheckedJob, CheckOptions, Severity, TimedExchange
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 pytestmark = pytest.mark.ranks(min=2)
@@ -23,7 +23,7 @@ def test_slow_pair(comm, monkeypatch, second, verdict):
         return 1e-5, 1e9
 
     monkeypatch.setattr(network, "measure", measure)
-    exchange = Exchange(comm, 10)
+    exchange = TimedExchange(comm, 10)
     exchange.leaders = tuple(range(SIZE))  # as if each rank were on a node of its own
     pairs = network.measure_network(exchange, CheckOptions())
     others = [rank for rank in range(SIZE) if rank != RANK]
