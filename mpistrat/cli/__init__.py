@@ -24,7 +24,7 @@ COMMANDS = {
     "run": ("run.main", "Start a Python program on this machine, one process per rank."),
     "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
     "slurm": ("slurm", "Write batch scripts for SLURM."),
-    "check": ("check.watch", "Find what will break a job. Start it like the job itself."),
+    "check": ("check.main", "Find what will break a job. Start it like the job itself."),
     "top": ("top", "Show what each rank of a running job does, or did when it ended."),
     "trace": ("trace", "Merge the traces of all ranks of a job into one file, or summarize them."),
     "hosts": ("info", "Show the ranks, the variables that describe them, and what MPI says."),

@@ -1,10 +1,10 @@
-from .choose import FluxClusterResolver as FluxClusterResolver
 from .choose import resolve as resolve
 from .cloud import GCEClusterResolver as GCEClusterResolver
 from .cloud import KubernetesClusterResolver as KubernetesClusterResolver
 from .cloud import KubernetesExecutableLocation as KubernetesExecutableLocation
 from .cloud import TPUClusterResolver as TPUClusterResolver
 from .cluster_spec import ClusterSpec as ClusterSpec
+from .flux import FluxClusterResolver as FluxClusterResolver
 from .mpi import MpiClusterResolver as MpiClusterResolver
 from .placement import Fact as Fact
 from .placement import Placement as Placement

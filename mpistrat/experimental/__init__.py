@@ -11,7 +11,7 @@ from mpistrat import absent
 # Not by `lazy_loader.attach_stub`, which loads from files of this folder alone. The stub has the names for mypy.
 _FILES = {
     "collectives": "CollectiveHints CommunicationImplementation CommunicationOptions",
-    "collectives.between_groups": "PowerSGD TopK",
+    "collectives.compression": "PowerSGD TopK",
     "experimental": "coordinator partitioners rpc",
     "mesh": "Halo Mesh MeshAxis ShardedArray",
     "monitor.stragglers": "RankStatistics step",

@@ -1,8 +1,8 @@
 from mpistrat.collectives import CollectiveHints as CollectiveHints
 from mpistrat.collectives import CommunicationImplementation as CommunicationImplementation
 from mpistrat.collectives import CommunicationOptions as CommunicationOptions
-from mpistrat.collectives.between_groups import PowerSGD as PowerSGD
-from mpistrat.collectives.between_groups import TopK as TopK
+from mpistrat.collectives.compression import PowerSGD as PowerSGD
+from mpistrat.collectives.compression import TopK as TopK
 from mpistrat.experimental import coordinator as coordinator
 from mpistrat.experimental import partitioners as partitioners
 from mpistrat.experimental import rpc as rpc

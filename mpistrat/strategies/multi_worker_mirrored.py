@@ -13,7 +13,8 @@ from mpistrat import cluster_resolver as resolvers
 from mpistrat.cluster_resolver.own_device import own_device
 from mpistrat.collectives import CommunicationImplementation, CommunicationOptions
 from mpistrat.collectives.algorithms.choose import Choice
-from mpistrat.collectives.between_groups import BetweenGroups, LossyCompression
+from mpistrat.collectives.between_groups import BetweenGroups
+from mpistrat.collectives.compression import LossyCompression
 from mpistrat.mesh import REPLICA, Mesh, MeshAxis
 from mpistrat.process import mpi
 from mpistrat.replicas import ReplicaGroup

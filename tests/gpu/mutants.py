@@ -17,7 +17,7 @@ TESTS = ROOT / "tests" / "gpu" / "test_order_of_streams.py"
 PASSED, FAILED = 0, 1  # pytest's exit status
 PROCESSES = 2
 PINNED = "mpistrat.arrays.gpu.pinned"
-DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.route"
+DEVICE, NCCL = "mpistrat.arrays.device", "mpistrat.collectives.gpu.nccl"
 POINTERS, KERNELS = "mpistrat.collectives.gpu.pointers", "mpistrat.arrays.gpu.kernels"
 ARRAYS = "mpistrat.arrays.arrays"
 

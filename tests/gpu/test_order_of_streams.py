@@ -19,8 +19,8 @@ from mpistrat.arrays.device import Device, on_device
 from mpistrat.arrays.gpu import kernels, pinned
 from mpistrat.arrays.gpu import pinned as feeds
 from mpistrat.collectives import reduction
+from mpistrat.collectives.gpu import nccl as nccl_route
 from mpistrat.collectives.gpu import pointers
-from mpistrat.collectives.gpu import route as nccl_route
 from mpistrat.collectives.gpu.route import GpuCall, Laid, Places, pack_values, unpack
 from mpistrat.values import ReduceOp
 

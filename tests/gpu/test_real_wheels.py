@@ -24,7 +24,7 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.device import gpu_count
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives import reduction
-from mpistrat.collectives.gpu import route as nccl_route
+from mpistrat.collectives.gpu import nccl as nccl_route
 from mpistrat.collectives.gpu.route import Places, unpack
 from mpistrat.values import ReduceOp
 

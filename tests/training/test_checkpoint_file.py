@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.write.output_file import SparseFile
 from mpistrat.training.checkpoint import format as checkpoint_format
-from mpistrat.training.checkpoint import names
+from mpistrat.training.checkpoint import object_graph
 from mpistrat.training.checkpoint import write as write_module
 from mpistrat.training.checkpoint.format import NewArray, checksum
 from mpistrat.training.checkpoint.read import contents, described, read
@@ -263,10 +263,10 @@ def test_sparse_files_are_files(pieces):
 @example("\ud83d\ude00")
 @example([-(7**9999), {"key": os.fsdecode(b"\xf0\x9f")}])
 def test_a_state_comes_back_as_it_was(state):
-    assert names.unpack_state(names.pack_state(state)) == state
+    assert object_graph.unpack_state(object_graph.pack_state(state)) == state
 
 
 @pytest.mark.parametrize("key", [1, "\ud83d\ude00", "\0int"])
 def test_a_key_that_json_would_change_is_refused(key):
     with pytest.raises(TypeError, match="a key of a state"):
-        names.pack_state([{key: 1}])
+        object_graph.pack_state([{key: 1}])

@@ -13,10 +13,10 @@ from mpistrat.arrays.gpu.pinned import CHUNK_BYTES, StagedCopy, staging, through
 from mpistrat.collectives import arena
 from mpistrat.collectives.algorithms.choose import Candidate, Choice
 from mpistrat.collectives.gpu import pointers as gpu_pointers
+from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.route import (
     GpuCall,
     Laid,
-    NcclRoute,
     Places,
     Route,
     combine_on_gpu,

@@ -338,7 +338,7 @@ class NcclAllReduce(CollectiveAllReduce):
 
     def __init__(self, num_packs: int = 1):
         super().__init__(num_packs=num_packs)
-        from mpistrat.collectives.gpu.route import nccl_for  # most programs do not use a GPU
+        from mpistrat.collectives.gpu.nccl import nccl_for
 
         nccl_for("NcclAllReduce")
 

@@ -18,7 +18,7 @@ from mpistrat.process.files import local_path
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint import by_all
-from mpistrat.training.checkpoint.names import (
+from mpistrat.training.checkpoint.object_graph import (
     Graph,
     Node,
     Stateful,

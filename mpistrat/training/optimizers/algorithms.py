@@ -9,8 +9,9 @@ import numpy as np
 
 from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.representation import require
+from mpistrat.training.optimizers.gradients import squared_norms
 from mpistrat.training.optimizers.optimizer import Optimizer
-from mpistrat.training.optimizers.rule import ELEMENTS, OptimizerOptions, Unpack, blocks, squared_norms
+from mpistrat.training.optimizers.rule import ELEMENTS, OptimizerOptions, Unpack, blocks
 from mpistrat.values import IndexedSlices
 from mpistrat.variables import Variable
 

@@ -14,7 +14,8 @@ from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
 
 if TYPE_CHECKING:
-    from mpistrat.collectives.between_groups import BetweenGroups, Memory
+    from mpistrat.collectives.between_groups import BetweenGroups
+    from mpistrat.collectives.compression import Memory
     from mpistrat.engine import Engine
     from mpistrat.training.optimizers.steps import Step
 

@@ -17,17 +17,8 @@ from mpistrat.collectives.reduction import Reduction
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import forbidden_threads, refuse_thread
 from mpistrat.runtime.agreement.operation import Checksum
-from mpistrat.training.optimizers.rule import (
-    BLOCK,
-    Clipping,
-    Rule,
-    added,
-    apart,
-    blocks,
-    for_update,
-    places,
-    squares_of_blocks,
-)
+from mpistrat.training.optimizers.gradients import BLOCK, Clipping, added, apart, places, squares_of_blocks
+from mpistrat.training.optimizers.rule import Rule, blocks, for_update
 from mpistrat.training.optimizers.state import State, parts_of, scaled
 from mpistrat.values import ReduceOp
 from mpistrat.variables import Variable

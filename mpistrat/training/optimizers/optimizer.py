@@ -19,22 +19,18 @@ from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training.optimizers.exchange import GroupExchange
+from mpistrat.training.optimizers.gradients import Clipping, Pairs, apart, as_pair, checked, places
 from mpistrat.training.optimizers.rule import (
     AVERAGE,
-    Clipping,
     LearningRate,
     MovingAverage,
-    Pairs,
     Rule,
     WeightDecay,
-    apart,
-    as_pair,
-    checked,
+    after_calls,
     in_words,
     is_of_package,
     options_of,
     place_of,
-    places,
     spell_out_options,
 )
 from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require, unit_of
@@ -235,7 +231,7 @@ class Optimizer(ABC):
             raise ValueError(f"{self._name}: {_KEPT_BY_WORKERS.format('a learning rate that is a function')}")
         if callable(value):
             calls = 1 if self._accumulation is None else self._accumulation.calls
-            self._schedule = value if calls == 1 else partial(_after_calls, value, calls)
+            self._schedule = value if calls == 1 else partial(after_calls, value, calls)
             state.first_rate, self._is_rate_new = None, state.iterations is not None
         elif held is None or self._schedule is not None or held.own_copy().item() != value:
             self._schedule, state.first_rate = None, np.array(float(value))
@@ -595,8 +591,3 @@ class Optimizer(ABC):
         dense = np.zeros_like(weights)
         np.add.at(dense, rows.indices, rows.values)
         self.update(weights, dense, step, rate, *state)
-
-
-def _after_calls(schedule: Callable[[int], float], calls: int, steps: int) -> float:
-    """Return a schedule's rate of a step of several calls. It counts calls of `apply_gradients`, as Keras' does."""
-    return schedule(steps * calls + calls - 1)

@@ -16,7 +16,8 @@ from mpistrat.collectives.movement.moves import all_gather_parts, broadcast
 from mpistrat.data.write.shared_file import Block, boxes_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
-from mpistrat.training.optimizers.rule import BLOCK, Clipping, Pairs, fitting, in_words
+from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting
+from mpistrat.training.optimizers.rule import in_words
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization, component
 from mpistrat.variables import CutVariable, DistributedVariable, LocalVariable, Variable, read_together
 from mpistrat.variables.local import placed_beside

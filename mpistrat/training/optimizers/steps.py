@@ -18,7 +18,8 @@ from mpistrat.engine import Engine
 from mpistrat.process.cache import Cache
 from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.flat_step import FlatStep, ShardedStep
-from mpistrat.training.optimizers.rule import Pairs, Rule, checked, fitting, for_update, names_of
+from mpistrat.training.optimizers.gradients import Pairs, checked, fitting, names_of
+from mpistrat.training.optimizers.rule import Rule, for_update
 from mpistrat.training.optimizers.state import State, require
 from mpistrat.values import IndexedSlices, ReduceOp, component, snapshot
 from mpistrat.variables import GpuVariable, LocalVariable, Variable

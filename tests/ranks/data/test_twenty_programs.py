@@ -188,7 +188,6 @@ def zarr_in_a_zip_archive(folder):
 def rows_of_some_patients(folder):
     rows = Dataset.from_hdf5(f"{folder}/*.h5", ("x", "patient"))
     some = rows.filter(lambda patient: patient % 3 == 1, by=1)
-    assert len(some) == (PATIENT % 3 == 1).sum() or SIZE > 1
     return some.batch(4), (X[PATIENT % 3 == 1], PATIENT[PATIENT % 3 == 1])
 
 

@@ -9,7 +9,8 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives import reduction
-from mpistrat.collectives.gpu.route import Communicators, GpuCall, Laid, NcclRoute
+from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
+from mpistrat.collectives.gpu.route import GpuCall, Laid
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology

@@ -1,0 +1,253 @@
+"""The objects below a checkpoint: what of each is saved, under which name.
+
+A name is the path to an object, with "/" between its parts: attributes, keys and positions. The names of variables play
+no part, so a program that makes its variables in another order finds them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from mpistrat.arrays import arrays, json_arrays
+from mpistrat.strategy import Variable
+from mpistrat.values import PerReplica
+
+_STATE = ".state"  # the last part of the name of a state, which no attribute has
+# Methods that give and take the state of an object: of generators of torch, NumPy and Python, and of datasets.
+_METHODS = (("get_state", "set_state"), ("getstate", "setstate"), ("state", "restore"))
+
+
+class Stateful(NamedTuple):
+    """An object whose state is not an array: an iterator, or a random generator.
+
+    ``replicas`` is the number of replicas of this rank whose states it has in a list, None for an object that is not a
+    PerReplica.
+    """
+
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    replicas: int | None = None
+
+
+_MARK = "\0"  # before the keys of what JSON would not give back as it was
+_MOST_BITS = 1 << 12  # of an integer that is written in decimal digits
+NameOf = Callable[[Variable], str]
+
+
+@runtime_checkable
+class HasVariables(Protocol):
+    """An object that names its variables: an optimizer or a metric."""
+
+    def named_variables(self, name_of: NameOf) -> Mapping[str, Variable]:
+        """Return the variables by name. ``name_of`` gives the name of a variable that they belong to."""
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """An object below which variables may come later: an optimizer, at its first step, and a `Checkpoint`."""
+
+    def when_grown(self, function: Callable[[], object]) -> None:
+        """Call a function each time that variables have come, in cross-replica context on all ranks."""
+
+
+@runtime_checkable
+class Node(Protocol):
+    """An object that names the objects below it: a `Checkpoint`."""
+
+    def tracked(self) -> Mapping[str, Any]:
+        """Return the objects below this one, by name."""
+
+
+class Graph(NamedTuple):
+    """What is saved of the objects below a checkpoint, by name, in the order of names.
+
+    ``leaves`` are variables, and arrays that can be filled. ``own`` are states of arrays that each rank has for itself:
+    what optimizers exchange between groups. Below the objects in ``growing`` variables may come later. ``wrong`` has
+    the errors of objects that cannot be saved.
+    """
+
+    leaves: dict[str, Any]
+    states: dict[str, Stateful]
+    own: dict[str, Stateful]
+    growing: list[Growing]
+    wrong: list[Exception]
+
+    def check(self) -> None:
+        """Raise TypeError for an object that cannot be saved, ValueError for two of one name, as of keys 1 and "1"."""
+        for error in self.wrong:
+            raise error
+
+
+def graph_of(root: Node) -> Graph:
+    """Return what is saved of the objects below ``root``. One that is met again keeps its first name."""
+    graph = Graph({}, {}, {}, [], [])
+    met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
+    owners: list[tuple[str, HasVariables]] = []
+    _walk("", root, graph, met, owners)
+    # After all others: the slots of an optimizer are named after the variables that they belong to.
+    names = {id(leaf): name for name, leaf in graph.leaves.items()}
+    for name, owner in owners:
+        try:
+            variables = owner.named_variables(lambda each: names.get(id(each)) or _escaped(each.name))
+            for part, variable in variables.items():
+                _add(graph, met, _below(name, part), variable)
+        except ValueError as error:
+            graph.wrong.append(error)
+        exchange = getattr(owner, "exchange", None)
+        if exchange is not None and exchange.by_kind():
+            graph.own[_below(name, "exchange")] = Stateful(exchange.state, exchange.restore)
+    leaves, states = dict(sorted(graph.leaves.items())), dict(sorted(graph.states.items()))
+    return graph._replace(leaves=leaves, states=states)
+
+
+def check(name: str, thing: Any) -> None:
+    """Raise TypeError if an object is not of a kind that can be saved, or one below it. The message names it."""
+    graph = Graph({}, {}, {}, [], [])
+    _walk(name, thing, graph, {}, [])
+    graph.check()
+
+
+def _walk(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
+    try:
+        _visit(name, thing, graph, met, owners)
+    except (TypeError, ValueError) as error:  # goes on: the variables say which ranks are to know of it
+        graph.wrong.append(error)
+
+
+def _visit(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
+    if id(thing) in met:
+        return
+    if isinstance(thing, Variable) or arrays.can_be_filled(thing):
+        _add(graph, met, name, thing)
+        return
+    met[id(thing)] = thing
+    if isinstance(thing, Growing):
+        graph.growing.append(thing)
+    if isinstance(thing, HasVariables):
+        owners.append((name, thing))
+        return
+    children = _children(thing)
+    if children is None:
+        _put(graph.states, _below(name, _STATE), _stateful(thing, name))
+        return
+    for part, child in children:
+        _walk(_below(name, _escaped(part)), child, graph, met, owners)
+
+
+def _below(name: str, part: str) -> str:
+    return f"{name}/{part}" if name else part
+
+
+def _add(graph: Graph, met: dict[int, Any], name: str, leaf: Any) -> None:
+    if id(leaf) not in met:
+        met[id(leaf)] = leaf
+        _put(graph.leaves, name, leaf)
+
+
+def _put(named: dict[str, Any], name: str, thing: Any) -> None:
+    if name in named:
+        raise ValueError(f"two objects of a checkpoint have the name {name!r}: give one of them another key")
+    named[name] = thing
+
+
+def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:
+    """Return the objects below one, by the part of the name that each has; None if it is not a structure."""
+    if isinstance(thing, Node):
+        return iter(thing.tracked().items())
+    if isinstance(thing, Mapping):
+        return ((str(key), each) for key, each in thing.items())
+    if isinstance(thing, (list, tuple)):
+        return ((str(i), each) for i, each in enumerate(thing))
+    return None
+
+
+def _of_replicas(parts: list[Stateful]) -> Stateful:
+    def set_all(states: list[Any]) -> None:
+        for part, state in zip(parts, states, strict=True):
+            part.set(state)
+
+    return Stateful(lambda: [part.get() for part in parts], set_all, len(parts))
+
+
+def _stateful(thing: Any, name: str) -> Stateful:
+    if isinstance(thing, PerReplica):
+        with contextlib.suppress(TypeError):
+            return _of_replicas([_stateful(each, name) for each in thing.values])
+    bits = getattr(thing, "bit_generator", None)
+    if isinstance(bits, np.random.BitGenerator):
+        return Stateful(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    for get, set_ in _METHODS:
+        if callable(getattr(thing, get, None)) and callable(getattr(thing, set_, None)):
+            return Stateful(getattr(thing, get), getattr(thing, set_))
+    kind = type(thing).__name__
+    raise TypeError(
+        f"{name}: a checkpoint cannot keep {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}: give variables, arrays, "
+        "optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), lists, dicts and "
+        "checkpoints of these, or an object with get_state() and set_state(state)"
+    )
+
+
+def _escaped(part: str) -> str:
+    """Return a part of a name in which "/" is not a separator, and "." is not the group itself for HDF5."""
+    return part.replace("%", "%25").replace("/", "%2F") if part not in ("", ".", "..") else f"%{part}"
+
+
+def pack_state(state: Any) -> bytes:
+    """Return a state of numbers, texts, arrays and structures of these as JSON. Raise TypeError for anything else."""
+    return json.dumps(_as_json(state), default=_array_as_json, separators=(",", ":")).encode()
+
+
+def _as_json(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        for key in state:
+            if not json_arrays.is_text(key) or key in (f"{_MARK}int", f"{_MARK}text"):
+                # JSON would return another key than it was given.
+                raise TypeError(f"a key of a state in a checkpoint must be a text, not {key!r}")
+        return {key: _as_json(each) for key, each in state.items()} if isinstance(state, dict) else state
+    if isinstance(state, (list, tuple)):
+        return [*map(_as_json, state)]
+    return json_arrays.exact(state, _MOST_BITS, _MARK) if isinstance(state, (int, str)) else state
+
+
+def unpack_state(text: bytes) -> Any:
+    """Return what `pack_state` has made, with lists for tuples, and NumPy's arrays for those of other libraries.
+
+    Raise ValueError if the text is not a state, as in a damaged file.
+    """
+    try:
+        return json.loads(text, object_hook=_of_json)
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _array_as_json(value: Any) -> Any:
+    if isinstance(value, (np.integer, np.floating, np.bool_)):
+        return value.item()
+    if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
+        with contextlib.suppress(TypeError):
+            return json_arrays.packed(arrays.to_host(value))
+    raise TypeError(f"a state in a checkpoint must be of numbers, texts, arrays, lists and dicts, not {value!r}")
+
+
+def _of_json(members: dict[str, Any]) -> Any:
+    if members.keys() == {"array", "dtype", "shape"}:
+        return json_arrays.unpacked(members)
+    return json_arrays.restored(members, _MARK)
+
+
+def as_before(value: Any, like: Any) -> Any:
+    """Return an unpacked state with the types of another one: its tuples, and arrays of its libraries."""
+    if isinstance(value, np.ndarray):
+        return value if like is None or isinstance(like, np.ndarray) else arrays.from_host(value, like)
+    if isinstance(value, dict) and isinstance(like, Mapping):
+        return {key: as_before(each, like.get(key)) for key, each in value.items()}
+    if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
+        parts = [as_before(*each) for each in zip(value, like, strict=True)]
+        kind: Any = type(like)
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return value
