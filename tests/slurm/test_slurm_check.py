@@ -30,9 +30,10 @@ def check(cluster, environ, plugin, tmp_path):
         script.write_text(f'{before}\nexec {python} "$@"\n')
         words = ["timeout", "--kill-after=20", "150", "srun", "-N3", f"--mpi={mpi}", *options]
         words += ["bash", script, *CHECK, *arguments]
-        for _ in range(3):
+        for attempt in range(3):
             ended = cluster.run(*words, cwd=tmp_path, limit=200, **environ, OMP_NUM_THREADS="1", HOME=str(tmp_path))
-            if is_fault_of_slurm(ended.stdout):
+            # With two MPI libraries in one step it may come each time, and the check has its findings all the same.
+            if is_fault_of_slurm(ended.stdout) and attempt < 2:
                 continue
             text = ended.stdout[ended.stdout.find("\n{\n") + 1 : ended.stdout.rfind("\n}\n") + 2]
             try:
