@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -193,6 +193,7 @@ class FromFiles:
         na_values: Sequence[str] = (),
         comment: str | None = None,
         encoding: str = "utf-8",
+        on_bad_row: Literal["raise", "skip"] = "raise",
     ) -> Self:
         """Return a dataset of the rows of CSV files. It needs pyarrow.
 
@@ -216,6 +217,11 @@ class FromFiles:
             A character. Lines that begin with it are left out.
         encoding : str
             UTF-8, or an encoding of one byte for each character, such as ``"latin-1"``.
+        on_bad_row : {"raise", "skip"}
+            What happens to a row that cannot be decoded: with another number of values, or a value that is not of its
+            dtype. ``"skip"`` leaves such rows out. All rows are then decoded once when a file is described, and a
+            warning says how many rows of the file are left out, and the lines of the first. So the length is known, and
+            rows and batches are the same on any number of ranks.
         files, manifest, check_finite
             As for `from_hdf5`, which raises the same errors.
 
@@ -234,11 +240,21 @@ class FromFiles:
         from mpistrat.data.formats.csv import Csv
 
         return cls._of_files(
-            Csv(dtypes or {}, delimiter, header, na_values, comment, encoding), files, columns, manifest, check_finite
+            Csv(dtypes or {}, delimiter, header, na_values, comment, encoding, on_bad_row),
+            files,
+            columns,
+            manifest,
+            check_finite,
         )
 
     @classmethod
-    def from_text(cls, files: Any, encoding: str = "utf-8", manifest: str | os.PathLike[str] | None = None) -> Self:
+    def from_text(
+        cls,
+        files: Any,
+        encoding: str = "utf-8",
+        manifest: str | os.PathLike[str] | None = None,
+        on_bad_row: Literal["raise", "skip"] = "raise",
+    ) -> Self:
         """Return a dataset of the lines of text files, as ``str``.
 
         Lines end as Python reads them: by ``\\n``, ``\\r\\n`` or ``\\r``, which are left out. Empty lines are rows. A
@@ -251,6 +267,8 @@ class FromFiles:
             UTF-8, or an encoding of one byte for each character, such as ``"latin-1"``.
         files, manifest
             As for `from_hdf5`, which raises the same errors.
+        on_bad_row : {"raise", "skip"}
+            As for `from_csv`: ``"skip"`` leaves out lines that are not in ``encoding``.
 
         Examples
         --------
@@ -266,11 +284,15 @@ class FromFiles:
         """
         from mpistrat.data.formats.lines import Text
 
-        return cls._of_files(Text(encoding), files, "line", manifest, False)
+        return cls._of_files(Text(encoding, on_bad_row), files, "line", manifest, False)
 
     @classmethod
     def from_images(
-        cls, folder: str | os.PathLike[str], size: tuple[int, int] | None = None, mode: str = "RGB"
+        cls,
+        folder: str | os.PathLike[str],
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        on_bad_row: Literal["raise", "skip"] = "raise",
     ) -> Self:
         """Return a dataset of pairs: an image, and the number of its class. It needs Pillow.
 
@@ -286,6 +308,9 @@ class FromFiles:
         mode : str
             Pillow's mode of the images: "RGB" for arrays of height, width and 3 channels, "L" for gray ones of height
             and width.
+        on_bad_row : {"raise", "skip"}
+            As for `from_csv`: ``"skip"`` leaves out images that Pillow cannot read. All are read once before the first
+            epoch, divided over the ranks.
 
         Raises
         ------
@@ -310,7 +335,7 @@ class FromFiles:
         """
         from mpistrat.data.sources.images import ImageSource
 
-        return cls(ImageSource(folder, size, mode))  # type: ignore[call-arg]
+        return cls(ImageSource(folder, size, mode, on_bad_row))  # type: ignore[call-arg]
 
     @classmethod
     def _of_files(

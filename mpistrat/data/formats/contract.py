@@ -34,6 +34,25 @@ class Format(Protocol):
         return self.name
 
 
+_MOST_NAMED = 3
+
+
+def skips(on_bad_row: str) -> bool:
+    """Return whether rows that cannot be read are left out. Raise ValueError for another word."""
+    if on_bad_row not in ("raise", "skip"):
+        raise ValueError(f"on_bad_row must be 'raise' or 'skip', not {on_bad_row!r}")
+    return on_bad_row == "skip"
+
+
+def left_out(rows: Sequence[str]) -> str:
+    """Return a text about rows that are left out: how many they are, and where the first are."""
+    if not rows:
+        return ""
+    many = "1 row cannot be read and is" if len(rows) == 1 else f"{len(rows)} rows cannot be read and are"
+    more = f", and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    return f"{many} left out: {'; '.join(rows[:_MOST_NAMED])}{more}"
+
+
 def needed(module: str, what: str) -> Any:
     """Return a module that not all formats need. Raise ImportError, which says how to install it, if it is absent."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ class Csv(LineFormat):
         na_values: Sequence[str] = (),
         comment: str | None = None,
         encoding: str = "utf-8",
+        on_bad_row: str = "raise",
     ):
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"a delimiter must be one character, no quote and no line end, not {delimiter!r}")
@@ -63,7 +65,7 @@ class Csv(LineFormat):
             raise ValueError(f"comment must be a character, no quote and no delimiter, not {comment!r}")
         self._na, self._comment = (*na_values,), comment
         self._seen: Any = (None, None)
-        super().__init__(encoding)
+        super().__init__(encoding, on_bad_row)
         blank = rb"[%s]+" % _WHITE.replace(delimiter.encode(), b"")
         also = b"" if comment is None else rb"|" + re.escape(comment.encode()) + rb"[^\n]*"
         self._blank_lines = re.compile(rb"^(?:%s%s)(?:\n|\Z)" % (blank, also), re.MULTILINE)
@@ -117,30 +119,39 @@ class Csv(LineFormat):
         layout = InBlocks(starts, np.array([*places, end, *map(known.index, names), len(known)], np.int64))
         kinds = [self._dtypes.get(name, np.dtype(float)) for name in names]
         columns = [column_in_blocks(*each, (), layout, BLOCK_ROWS) for each in zip(names, kinds, strict=True)]
-        return FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+        return self.checked(path, FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns)))
 
-    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+    def extra(self, record: FileRecord) -> int:
+        return len(record.columns) + 1
+
+    def rows_of(self, path: str, record: FileRecord, text: bytes, first: int, count: int) -> list[np.ndarray]:
         layout = blocks_of(record)
-        blocks = len(layout.starts) - 1
-        begin, end = layout.places[number : number + 2].tolist()
-        *which, width = layout.places[blocks + 1 :].tolist()
-        with self._opened(path) as (file, _):
-            file.seek(begin)
-            text = file.read(end - begin)
+        *which, width = layout.places[len(layout.starts) :][: self.extra(record)].tolist()
         if self._encoding != "utf-8":
             text = text.decode(self._encoding).encode()
         # `_lines` counts no line of spaces, and pyarrow would take it for a value.
         # The pattern takes as long as pyarrow, so it is not tried where each line is a row.
         lines = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n")) + (text[-1:] != b"\n")
-        if self._comment or (lines != np.diff(layout.starts)[number] and b'"' not in text):
+        if self._comment or (lines != count and b'"' not in text):
             text = self._blank_lines.sub(b"", text)
-        read = partial(self._columns, path, record, text, which, width, int(layout.starts[number]))
+        read = partial(self._columns, path, record, text, which, width, first)
         # pyarrow takes fewer texts for numbers, as +1, and takes 1e400 for an infinite one, 0x for the start of one.
         # One byte is found in a thirtieth of the time of two.
         if not (b"x" in text and b"0x" in text) and not (b"X" in text and b"0X" in text):
             with contextlib.suppress(*_UNFIT):
                 return read(_arrow_type)
         return read(lambda dtype: "string")
+
+    def row_ends(self, text: bytes) -> np.ndarray:
+        delimiter, comment = self._delimiter.encode(), (self._comment or "\n").encode()
+        ends, start, quoted, values = [0], 0, False, _quoted_values(delimiter)
+        for line in io.BytesIO(text):
+            start += len(line)
+            if quoted or b'"' in line:
+                quoted = not all(closing for closing, _ in values.findall(b'"' + line if quoted else line))
+            if not quoted and (line.strip() or delimiter in line) and not line.startswith(comment):
+                ends.append(start)
+        return np.array([*ends[1:-1], len(text)])
 
     def _columns(
         self,
@@ -176,7 +187,12 @@ class Csv(LineFormat):
 
     def __str__(self) -> str:
         kinds = {name: str(dtype) for name, dtype in self._dtypes.items()}
-        read = {"na_values": self._na, "comment": self._comment, "encoding": self._encoding.replace("utf-8", "")}
+        read = {
+            "on_bad_row": self._skips and "skip",
+            "na_values": self._na,
+            "comment": self._comment,
+            "encoding": self._encoding.replace("utf-8", ""),
+        }
         told = "".join(f", {name} {value!r}" for name, value in read.items() if value)
         return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}{told}"
 

@@ -8,7 +8,9 @@ import gzip
 import io
 import os
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy as np
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, not_of_format, what_it_is
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
+from mpistrat.data.formats.contract import left_out, skips
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.environment import rc
@@ -26,11 +29,17 @@ _PIECE = 1 << 20  # lines may be long: a block has no more bytes than this, and 
 
 
 class LineFormat(BlockFormat):
-    """A format of lines, in UTF-8 or in an encoding of one byte for each character, also in gzip."""
+    """A format of lines, in UTF-8 or in an encoding of one byte for each character, also in gzip.
+
+    The places of a layout are where blocks begin, the end of the last one, ``self.extra(record)`` numbers of the
+    format, and where rows that are left out begin and end.
+    """
 
     columns_apart: ClassVar[bool] = False
 
-    def __init__(self, encoding: str):
+    def __init__(self, encoding: str, on_bad_row: str):
+        self._skips = skips(on_bad_row)
+        self.filtered = self._skips
         self._encoding = codecs.lookup(encoding).name
         one_byte = len(bytes(range(256)).decode(encoding, "replace")) == 256
         if self._encoding != "utf-8" and not (one_byte and bytes(range(128)).decode(encoding).isascii()):
@@ -62,6 +71,68 @@ class LineFormat(BlockFormat):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unpacked": Cache[tuple[str, int, int], bytes](1)}
+
+    @abstractmethod
+    def rows_of(self, path: str, record: FileRecord, text: bytes, first: int, count: int) -> list[np.ndarray]:
+        """Return an array for each column, of lines that have about ``count`` rows from row ``first`` on."""
+
+    @abstractmethod
+    def row_ends(self, text: bytes) -> np.ndarray:
+        """Return where each row of lines ends, its end included."""
+
+    def extra(self, record: FileRecord) -> int:
+        """Return how many numbers of its own the format keeps with the places of blocks."""
+        return 0
+
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        layout = blocks_of(record)
+        begin, end = layout.places[number : number + 2].tolist()
+        first, last = layout.starts[number : number + 2].tolist()
+        with self._opened(path) as (file, _):
+            file.seek(begin)
+            text = file.read(end - begin)
+        bad = layout.places[len(layout.starts) + self.extra(record) :].reshape(-1, 2) - begin
+        if len(bad):
+            bad = bad[(bad[:, 0] >= 0) & (bad[:, 1] <= end - begin)]
+            cuts = [0, *bad.ravel().tolist(), len(text)]
+            text = b"".join(text[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
+        return self.rows_of(path, record, text, first, last - first)
+
+    def checked(self, path: str, record: FileRecord) -> FileRecord:
+        """Return the record without the rows that cannot be read, if these are to be left out."""
+        if not self._skips or not record.rows:
+            return record
+        layout = blocks_of(record)
+        starts, blocks = layout.starts.tolist(), len(layout.starts) - 1
+        places, bad, told, counts = layout.places[: blocks + 1].tolist(), [], [], []
+        with self._opened(path) as (file, _):
+            line = 1 + _line_ends(file.read(places[0]))
+            for number, (begin, end) in enumerate(pairwise(places)):
+                file.seek(begin)
+                text = file.read(end - begin)
+                ends = [0, *self.row_ends(text).tolist()]
+                left = [(0, len(ends) - 1)]
+                gone = 0
+                while left:  # halves, until each is without errors or of one row
+                    low, high = left.pop()
+                    try:
+                        self.rows_of(path, record, text[ends[low] : ends[high]], starts[number] + low, high - low)
+                    except (DataFileError, ValueError, ArithmeticError) as error:
+                        if high - low > 1:
+                            left += [((low + high) // 2, high), (low, (low + high) // 2)]
+                            continue
+                        gone += 1
+                        bad += [begin + ends[low], begin + ends[high]]
+                        what = str(error).removeprefix(f"file {path!r}").lstrip(",: ").partition("; fix: ")[0]
+                        told.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
+                counts.append(starts[number + 1] - starts[number] - gone)
+                line += _line_ends(text)
+        kept = [number for number, count in enumerate(counts) if count]  # an empty block belongs to the one before it
+        begins = np.cumsum([0, *(counts[number] for number in kept)])
+        own = layout.places[blocks + 1 :].tolist()
+        made = InBlocks(begins, np.array([*(places[number] for number in kept), places[-1], *own, *bad], np.int64))
+        columns = tuple(column._replace(layout=made) for column in record.columns)
+        return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(told))
 
 
 class Text(LineFormat):
@@ -95,28 +166,25 @@ class Text(LineFormat):
             raise DataFileError.unreadable(path, error) from None
         layout = InBlocks(np.array([*starts, rows], np.int64), np.array([*places, place], np.int64))
         column = column_in_blocks(names[0], np.dtype(object), (), layout, BLOCK_ROWS)
-        return FileRecord(found.st_size, found.st_mtime_ns, rows, (column,))
+        return self.checked(path, FileRecord(found.st_size, found.st_mtime_ns, rows, (column,)))
 
-    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
-        layout = blocks_of(record)
-        begin, end = layout.places[number : number + 2].tolist()
-        first, last = layout.starts[number : number + 2].tolist()
-        with self._opened(path) as (file, _):
-            file.seek(begin)
-            raw = file.read(end - begin)
+    def rows_of(self, path: str, record: FileRecord, text: bytes, first: int, count: int) -> list[np.ndarray]:
         try:
-            text = raw.decode(self._encoding)
+            decoded = text.decode(self._encoding)
         except UnicodeDecodeError as error:
-            row = first + int(_ends(raw).searchsorted(error.start, side="right"))
+            row = first + int(_ends(text).searchsorted(error.start, side="right"))
             raise DataFileError.of_file(
                 path, f"row {row} is not {self._encoding} ({error.reason}); fix: give encoding=, or convert it"
             ) from None
-        lines = np.empty(last - first, object)
-        lines[:] = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+        lines = np.empty(count, object)
+        lines[:] = decoded.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         return [lines]
 
+    def row_ends(self, text: bytes) -> np.ndarray:
+        return _ends(text)
+
     def __str__(self) -> str:
-        return f"text in {self._encoding}"
+        return f"text in {self._encoding}" + (", without bad rows" if self._skips else "")
 
 
 def _ends(text: bytes) -> np.ndarray:
@@ -126,6 +194,10 @@ def _ends(text: bytes) -> np.ndarray:
     ends |= (raw == ord("\r")) & (np.append(raw[1:], 0) != ord("\n"))
     found = np.flatnonzero(ends) + 1
     return found if len(found) and found[-1] == len(raw) else np.append(found, len(raw))
+
+
+def _line_ends(text: bytes) -> int:
+    return text.count(b"\n") + text.count(b"\r") - text.count(b"\r\n")
 
 
 def require_text(path: str, method: str) -> None:

@@ -338,15 +338,16 @@ class Manifests:
         files = self.files.paths()
         records = [self._known[i] for i in range(len(files))]
         kept = [number for number, record in enumerate(records) if record.rows]
+        for number, record in enumerate(records if warn else ()):
+            if record.left_out:
+                warnings.warn(f"file {files[number]!r}: {record.left_out}", stacklevel=level_of_program())
+            elif kept and not record.rows and not self._filtered:
+                warnings.warn(f"file {files[number]!r} has no rows and is skipped", stacklevel=level_of_program())
         if not kept:
             raise errors.EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
                 f"{files[0]!r}; fix: check the program that wrote them"
             )
-        if warn and not self._filtered:
-            for number, record in enumerate(records):
-                if not record.rows:
-                    warnings.warn(f"file {files[number]!r} has no rows and is skipped", stacklevel=level_of_program())
         for number in kept:
             self._check_alike(kept[0], number, records, where)
         return Manifest.of([files[i] for i in kept], [records[i] for i in kept])

@@ -179,12 +179,16 @@ class Column(NamedTuple):
 
 
 class FileRecord(NamedTuple):
-    """One file of the manifest. ``mtime_ns`` is its time of writing, as seen on the node that described it."""
+    """One file of the manifest. ``mtime_ns`` is its time of writing, as seen on the node that described it.
+
+    ``left_out`` says which rows were left out because they cannot be read.
+    """
 
     size: int
     mtime_ns: int
     rows: int
     columns: tuple[Column, ...]
+    left_out: str = ""
 
 
 def _decoded(layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int) -> Iterator[WholeChunks]:

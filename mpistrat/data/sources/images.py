@@ -4,33 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.formats.contract import needed
+from mpistrat.data.formats.contract import left_out, needed, skips
 from mpistrat.data.rows import elements
 from mpistrat.data.rows.contracts import Source
 from mpistrat.data.rows.spec import of_array
 from mpistrat.data.sources.objects import ArraySource
 from mpistrat.process import mpi
 from mpistrat.process.files import local_path
+from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 _RANGES = {"I": 1, "F": 2}  # Pillow's modes of more than 8 bits, by the first letter: integers, numbers
 
 
 class ImageSource(Source):
-    """The images below a folder, in the order of their names. One rank looks for them."""
+    """The images below a folder, in the order of their names. One rank looks for them.
 
-    def __init__(self, folder: str | os.PathLike[str], size: tuple[int, int] | None, mode: str):
+    If bad ones are skipped, all are read once before, by the ranks together.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], size: tuple[int, int] | None, mode: str, on_bad_row: str):
         self._folder, self._size, self._mode = os.path.abspath(local_path(folder)), size, mode
+        self._skips = skips(on_bad_row)
         self._found: list[tuple[str, int]] | None = None
         self._spec: Any = None
         if not mpi.among_several():
-            self._files()
+            self._leave_out(self._bad(self._files()))
+
+    def _bad(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
+        """Return the images to be skipped, each with its error."""
+        found = []
+        for path, _ in files if self._skips else ():
+            try:
+                self._image(path)
+            except DataFileError as error:
+                found.append((path, str(error).partition("; fix: ")[0]))
+        return found
+
+    def _leave_out(self, bad: Sequence[tuple[str, str]]) -> None:
+        """Leave out images, with a warning."""
+        paths = {path for path, _ in bad}
+        self._found = [each for each in self._files() if each[0] not in paths]
+        if text := left_out([what for _, what in bad]):
+            warnings.warn(f"{self}: {text}", stacklevel=level_of_program())
+        if not self._found:
+            raise DataFileError(f"{self}: none of the {len(paths)} images can be read; fix: copy them again")
 
     def _files(self) -> list[tuple[str, int]]:
         """Return the path of each image in the folder, and the number of its class."""
@@ -91,7 +117,8 @@ class ImageSource(Source):
         return ArraySource({1: np.array([label for _, label in self._files()])}) if name == 1 else self
 
     def fingerprint(self) -> Any:
-        return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}"
+        told = ", without bad ones" if self._skips else ""
+        return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}{told}"
 
     def agree(self, ranks: Topology) -> None:
         found = error = None
@@ -102,6 +129,11 @@ class ImageSource(Source):
         self._found, error = ranks.all_gather_object((found, error))[0]
         if error is not None:
             raise error
+        bad = ranks.all_gather_object(self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
+        with warnings.catch_warnings():
+            if ranks.rank:
+                warnings.simplefilter("ignore")
+            self._leave_out(sorted(each for some in bad for each in some))
 
     def identity(self) -> dict[str, Any]:
         names = hashlib.blake2b(repr(self._files()).encode(), digest_size=6).hexdigest()

@@ -1,6 +1,7 @@
 """Tests of files of other formats than HDF5 under several ranks: one description for all, each row once, one error."""
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -142,3 +143,40 @@ def test_rows_of_parquet_that_filters_leave(strategy, comm, tmp_path):
     rest = [x for batch in again for x in batch[0].tolist()]
     assert rest == [x for batch in iterator for x in batch[0].tolist()]
     assert sorted(x for each in comm.allgather(begun + rest) for x in each) == expected
+
+
+@pytest.mark.parametrize("kind", ["csv", "txt", "images"])
+def test_bad_rows_are_left_out_alike(strategy, tmp_path, kind):
+    if kind == "csv":
+        pytest.importorskip("pyarrow.csv")
+    if kind == "images":
+        image = pytest.importorskip("PIL.Image")
+    if RANK == 0:
+        for number, rows in enumerate(SIZES):
+            texts = [b"\xff" if k % 4 == 1 else b"%d" % (100 * number + k) for k in range(rows)]
+            (tmp_path / f"{number}.csv").write_bytes(b"\n".join([b"x", *texts]))
+            (tmp_path / f"{number}.txt").write_bytes(b"\n".join(texts))
+            (tmp_path / str(number)).mkdir()
+            for k, text in enumerate(texts if kind == "images" else ()):
+                path = tmp_path / str(number) / f"{k:02}.tif"
+                image.new("I", (1, 1), int(text)).save(path) if text != b"\xff" else path.write_bytes(b"")
+    strategy.barrier()
+    files = [tmp_path / f"{number}.{kind}" for number in range(len(SIZES))]
+    make = {
+        "csv": lambda: Dataset.from_csv(files, "x", {"x": int}, on_bad_row="skip"),
+        "txt": lambda: Dataset.from_text(files, on_bad_row="skip").map(int),
+        "images": lambda: Dataset.from_images(tmp_path, mode="I", on_bad_row="skip").map(lambda x, y: int(x[0, 0])),
+    }[kind]
+    expected = [100 * number + k for number, rows in enumerate(SIZES) for k in range(rows) if k % 4 != 1]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        batches = strategy.experimental_distribute_dataset(make().shuffle(seed=3).batch(6))
+    assert batches.cardinality == -(-len(expected) // 6)
+    steps = [sorted(x for each in MPI.COMM_WORLD.allgather(batch.tolist()) for x in each) for batch in batches]
+    assert sorted(x for step in steps for x in step) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = mpistrat.OneDeviceStrategy("cpu").experimental_distribute_dataset(make().shuffle(seed=3).batch(6))
+    assert steps == [sorted(batch.tolist()) for batch in alone]
+    texts = [str(each.message) for each in told if "left out" in str(each.message)]
+    assert len(texts) == (0 if RANK else 1 if kind == "images" else len(SIZES))
