@@ -338,6 +338,57 @@ class FromFiles:
         return cls(ImageSource(folder, size, mode, on_bad_row))  # type: ignore[call-arg]
 
     @classmethod
+    def from_tar(
+        cls,
+        files: Any,
+        fields: Any,
+        size: tuple[int, int] | None = None,
+        mode: str = "RGB",
+        decode: bool = True,
+        manifest: str | os.PathLike[str] | None = None,
+        on_bad_row: Literal["raise", "skip"] = "raise",
+    ) -> Self:
+        """Return a dataset of the samples of tar archives, as WebDataset writes them.
+
+        Members whose names are equal up to the first dot are a sample, and follow each other. The headers of a file are
+        read once when it is described. Then a sample is read by its place, in any order.
+
+        Parameters
+        ----------
+        fields : str, tuple or dict of str
+            What follows the first dot of members' names, in small letters: ``("jpg", "cls")``. ``"jpg;png"`` takes the
+            one that a sample has. A sample with other fields, too, has these left out.
+        size, mode
+            As for `from_images`. Without ``size``, all images must have one size.
+        decode : bool
+            Whether images become arrays (by Pillow), ``npy`` its array, ``cls``, ``class``, ``count``, ``index`` and
+            ``id`` an int64, and ``txt``, ``text``, ``transcript`` and ``json`` a ``str``. Other fields are ``bytes``.
+            False leaves all fields as ``bytes``, for functions of `map`, as for images of different sizes.
+        on_bad_row : {"raise", "skip"}
+            As for `from_csv`: ``"skip"`` leaves out samples that cannot be decoded, or that lack a field.
+        files, manifest
+            As for `from_hdf5`, which raises the same errors.
+
+        Examples
+        --------
+        >>> import io, os, tarfile, tempfile
+        >>> from mpistrat.data import Dataset
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "a.tar")
+        >>> with tarfile.open(path, "w") as archive:
+        ...     for name, text in ("1.cls", b"7"), ("1.txt", b"seven"), ("2.cls", b"8"), ("2.txt", b"eight"):
+        ...         member = tarfile.TarInfo(name)
+        ...         member.size = len(text)
+        ...         archive.addfile(member, io.BytesIO(text))
+        >>> list(Dataset.from_tar(path, ("txt", "cls")).batch(2))
+        [(array(['seven', 'eight'], dtype=object), array([7, 8]))]
+        >>> folder.cleanup()
+        """
+        from mpistrat.data.formats.tar import Tar
+
+        return cls._of_files(Tar(size, mode, decode, on_bad_row), files, fields, manifest, False)
+
+    @classmethod
     def _of_files(
         cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
     ) -> Self:

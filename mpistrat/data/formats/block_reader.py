@@ -45,11 +45,15 @@ def column_in_blocks(
     return Column(name, shape, native(stored), block_rows, 0, True, False, stored, layout, (), meaning=meaning)
 
 
+def layout_of(column: Column) -> InBlocks:
+    """Return where the blocks of a column begin and lie."""
+    assert isinstance(column.layout, InBlocks)
+    return column.layout
+
+
 def blocks_of(record: FileRecord) -> InBlocks:
-    """Return where the blocks of a file begin and lie."""
-    layout = record.columns[0].layout
-    assert isinstance(layout, InBlocks)
-    return layout
+    """Return where the blocks of a file begin, and those of its first column lie."""
+    return layout_of(record.columns[0])
 
 
 class BlockReader(KeepingReader):
@@ -123,7 +127,8 @@ class BlockReader(KeepingReader):
             for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):
                 values[where] = column[which]
 
-        return Chunk((path, self._written.get(path), number), ends[-1], 0, count, make, use)
+        lacks = count if count > 1 else 0  # the row of a block of one is not read again in this epoch
+        return Chunk((path, self._written.get(path), number), ends[-1], 0, lacks, make, use)
 
     def _block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         layout = blocks_of(record)

@@ -13,6 +13,7 @@ import numpy as np
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import left_out, needed, skips
+from mpistrat.data.formats.tar import image_of
 from mpistrat.data.rows import elements
 from mpistrat.data.rows.contracts import Source
 from mpistrat.data.rows.spec import of_array
@@ -21,8 +22,6 @@ from mpistrat.process import mpi
 from mpistrat.process.files import local_path
 from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
-
-_RANGES = {"I": 1, "F": 2}  # Pillow's modes of more than 8 bits, by the first letter: integers, numbers
 
 
 class ImageSource(Source):
@@ -99,19 +98,7 @@ class ImageSource(Source):
     def _image(self, path: str) -> np.ndarray:
         path = os.path.join(self._folder, path)
         limits.check_path(path)
-        try:
-            with needed("PIL.Image", "images").open(path) as image:
-                found, made = image.mode, image.convert(self._mode)
-                values = np.array(made if self._size is None else made.resize(self._size[::-1]))
-        except Exception as error:  # of any format of images
-            raise DataFileError.of_file(
-                path, f"it cannot be read ({error}); fix: copy it again, or remove it"
-            ) from error
-        if _RANGES.get(found[0], 0) > _RANGES.get(self._mode[0], 0):  # Pillow has cut large values off
-            raise DataFileError.of_file(
-                path, f"its values, of mode {found!r}, do not fit {self._mode!r}; fix: give mode='{found[0]}'"
-            )
-        return values
+        return image_of(path, path, self._size, self._mode)
 
     def of_column(self, name: Any) -> Source:
         return ArraySource({1: np.array([label for _, label in self._files()])}) if name == 1 else self

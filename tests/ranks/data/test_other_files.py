@@ -1,6 +1,8 @@
 """Tests of files of other formats than HDF5 under several ranks: one description for all, each row once, one error."""
 
+import io
 import os
+import tarfile
 import warnings
 
 import numpy as np
@@ -39,12 +41,21 @@ def write_text(path, x):
     path.write_text("\n".join(map(str, x.tolist())))
 
 
+def write_tar(path, x):
+    with tarfile.open(path, "w") as archive:
+        for k, value in enumerate(x.tolist()):
+            member = tarfile.TarInfo(f"{k}.cls")
+            member.size = len(str(value))
+            archive.addfile(member, io.BytesIO(str(value).encode()))
+
+
 FORMATS = {
     "npy": (write_npy, Dataset.from_npy),
     "csv": (write_csv, lambda files: Dataset.from_csv(files, "x", {"x": int})),
     "txt": (write_text, lambda files: Dataset.from_text(files).map(int)),
     "parquet": (write_parquet, lambda files: Dataset.from_parquet(files, "x")),
     "zarr": (write_zarr, Dataset.from_zarr),
+    "tar": (write_tar, lambda files: Dataset.from_tar(files, "cls")),
 }
 
 

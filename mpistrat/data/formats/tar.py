@@ -1,0 +1,147 @@
+"""Tar archives of samples, as WebDataset writes them, and the decoding of images by Pillow."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data import limits
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError, not_of_format
+from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks, layout_of
+from mpistrat.data.formats.contract import left_out, needed, skips
+from mpistrat.data.hdf5.records import FileRecord, InBlocks
+
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset's: all up to the first dot of the file's own name
+_TEXTS = {"txt", "text", "transcript", "json"}
+_INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
+_RANGES = {"I": 1, "F": 2}  # Pillow's modes of more than 8 bits, by the first letter: integers, numbers
+
+
+def image_of(file: Any, path: str, size: tuple[int, int] | None, mode: str) -> np.ndarray:
+    """Return an image. Raise DataFileError, which names ``path``, if it cannot be read or ``mode`` cuts values off."""
+    try:
+        with needed("PIL.Image", "images").open(file) as image:
+            found, made = image.mode, image.convert(mode)
+            values = np.array(made if size is None else made.resize(size[::-1]))
+    except Exception as error:  # of any format of images
+        raise DataFileError.of_file(path, f"it cannot be read ({error}); fix: copy it again, or remove it") from error
+    if _RANGES.get(found[0], 0) > _RANGES.get(mode[0], 0):  # Pillow has cut large values off
+        raise DataFileError.of_file(
+            path, f"its values, of mode {found!r}, do not fit {mode!r}; fix: give mode='{found[0]}'"
+        )
+    return values
+
+
+class Tar(BlockFormat):
+    """Tar archives without compression: neighbours whose names differ only after the first dot are a sample.
+
+    A sample is a block, and the places of a column are offset and size of its field in each sample.
+    """
+
+    name: ClassVar[str] = "tar"
+    named: ClassVar[str] = "fields"
+
+    def __init__(self, size: tuple[int, int] | None, mode: str, decode: bool, on_bad_row: str):
+        self._size, self._mode, self._decodes = size, mode, decode
+        self._skips = self.filtered = skips(on_bad_row)
+
+    def describe(self, path: str, names: Sequence[str]) -> FileRecord:
+        """Return the record of some fields of a file, by the headers in it. Its first sample is read for its shapes."""
+        try:
+            found = os.stat(path)
+            samples = _samples(path)
+        except OSError as error:
+            raise DataFileError.unreadable(path, error) from None
+        except tarfile.TarError as error:
+            what = f"it is not a tar archive without compression ({error}); fix: unpack it, or write it again"
+            raise not_of_format(path, "from_tar", what) from None
+        rows: list[list[int]] = []
+        bad: list[str] = []
+        first: list[np.ndarray] = [np.empty(0, object)] * len(names)
+        for key, members in samples.items():
+            try:
+                row = [place for name in names for place in _member(path, key, members, name)]
+                if self._skips or not rows:
+                    values = self._row(path, row, names)
+                    first = first if rows else values
+            except (DataFileError, DatasetNotFoundError) as error:
+                if not self._skips:
+                    raise
+                bad.append(f"sample {key!r} ({str(error).partition('; fix: ')[0]})")
+                continue
+            rows.append(row)
+        starts, places = np.arange(len(rows) + 1), np.array(rows, np.int64).reshape(len(rows), len(names), 2)
+        columns = [
+            column_in_blocks(name, value.dtype, value.shape, InBlocks(starts, places[:, at].ravel()), 1)
+            for at, (name, value) in enumerate(zip(names, first, strict=True))
+        ]
+        return FileRecord(found.st_size, found.st_mtime_ns, len(rows), tuple(columns), left_out(bad))
+
+    def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
+        names = [column.name for column in record.columns]
+        places = [int(at) for column in record.columns for at in layout_of(column).places[2 * number : 2 * number + 2]]
+        return [value[None] for value in self._row(path, places, names)]
+
+    def _row(self, path: str, places: Sequence[int], names: Sequence[str]) -> list[np.ndarray]:
+        """Return the values of a sample, whose fields have these offsets and sizes."""
+        values = []
+        with open(path, "rb") as file:
+            for name, offset, size in zip(names, places[::2], places[1::2], strict=True):
+                limits.check_bytes(size, f"file {path!r}", f"a field {name!r}")
+                file.seek(offset)
+                values.append(self._value(name, file.read(size), f"{path}, field {name!r} at byte {offset}"))
+        return values
+
+    def _value(self, name: str, raw: bytes, where: str) -> np.ndarray:
+        end = name.partition(";")[0].rpartition(".")[2]
+        try:
+            if self._decodes and end in _INTEGERS:
+                return np.array(int(raw))
+            if self._decodes and end == "npy":
+                return np.load(io.BytesIO(raw), allow_pickle=False)
+            if self._decodes and f".{end}" in needed("PIL.Image", "images").registered_extensions():
+                return image_of(io.BytesIO(raw), where, self._size, self._mode)
+            made = np.empty((), object)
+            made[()] = raw.decode() if self._decodes and end in _TEXTS else raw
+            return made
+        except ValueError as error:
+            raise DataFileError.of_file(where, f"it cannot be decoded ({error}); fix: write it again") from None
+
+    def __str__(self) -> str:
+        told = ", without bad samples" if self._skips else ""
+        return f"tar, size={self._size}, mode={self._mode!r}, decode={self._decodes}{told}"
+
+
+def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return offset and size of the members of each sample, by what follows the first dot of their names."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    last = None
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            match = _NAME.fullmatch(member.name)
+            if not match or not member.isreg() or member.issparse():
+                continue
+            key, end = match[1], match[2].lower()
+            if end in found.get(key, ()) or (key in found and key != last):
+                what = f"sample {key!r} has two members {end!r}, or is not in one piece"
+                raise DataFileError.of_file(path, f"{what}; fix: write the members of a sample one after another")
+            found.setdefault(key, {})[end] = member.offset_data, member.size
+            last = key
+    return found
+
+
+def _member(path: str, key: str, members: dict[str, tuple[int, int]], name: str) -> tuple[int, int]:
+    """Return offset and size of a field of a sample: of the first of the names, which semicolons separate."""
+    for each in name.split(";"):
+        if each in members:
+            return members[each]
+    raise DatasetNotFoundError(
+        f"file {path!r}: sample {key!r} has no field {name!r}; it has {', '.join(map(repr, members))}; fix: name one "
+        "of these, or several as 'jpg;png'"
+    )
