@@ -240,7 +240,7 @@ _SIGNATURES = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "Dataset.from_hdf5 (from_netcdf for netCDF)"),
     (b"PAR1", "a Parquet file", "Dataset.from_parquet"),
     (b"\x93NUMPY", "an npy file", "Dataset.from_npy"),
-    (b"PK\x03\x04", "a zip archive", "np.load and Dataset.from_arrays for an npz file, or unpack it"),
+    (b"PK\x03\x04", "a zip archive", "Dataset.from_npy for an npz file, or unpack it"),
     (b"CDF", "a netCDF file of version 3", "`nccopy -k netCDF-4` to convert it, then Dataset.from_netcdf"),
     (b"ARROW1", "an Arrow file", "pyarrow to write it as Parquet, then Dataset.from_parquet"),
     (b"\x1f\x8b", "compressed by gzip", "gunzip first"),

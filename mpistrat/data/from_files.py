@@ -96,13 +96,20 @@ class FromFiles:
         return cls._of_files(NetCdf(decode), files, variables, manifest, check_finite)
 
     @classmethod
-    def from_npy(cls, files: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False) -> Self:
-        """Return a dataset of the rows of files that ``numpy.save`` wrote. Rows are read where they lie.
+    def from_npy(
+        cls, files: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False, arrays: Any = None
+    ) -> Self:
+        """Return a dataset of the rows of files that ``numpy.save`` or ``numpy.savez`` wrote.
+
+        Rows are read where they lie. An array in Fortran order takes one read for each value of a row.
 
         Parameters
         ----------
         files, manifest, check_finite
             As for `from_hdf5`, which raises the same errors.
+        arrays : str, tuple or dict of str, optional
+            Names of arrays of ``.npz`` files. By default a dict of all arrays of the first file, which is opened at
+            once. Archives of ``numpy.savez_compressed`` are refused.
 
         Examples
         --------
@@ -117,7 +124,10 @@ class FromFiles:
         """
         from mpistrat.data.formats.npy import Npy
 
-        return cls._of_files(Npy(), files, "x", manifest, check_finite)
+        files = [files] if isinstance(files, (str, bytes, os.PathLike)) else [*files]
+        if arrays is None and not all(os.fsdecode(each).endswith(".npz") for each in files):
+            arrays = "x"
+        return cls._of_files(Npy(), files, arrays, manifest, check_finite)
 
     @classmethod
     def from_parquet(

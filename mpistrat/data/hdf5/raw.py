@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.hdf5.records import Chunked, Column, Contiguous
+from mpistrat.data.hdf5.records import Chunked, Column, ColumnMajor, Contiguous
 from mpistrat.data.rows.spec import native
 
 _MOST_AT_ONCE = 1 << 30
@@ -205,6 +206,34 @@ class RawRows:
             stop = min(end, int(self._starts[at + 1])) if at + 1 < len(self._starts) else end
             yield self._files[at], int(self._offsets[at]) + begin - start, begin, stop
             begin, at = stop, at + 1
+
+
+class ColumnMajorRows:
+    """Reader of rows of an array in Fortran order: one read for each value of a row, of all rows that are near."""
+
+    def __init__(self, layout: ColumnMajor, column: Column):
+        self._layout, self._shape, self._stored = layout, column.shape, column.stored
+        self._most = max(1, min(_GAP // column.stored.itemsize, _MOST_OF_GAPS // column.row_bytes))
+
+    def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
+        values = np.empty((math.prod(self._shape), len(out)), self._stored)
+        size, step = self._stored.itemsize, self._layout.rows * self._stored.itemsize
+        for number, each in enumerate(as_bytes(values).reshape(len(values), -1)):
+            files[0].read(self._layout.offset + number * step + first * size, [each.data])
+        out[...] = values.reshape(*self._shape[::-1], len(out)).T
+
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+        start = 0
+        while start < len(rows):
+            stop = int(rows.searchsorted(rows[start] + self._most))
+            near = rows[start:stop] - rows[start]
+            span = np.empty((int(near[-1]) + 1, *self._shape), out.dtype)
+            self.read_run(files, int(rows[start]), span)
+            out[where[start:stop]] = span[near]
+            start = stop
+
+    def will_need(self, files: Files, first: int, last: int) -> None:
+        """Do nothing: the rows lie in too many pieces."""
 
 
 def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from mpistrat.data.hdf5 import records
 from mpistrat.data.hdf5.chunks import CODECS, FLETCHER32, ChunkedRows, DecodedChunks, by_number, run_of
 from mpistrat.data.hdf5.describe import describe
 from mpistrat.data.hdf5.open_file import SharedFile, open_file
-from mpistrat.data.hdf5.raw import Descriptor, Files, KeptOpen, RawRows
+from mpistrat.data.hdf5.raw import ColumnMajorRows, Descriptor, Files, KeptOpen, RawRows
 from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.data.rows.spec import native
@@ -412,6 +412,8 @@ class RowReader(Protocol):
 
 def reader_of(column: records.Column, layout: records.Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
     """Return the reader of so many ``rows`` of a column, or of a part of it; ``key`` is theirs in the cache."""
+    if isinstance(layout, records.ColumnMajor):
+        return ColumnMajorRows(layout, column)
     if isinstance(layout, records.Joined):
         return JoinedRows(column, layout, key, decoded)
     if isinstance(layout, records.Chunked) and (layout.filters or layout.chunk[1:] != column.shape):

@@ -44,6 +44,13 @@ class Contiguous(NamedTuple):
     extents: tuple[Extent, ...]
 
 
+class ColumnMajor(NamedTuple):
+    """Layout of an array in Fortran order: from a byte of the file on, all ``rows`` of a value follow each other."""
+
+    offset: int
+    rows: int
+
+
 class Chunked(NamedTuple):
     """Layout of rows in chunks, which are numbered in C order of their grid, in a column's file.
 
@@ -100,7 +107,7 @@ class Part(NamedTuple):
     rows: int
     source: int
     layout_rows: int
-    layout: Contiguous | Chunked | Joined
+    layout: Contiguous | ColumnMajor | Chunked | Joined
 
 
 class Joined(NamedTuple):
@@ -135,7 +142,7 @@ class InBlocks(NamedTuple):
         return int(np.diff(self.starts).max(initial=0))
 
 
-Layout = Contiguous | Chunked | Joined | ThroughHdf5 | InBlocks
+Layout = Contiguous | ColumnMajor | Chunked | Joined | ThroughHdf5 | InBlocks
 
 
 class Column(NamedTuple):
@@ -191,7 +198,9 @@ class FileRecord(NamedTuple):
     left_out: str = ""
 
 
-def _decoded(layout: Contiguous | Chunked | Joined, shape: tuple[int, ...], itemsize: int) -> Iterator[WholeChunks]:
+def _decoded(
+    layout: Contiguous | ColumnMajor | Chunked | Joined, shape: tuple[int, ...], itemsize: int
+) -> Iterator[WholeChunks]:
     if isinstance(layout, Joined):
         for part in layout.parts:
             yield from _decoded(part.layout, shape, itemsize)
@@ -260,7 +269,10 @@ def from_json(plain: Any) -> FileRecord:
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (FileRecord, Column, OtherFile, Contiguous, Extent, Chunked, InBlocks, Joined, Part, ThroughHdf5)
+    for kind in (
+        *(FileRecord, Column, OtherFile, Contiguous, ColumnMajor, Extent, Chunked, InBlocks, Joined, Part),
+        ThroughHdf5,
+    )
 }
 
 
