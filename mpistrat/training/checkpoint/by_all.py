@@ -459,7 +459,7 @@ def begin_by_ranks(
     what they wrote. ``lost`` is set if one could not tell: rank 0 then waits no longer.
     """
     new, rank = _new_file(ranks, arrays, values, path), ranks.rank
-    most = max(sum(part.pieces(new.piece) for part in parts) for parts in new.shares.values())
+    most = max(map(len, new.shares.values()))
     pages = -(-(64 + max(12 * _LONGEST_TEXT, 22 * most, 22 * len(arrays))) // _PAGE)
     slot = pages * _PAGE  # of one rank, so that two nodes do not write to one page
 

@@ -122,16 +122,12 @@ class NewArray(NamedTuple):
 
 
 class RankPart(NamedTuple):
-    """What one rank writes of an array: whole pieces of its bytes, or a box."""
+    """A part of an array with a checksum of its own, which one rank writes: a piece of its bytes, or a box."""
 
     name: str
     start: int
     stop: int
     box: Box | None = None
-
-    def pieces(self, piece: int) -> int:
-        """Return how many checksums it has."""
-        return 1 if self.box is not None else max(1, -(-(self.stop - self.start) // piece))
 
 
 def piece_of(arrays: Mapping[str, NewArray]) -> int:
@@ -150,17 +146,14 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
     total = sum(array.nbytes for array in arrays.values() if array.owner is None and not array.boxes)
     for name, array in arrays.items():
         nbytes = array.nbytes
-        if array.boxes:
-            for rank, boxes in enumerate(array.boxes):
-                slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
-                shares[rank] += [RankPart(name, 0, 0, each) for each in slabs]
-        elif array.owner is not None or nbytes < _SMALL:
-            shares[writers[0] if array.owner is None else array.owner].append(RankPart(name, 0, nbytes))
-        else:
-            of = [writers[(before + start) * len(writers) // total] for start in range(0, nbytes, piece)]
-            for rank in dict.fromkeys(of):
-                first, count = of.index(rank), of.count(rank)
-                shares[rank].append(RankPart(name, first * piece, min((first + count) * piece, nbytes)))
+        for of_rank, boxes in zip(shares.values(), array.boxes, strict=False):
+            slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
+            of_rank += [RankPart(name, 0, 0, each) for each in slabs]
+        for start in () if array.boxes else range(0, max(1, nbytes), piece):
+            rank = array.owner
+            if rank is None:
+                rank = writers[0 if nbytes < _SMALL else (before + start) * len(writers) // total]
+            shares[rank].append(RankPart(name, start, min(start + piece, nbytes)))
         before += nbytes * (array.owner is None and not array.boxes)
     return shares
 

@@ -42,7 +42,7 @@ from mpistrat.training.checkpoint.format import (
 
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10
-_AT_ONCE = 16 << 20  # bytes of a write
+_BEGUN_AT = 16 << 20  # bytes of the file that the disk begins to write at once
 _SMALL = 64 << 10  # bytes that the caller writes itself: a write takes less time than handing it to a thread
 _flush = getattr(os, "fdatasync", os.fsync)
 
@@ -145,11 +145,9 @@ class NewCheckpoint:
                     written += [begin_call(thread, put)] if value.nbytes >= _SMALL else put() or ()
                 of_all = self._checksums_of(compared)
                 for part, value in share:
-                    first = part.start // self.piece
-                    if part.name in of_all:
-                        checksums += of_all[part.name][first : first + part.pieces(self.piece)]
-                    else:
-                        checksums += _checksums(value, part.name, self.piece if part.box is None else value.nbytes)
+                    known = of_all.get(part.name)
+                    own = known[part.start // self.piece] if known else checksum(as_bytes(value).data, part.name)
+                    checksums.append(own)
                 for each in written:
                     each.result()
             finally:
@@ -159,16 +157,18 @@ class NewCheckpoint:
         return checksums, of_all
 
     def _checksums_of(self, values: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
-        return {name: _checksums(value, name, self.piece) for name, value in values.items()}
+        flat, piece = {name: as_bytes(value).data for name, value in values.items()}, self.piece
+        return {
+            name: [checksum(data[at : at + piece], name) for at in range(0, max(1, len(data)), piece)]
+            for name, data in flat.items()
+        }
 
     def finish(self, temporary: Path, results: Iterable[Sequence[int]]) -> None:
         """Write the index on rank 0, with the checksums of each rank, when all have written."""
         found: dict[str, list[Any]] = {name: [] for name in self._arrays}
         for parts, checksums in zip(self.shares.values(), results, strict=True):
-            values = iter(checksums)
-            for part in parts:
-                own = [next(values) for _ in range(part.pieces(self.piece))]
-                found[part.name] += own if part.box is None else [(*part.box.offset, *part.box.shape, *own)]
+            for part, number in zip(parts, checksums, strict=True):
+                found[part.name].append(number if part.box is None else (*part.box.offset, *part.box.shape, number))
         for name, (_, shape, _, boxes) in self._arrays.items():
             numbers, dataset = np.array(found[name], np.uint64), self._datasets[name]
             if boxes:
@@ -203,20 +203,13 @@ def _part_of(value: Any, part: RankPart) -> np.ndarray:
     return np.asarray(to_host(value.reshape(-1)[part.start // size : part.stop // size]))
 
 
-def _checksums(value: np.ndarray, name: str, piece: int) -> list[int]:
-    data, step = as_bytes(value).data, max(1, piece)
-    return [checksum(data[start : start + step], name) for start in range(0, max(1, len(data)), step)]
-
-
 def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, ...], place: int) -> None:
     """Write a part of an array that begins at byte ``place``. The disk begins at once with what was written."""
     if part.box is not None:
         write_box(descriptor, value, part.box.offset, shape, place)
         return
-    data, place = as_bytes(value).data, place + part.start
-    for start in range(0, len(data), _AT_ONCE):
-        write_all(descriptor, data[start : start + _AT_ONCE], place + start)
-        begun, end = ((place + each) // _AT_ONCE * _AT_ONCE for each in (start, min(start + _AT_ONCE, len(data))))
-        if begun < end and hasattr(os, "posix_fadvise"):
-            # Linux begins to write these pages, and keeps them. A thread that synced instead took 1.1 times as long.
-            os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)
+    write_all(descriptor, as_bytes(value).data, place + part.start)
+    begun, end = ((place + each) // _BEGUN_AT * _BEGUN_AT for each in (part.start, part.stop))
+    if begun < end and hasattr(os, "posix_fadvise"):
+        # Linux begins to write these pages, and keeps them. A thread that synced instead took 1.1 times as long.
+        os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)
