@@ -83,7 +83,9 @@ class Csv(LineFormat):
                     return self._seen[1]
                 end = file.seek(0, os.SEEK_END)
                 file.seek(0)
-                first, rows, places = _lines(file, self._header, self._delimiter.encode(), path, end, self._comment)
+                first, rows, places = _lines(
+                    file, self._header, self._delimiter.encode(), path, end, self._comment, BLOCK_ROWS
+                )
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
         if not first:
@@ -143,15 +145,8 @@ class Csv(LineFormat):
         return read(lambda dtype: "string")
 
     def row_ends(self, text: bytes) -> np.ndarray:
-        delimiter, comment = self._delimiter.encode(), (self._comment or "\n").encode()
-        ends, start, quoted, values = [0], 0, False, _quoted_values(delimiter)
-        for line in io.BytesIO(text):
-            start += len(line)
-            if quoted or b'"' in line:
-                quoted = not all(closing for closing, _ in values.findall(b'"' + line if quoted else line))
-            if not quoted and (line.strip() or delimiter in line) and not line.startswith(comment):
-                ends.append(start)
-        return np.array([*ends[1:-1], len(text)])
+        begins = _lines(io.BytesIO(text), False, self._delimiter.encode(), "", len(text), self._comment, 1)[2]
+        return np.array([*begins[1:], len(text)])
 
     def _columns(
         self,
@@ -198,12 +193,12 @@ class Csv(LineFormat):
 
 
 def _lines(
-    file: Any, header: bool, delimiter: bytes, path: str, size: int, comment: str | None
+    file: Any, header: bool, delimiter: bytes, path: str, size: int, comment: str | None, step: int
 ) -> tuple[bytes, int, list[int]]:
-    """Return the first line, the number of rows, and where each block of rows begins."""
+    """Return the first line, the number of rows, and where each block of ``step`` rows begins."""
     start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
     file.seek(start)
-    if comment is None and (found := _unquoted_lines(file, header, delimiter)) is not None:
+    if comment is None and (found := _unquoted_lines(file, header, delimiter, step)) is not None:
         return found
     file.seek(start)
     first, rows, place, begin = b"", 0, start, 0
@@ -237,7 +232,7 @@ def _lines(
             first = line
             if header:
                 continue
-        if rows % BLOCK_ROWS == 0:
+        if rows % step == 0:
             places.append(begin)
         rows += 1
     if quoted:
@@ -247,7 +242,7 @@ def _lines(
     return first, rows, places
 
 
-def _unquoted_lines(file: Any, header: bool, delimiter: bytes) -> tuple[bytes, int, list[int]] | None:
+def _unquoted_lines(file: Any, header: bool, delimiter: bytes, step: int) -> tuple[bytes, int, list[int]] | None:
     """Return as `_lines`, in a tenth of its time. Return None if a value may be quoted, or a line is too long."""
     first, rows, place, most = b"", 0, file.tell(), rc.data_block_bytes
     places: list[int] = []
@@ -271,7 +266,7 @@ def _unquoted_lines(file: Any, header: bool, delimiter: bytes) -> tuple[bytes, i
         if not first and len(starts):
             first = text[starts[0] : ends[0]]
             starts = starts[int(header) :]
-        places += (place + starts[-rows % BLOCK_ROWS :: BLOCK_ROWS]).tolist()
+        places += (place + starts[-rows % step :: step]).tolist()
         rows, place = rows + len(starts), place + len(text)
     return first, rows, places
 

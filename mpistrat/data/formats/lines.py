@@ -92,10 +92,9 @@ class LineFormat(BlockFormat):
             file.seek(begin)
             text = file.read(end - begin)
         bad = layout.places[len(layout.starts) + self.extra(record) :].reshape(-1, 2) - begin
-        if len(bad):
-            bad = bad[(bad[:, 0] >= 0) & (bad[:, 1] <= end - begin)]
-            cuts = [0, *bad.ravel().tolist(), len(text)]
-            text = b"".join(text[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
+        bad = bad[(bad[:, 0] >= 0) & (bad[:, 1] <= end - begin)]
+        cuts = [0, *bad.ravel().tolist(), len(text)]
+        text = b"".join(text[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
         return self.rows_of(path, record, text, first, last - first)
 
     def checked(self, path: str, record: FileRecord) -> FileRecord:
@@ -103,35 +102,33 @@ class LineFormat(BlockFormat):
         if not self._skips or not record.rows:
             return record
         layout = blocks_of(record)
-        starts, blocks = layout.starts.tolist(), len(layout.starts) - 1
-        places, bad, told, counts = layout.places[: blocks + 1].tolist(), [], [], []
+        blocks = len(layout.starts) - 1
+        places, bad, told = layout.places[: blocks + 1], [], []
         with self._opened(path) as (file, _):
-            line = 1 + _line_ends(file.read(places[0]))
-            for number, (begin, end) in enumerate(pairwise(places)):
+            line = 1 + _line_ends(file.read(int(places[0])))
+            for first, (begin, end) in zip(layout.starts.tolist(), pairwise(places.tolist()), strict=False):
                 file.seek(begin)
                 text = file.read(end - begin)
                 ends = [0, *self.row_ends(text).tolist()]
                 left = [(0, len(ends) - 1)]
-                gone = 0
                 while left:  # halves, until each is without errors or of one row
                     low, high = left.pop()
                     try:
-                        self.rows_of(path, record, text[ends[low] : ends[high]], starts[number] + low, high - low)
+                        self.rows_of(path, record, text[ends[low] : ends[high]], first + low, high - low)
                     except (DataFileError, ValueError, ArithmeticError) as error:
                         if high - low > 1:
                             left += [((low + high) // 2, high), (low, (low + high) // 2)]
                             continue
-                        gone += 1
-                        bad += [begin + ends[low], begin + ends[high]]
+                        bad.append((begin + ends[low], begin + ends[high]))
                         what = str(error).removeprefix(f"file {path!r}").lstrip(",: ").partition("; fix: ")[0]
                         told.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
-                counts.append(starts[number + 1] - starts[number] - gone)
                 line += _line_ends(text)
-        kept = [number for number, count in enumerate(counts) if count]  # an empty block belongs to the one before it
-        begins = np.cumsum([0, *(counts[number] for number in kept)])
-        own = layout.places[blocks + 1 :].tolist()
-        made = InBlocks(begins, np.array([*(places[number] for number in kept), places[-1], *own, *bad], np.int64))
-        columns = tuple(column._replace(layout=made) for column in record.columns)
+        spans = np.array(bad, np.int64).reshape(-1, 2)
+        counts = np.diff(layout.starts) - np.histogram(spans[:, 0], places)[0]
+        kept = np.flatnonzero(counts)  # an empty block belongs to the one before it
+        begins = np.cumsum([0, *counts[kept]])
+        own = np.concatenate([places[kept], places[-1:], layout.places[blocks + 1 :], spans.ravel()])
+        columns = tuple(column._replace(layout=InBlocks(begins, own)) for column in record.columns)
         return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(told))
 
 

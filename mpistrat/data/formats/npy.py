@@ -112,8 +112,7 @@ def _column(path: str, file: BinaryIO, name: str, place: int, nbytes: int) -> tu
 def header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Return the shape, whether columns come first, and the dtype. Raise ValueError for any other header."""
     version = np.lib.format.read_magic(file)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(file)
-    raise ValueError(f"version {version} of the format is not known")
+    read = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}", None)
+    if read is None:
+        raise ValueError(f"version {version} of the format is not known")
+    return read(file)

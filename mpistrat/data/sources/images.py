@@ -48,12 +48,12 @@ class ImageSource(Source):
                 found.append((path, str(error).partition("; fix: ")[0]))
         return found
 
-    def _leave_out(self, bad: Sequence[tuple[str, str]]) -> None:
+    def _leave_out(self, bad: Sequence[tuple[str, str]], warn: bool = True) -> None:
         """Leave out images, with a warning."""
         paths = {path for path, _ in bad}
         self._found = [each for each in self._files() if each[0] not in paths]
-        if text := left_out([what for _, what in bad]):
-            warnings.warn(f"{self}: {text}", stacklevel=level_of_program())
+        if bad and warn:
+            warnings.warn(f"{self}: {left_out([what for _, what in bad])}", stacklevel=level_of_program())
         if not self._found:
             raise DataFileError(f"{self}: none of the {len(paths)} images can be read; fix: copy them again")
 
@@ -117,10 +117,7 @@ class ImageSource(Source):
         if error is not None:
             raise error
         bad = ranks.all_gather_object(self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
-        with warnings.catch_warnings():
-            if ranks.rank:
-                warnings.simplefilter("ignore")
-            self._leave_out(sorted(each for some in bad for each in some))
+        self._leave_out(sorted(each for some in bad for each in some), ranks.rank == 0)
 
     def identity(self) -> dict[str, Any]:
         names = hashlib.blake2b(repr(self._files()).encode(), digest_size=6).hexdigest()
