@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from mpistrat.process.own_files import level_of_program
 from mpistrat.representation import require
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
+
+if TYPE_CHECKING:
+    from mpistrat.strategy import StrategyExtended
 
 Pairs = list[tuple[Any, Variable]]
 _looked_at: set[CodeType] = set()
@@ -82,6 +85,20 @@ def names_of(pairs: Pairs) -> tuple[str, ...]:
             for gradient, variable in pairs
         ]
     )
+
+
+def fitting_pairs(extended: StrategyExtended, given: Pairs) -> Pairs:
+    """Return the pairs that have a gradient, each of them `fitting` its variable.
+
+    Raise ValueError if there is none, if a variable belongs to another strategy, and as `fitting`. Raise TypeError for
+    what is not a variable.
+    """
+    pairs = [pair for pair in given if pair[0] is not None]
+    if not pairs:
+        raise ValueError("No gradients provided for any variable")
+    for _, variable in pairs:
+        extended.check_variable(variable, "apply_gradients")
+    return [(fitting(gradient, variable), variable) for gradient, variable in pairs]
 
 
 def fitting(gradient: Any, variable: Variable) -> Any:

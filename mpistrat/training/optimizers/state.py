@@ -16,7 +16,7 @@ from mpistrat.collectives.movement.moves import all_gather_parts, broadcast
 from mpistrat.data.write.shared_file import Block, boxes_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
-from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting
+from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting_pairs
 from mpistrat.training.optimizers.rule import in_words
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization, component
 from mpistrat.variables import CutVariable, DistributedVariable, LocalVariable, Variable, read_together
@@ -365,11 +365,8 @@ class Accumulation:
         extended = replica.strategy.extended
         last = self.calls_of_this_step() + 1 >= self.calls
         try:
-            pairs = [(fitting(gradient, variable), variable) for gradient, variable in given if gradient is not None]
-            if not pairs:
-                raise ValueError("No gradients provided for any variable")
+            pairs = fitting_pairs(extended, given)
             for _, variable in pairs:
-                extended.check_variable(variable, "apply_gradients")
                 if not variable.each_replica_writes:
                     raise ValueError(
                         f"variable {variable.name!r}: gradient_accumulation_steps needs a copy of each variable on "
