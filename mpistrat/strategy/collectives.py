@@ -17,7 +17,7 @@ from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
-from mpistrat.strategy.local_replicas import each_of, gathered_across
+from mpistrat.strategy.local_replicas import each_of
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows, regrouped
 from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
@@ -174,13 +174,13 @@ class Collectives:
         """
         context.require_cross_replica(self, "gather", "use all_gather of the replica context")
         if dst is None and self._engine.replicas.by_rank:
-            return gather_on_all(self._extended.engine, value, axis)
+            return gather_on_all(self._engine, [value], axis)
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("gather", topology):
             dst = None if dst is None else replicas.checked("dst", dst)
         if dst is None or not replicas.by_rank:
             structures.agree(topology, "gather", dst)
-            whole = gathered_across(self._engine, value, axis)
+            whole = gather_on_all(self._engine, each_of(value, replicas.count), axis)
             return whole if dst is None or dst in replicas.local else None
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):

@@ -104,7 +104,6 @@ def _kept(leaf: Any) -> Any:
 
 
 NOT_GATHERED = "IndexedSlices cannot be gathered: gather their values and indices"
-NOT_ASYNCHRONOUS = "IndexedSlices cannot be reduced asynchronously: use all_reduce"
 
 _collective_call = collective_call(attrgetter("_engine.topology"))
 
@@ -312,8 +311,8 @@ class ReplicaContext:
         refuse_async(merged)
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("all_reduce_async", engine.topology, merged.timeout_seconds):
-            if nest.holds(leaves, IndexedSlices):
-                raise TypeError(NOT_ASYNCHRONOUS)
+            for leaf in leaves:
+                refuse_rows(op, leaf)
             leaves = [_own(op, leaf) for leaf in leaves]
             on_host = [to_host(leaf) for leaf in leaves]
 
@@ -414,7 +413,7 @@ class ReplicaContext:
             If this replica context is not the current one.
         """
         context.require_replica_context(self)
-        return gather_on_all(self._engine, value, axis, options)
+        return gather_on_all(self._engine, [value], axis, options)
 
 
 def refuse_scatter(options: CommunicationOptions) -> None:
@@ -429,6 +428,12 @@ def refuse_async(options: CommunicationOptions) -> None:
         raise ValueError(f"an asynchronous all-reduce cannot be {options.algorithm}: use all_reduce")
 
 
+def refuse_rows(op: Op, leaf: Any) -> None:
+    """Raise TypeError for sparse rows, which an asynchronous all-reduce does not take."""
+    if isinstance(leaf, IndexedSlices):
+        raise TypeError("IndexedSlices cannot be reduced asynchronously: use all_reduce")
+
+
 def own_rows(total: Any, replica: int, size: int) -> Any:
     """Return the rows that a replica of ``size`` gets of arrays that all of them have combined."""
 
@@ -440,20 +445,55 @@ def own_rows(total: Any, replica: int, size: int) -> Any:
     return nest.map_structure(rows, total)
 
 
-def gather_on_all(engine: Engine, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-    """Concatenate the values of all replicas leaf by leaf. Collective."""
-    topology, seconds = engine.topology, engine.merged(options).timeout_seconds
-    if type(value) is np.ndarray:  # fast path: the collective itself compares one array
-        return any_library.gathered(topology, value, axis, seconds)
-    leaves, rebuild, form = nest.take_apart(value)
-    with structures.refusals("all_gather", topology, seconds):
+class Gathered:
+    """The all-gather of the replicas of a rank, which give their values one by one."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._given: list[list[Any]] = []
+
+    def give(self, given: tuple[Any, int, float | None]) -> None:
+        value, axis, seconds = given
+        leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, IndexedSlices):
             raise NotImplementedError(NOT_GATHERED)
         leaves = [component(leaf) for leaf in leaves]
-        described = [any_library.described_for_gather(leaf, axis) for leaf in leaves]
-    if form is not None:
-        structures.agree(topology, "all_gather", form, *described, timeout_seconds=seconds)
-    return rebuild([any_library.gathered(topology, leaf, axis, seconds) for leaf in leaves])
+        called = form, seconds, [any_library.described_for_gather(leaf, axis) for leaf in leaves]
+        if not self._given:
+            self._called, self._likes, self._rebuild = called, leaves, rebuild
+        elif called != self._called:
+            raise ValueError(f"a replica gathers {called}, and the first one of its rank {self._called}")
+        several = self._engine.replicas.count > 1  # which may reuse their memory before the last one gives its own
+        self._given.append([to_host(leaf).copy() for leaf in leaves] if several else leaves)
+
+    def make(self) -> list[Any]:
+        form, seconds, described = self._called
+        if form is not None:
+            structures.agree(self._engine.topology, "all_gather", form, *described, timeout_seconds=seconds)
+        found = []
+        for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
+            whole = parts[0]
+            if len(parts) > 1:  # with a dtype, or it is in native order on ranks that join
+                whole = from_host(np.concatenate(parts, axis, dtype=whole.dtype), like)
+            found.append(self._engine.ops.gathered(whole, axis, seconds))
+        return [self._rebuild(own_copies(found, i)) for i in range(len(self._given))]
+
+
+def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: CommunicationOptions | None = None) -> Any:
+    """Concatenate the values of all replicas leaf by leaf; ``values`` are those of this rank's. Collective."""
+    seconds = engine.merged(options).timeout_seconds
+    if len(values) == 1 and type(values[0]) is np.ndarray:  # fast path: the collective itself compares one array
+        return engine.ops.gathered(values[0], axis, seconds)
+    call = Gathered(engine)
+    with structures.refusals("all_gather", engine.topology, seconds):
+        for each in values:
+            call.give((each, axis, seconds))
+    return call.make()[0]
+
+
+def own_copies(values: list[Any], i: int) -> list[Any]:
+    """Return the results of a call for replica ``i`` of this rank: copies for all but the first."""
+    return values if i == 0 else [*map(snapshot, values)]
 
 
 def _own(op: Op, value: Any) -> Any:

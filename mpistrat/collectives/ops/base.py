@@ -219,6 +219,10 @@ class CrossDeviceOps:
         """
         return None
 
+    def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+        """Return the values of all replicas along an axis; ``value`` has those of this rank's, in order. Collective."""
+        return any_library.gathered(self._ranks, value, axis, timeout_seconds)
+
     @_collective_call
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Combine plain values of this replica through the hooks. Strategies call this method.

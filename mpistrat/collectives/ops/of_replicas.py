@@ -225,9 +225,7 @@ class ReplicasAllReduce(CrossDeviceOps):
         return found
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-        """Return the values of all replicas along an axis; ``value`` has those of this rank's, in order. Collective."""
-        topology = self._ranks
-        found = any_library.gathered(topology, value, axis, timeout_seconds)
+        topology, found = self._ranks, super().gathered(value, axis, timeout_seconds)
         order = sorted(range(topology.size), key=lambda rank: self._blocks[rank].start)
         if order == [*range(topology.size)]:
             return found

@@ -211,6 +211,7 @@ LOCAL = [
     "CrossDeviceOps.batch_reduce_implementation",
     "CrossDeviceOps.bound_to",
     "CrossDeviceOps.broadcast_implementation",
+    "CrossDeviceOps.gathered",
     "CrossDeviceOps.joined_all_reduce",
     "CrossDeviceOps.joins_arrays",
     "CrossDeviceOps.reduce_implementation",
