@@ -7,7 +7,8 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mpistrat.arrays.device import cupy_for
 from mpistrat.arrays.gpu import kernels
 from mpistrat.process.own_files import level_of_program
 from mpistrat.representation import require
+from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Pairs = list[tuple[Any, Variable]]
 _looked_at: set[CodeType] = set()
+_SHOWN = 4  # names of variables in a message
 
 
 def as_pair(each: Any) -> tuple[Any, Any]:
@@ -85,6 +88,16 @@ def names_of(pairs: Pairs) -> tuple[str, ...]:
             for gradient, variable in pairs
         ]
     )
+
+
+def form_of(
+    names: Sequence[Hashable], dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
+) -> tuple[str, Checksum]:
+    """Return what the ranks compare: a checksum, since the hash of many names would take as long as a message."""
+    compared = repr([*names, *map(str, dtypes), *shapes])
+    more = ", ..." if len(names) > _SHOWN else ""
+    shown = f"of {', '.join(map(str, names[:_SHOWN]))}{more}"
+    return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")
 
 
 def fitting_pairs(extended: StrategyExtended, given: Pairs) -> Pairs:

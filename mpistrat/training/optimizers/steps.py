@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter, is_, is_not
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from mpistrat.collectives.reduction import Reduction
 from mpistrat.engine import Engine
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement.collective_lock import forbidden_threads, refuse_thread
-from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.gradients import (
     BLOCK,
@@ -32,6 +30,7 @@ from mpistrat.training.optimizers.gradients import (
     apart,
     checked,
     fitting_pairs,
+    form_of,
     names_of,
     places,
     squares_of_blocks,
@@ -42,7 +41,6 @@ from mpistrat.values import IndexedSlices, ReduceOp, component, snapshot
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 from mpistrat.variables.local import follows, joined
 
-_SHOWN = 4
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
@@ -71,18 +69,7 @@ class JoinedGradients(NamedTuple):
     buffer: np.ndarray | None
 
 
-class PreparedStep:
-    """A step that was prepared for gradients of some dtypes and shapes."""
-
-    dtypes: list[np.dtype]
-    shapes: list[tuple[int, ...]]
-
-    def fits(self, gradients: Sequence[np.ndarray]) -> bool:
-        """Return whether the step was prepared for gradients of these dtypes and shapes."""
-        return [*map(_dtype, gradients)] == self.dtypes and [*map(_shape, gradients)] == self.shapes
-
-
-class FlatStep(PreparedStep):
+class FlatStep:
     """The step of an optimizer for these variables and gradients of these dtypes.
 
     The ranks must give equal arguments, except for the arrays in the variables. Each variable is given once, with its
@@ -248,17 +235,7 @@ class FlatStep(PreparedStep):
         return [found[i] for i in range(len(found))]
 
 
-def form_of(
-    names: Sequence[Hashable], dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
-) -> tuple[str, Checksum]:
-    """Return what the ranks compare: a checksum, since the hash of many names would take as long as a message."""
-    compared = repr([*names, *map(str, dtypes), *shapes])
-    more = ", ..." if len(names) > _SHOWN else ""
-    shown = f"of {', '.join(map(str, names[:_SHOWN]))}{more}"
-    return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")
-
-
-class ShardedStep(PreparedStep):
+class ShardedStep:
     """The step of an optimizer whose state is shared out, for these variables and gradients of these dtypes.
 
     The ranks add up the gradients so that each gets the sum of its part, update it, and gather the weights. ``create``
@@ -518,16 +495,14 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
             return SeparateStep(extended, variables, known, names), gradients
         gradients = [*map(arrays.to_host, gradients)]
         key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
-        step = self.get(key)
-        if step is None or not step.fits(gradients):
+        step, kinds = self.get(key), ([*map(_dtype, gradients)], [*map(_shape, gradients)])
+        if step is None or (step.dtypes, step.shapes) != kinds:
             if create is not None:
                 step = ShardedStep(engine, variables, gradients, names, state, create, elementwise)
             else:
                 held = [[each.own_copy() for each in (v, *known[id(v)][1])] for v in variables]
-                dtypes = [gradient.dtype for gradient in gradients]
-                least_alone = engine.topology.limits.alone_bytes
-                how = completed, state.learning_rate, least_alone, elementwise
-                step = FlatStep(variables, held, dtypes, names, *how)
+                how = completed, state.learning_rate, engine.topology.limits.alone_bytes, elementwise
+                step = FlatStep(variables, held, kinds[0], names, *how)
             self.keep(key, step)
         if len(pairs) == len(given):
             self.owner, self.last = extended, step
