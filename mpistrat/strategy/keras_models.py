@@ -92,6 +92,11 @@ def _current() -> Any:
     return None if context.is_default() else context.current().strategy
 
 
+def strategy_of(model: Any) -> Any:
+    """Return the strategy that trains a model: that of the scope, or of the one that it was made in, or None."""
+    return _current() or getattr(model, _MADE_HERE, None)
+
+
 made: weakref.WeakSet[Any] = weakref.WeakSet()
 """The models that were made or compiled since Keras is watched."""
 
@@ -111,7 +116,7 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
 def _handing_over(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = _current() or getattr(model, _MADE_HERE, None)
+        strategy = strategy_of(model)
         if strategy is None:
             return method(model, *args, **kwargs)
         if _trainer is not None:

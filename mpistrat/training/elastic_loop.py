@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from mpistrat.data import AutoShardPolicy, Dataset
 from mpistrat.engine import Engine
 from mpistrat.runtime.environment import rc
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
-from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager
-from mpistrat.training.elastic.copying import Copying
-from mpistrat.training.preemption import PreemptionCheckpointHandler, TerminationConfig
+from mpistrat.training.elastic_state import ElasticState
 
 _OWN = ("batches", "loop")  # names in the checkpoint
-_BETWEEN_LOOKS = 1.0  # seconds
 _running: weakref.WeakSet[ElasticLoop] = weakref.WeakSet()
 
 
@@ -66,15 +60,16 @@ class ElasticLoop:
     TypeError
         If an object cannot be saved.
     ValueError
-        If another loop that has not ended has the same objects, an object has the name of a part of the loop, a number
-        is out of range, or the next run may have fewer ranks (``mpistrat run --elastic fewer``) and the result would
-        depend on their number.
+        If there is no strategy, another loop that has not ended has the same objects, an object has the name of a part
+        of the loop, a number is out of range, or the next run may have fewer ranks (``mpistrat run --elastic fewer``)
+        and the result would depend on their number.
     OSError, DataFileError
         On every rank, if the directory cannot be written, or its newest checkpoint is damaged.
 
     Examples
     --------
     >>> import mpistrat, tempfile
+    >>> import numpy as np
     >>> strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=4)
     >>> with strategy.scope():
     ...     total = mpistrat.Variable(0.0, name="total")
@@ -105,43 +100,29 @@ class ElasticLoop:
         for other in _running:
             if any(mine is theirs for mine in leaves for theirs in other._leaves):
                 raise ValueError("another ElasticLoop has the same objects, and has not ended: iterate over one only")
-        if not 0 < copy_share <= 1:
-            raise ValueError(f"copy_share must be above 0 and at most 1, not {copy_share!r}")
-        self._epochs, self._every = epochs, every_seconds
+        self._epochs = epochs
         strategies = (leaf.distribute_strategy for leaf in leaves if isinstance(leaf, Variable))
         strategy: Any = next(strategies, get_strategy())
-        self._engine: Engine = strategy.extended.engine
-        self._topology = self._engine.all_ranks
         if rc.elastic_ranks == "fewer":
-            self._require_any_number(dataset)
+            _require_any_number(strategy.extended.engine, dataset)
         if isinstance(dataset, Dataset):
             dataset = strategy.experimental_distribute_dataset(dataset)
+            if isinstance(dataset, Dataset):
+                raise ValueError("ElasticLoop: there is no strategy that distributes the dataset: use strategy.scope()")
         self._batches = dataset
-        self._place = np.zeros(1, np.int64)  # in the checkpoint: the steps that have ended
-        self._checkpoint = Checkpoint(batches=dataset, loop=self._place, **objects)
-        manager = CheckpointManager(self._checkpoint, directory, max_to_keep=2)
-        with strategy.scope():
-            config = TerminationConfig(keep_in_memory=False)  # this loop makes the copies
-            self._handler = PreemptionCheckpointHandler(None, manager, termination_config=config)  # restores
-        self._manager = manager
-        self._saved = self.step  # the step of the newest checkpoint
-        self._copying = Copying(self._checkpoint, self._topology, copy_share)
-        self._copying.restore(self.step)
+        self._state = ElasticState({"batches": dataset, **objects}, directory, every_seconds, copy_share, strategy)
         self.restarts = rc.restart
-        self._looked = time.monotonic(), self.step  # when the ranks agreed on what is due, and after which step
-        self._next = self.step + 1  # the step after which they do so again
-        self._last_save = self._looked[0]
         _running.add(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._checkpoint, name)
+        return getattr(self._state.checkpoint, name)
 
     @property
     def step(self) -> int:
         """The steps that have ended, in all runs and epochs."""
-        return int(self._place[0])
+        return self._state.step
 
     @property
     def epoch(self) -> int:
@@ -151,11 +132,11 @@ class ElasticLoop:
     @property
     def seconds_in_copies(self) -> float:
         """The time that this run has taken for copies."""
-        return self._copying.seconds
+        return self._state.copying.seconds
 
     def copies(self) -> list[int]:
         """Return the steps of the copies in memory that this run has made, the newest last."""
-        return self._copying.steps
+        return self._state.copying.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Return the batches that are left. Collective: each rank takes all of them."""
@@ -164,39 +145,21 @@ class ElasticLoop:
         for _ in range(self.epoch, self._epochs):
             for batch in self._batches:
                 yield batch
-                self._place += 1
-                self._handler.save_checkpoint_if_preempted()
-                if self._copying.active and self.step >= self._copying.next:
-                    self._copying.copy(self.step)
-                if self.step >= self._next:
-                    self._save_if_due()
-        if self._saved != self.step:
-            self._manager.save()
+                self._state.advance()
+        self._state.finish()
         _running.discard(self)
 
-    def _save_if_due(self) -> None:
-        """Save a checkpoint after ``every_seconds``, and agree on the step of the next look at the clock."""
-        now, (before, last) = time.monotonic(), self._looked
-        of_a_step = max(now - before, 1e-6) / (self.step - last)
-        mine = max(1, int(_BETWEEN_LOOKS / of_a_step)), now - self._last_save >= self._every
-        steps, saves = self._topology.broadcast_object(mine)
-        if saves:
-            self._manager.save()
-            self._saved = self.step
-            self._last_save = time.monotonic()
-        self._looked = time.monotonic(), self.step
-        self._next = self.step + steps
 
-    def _require_any_number(self, dataset: Any) -> None:
-        """Raise ValueError on every rank if the result of the program depends on the number of ranks."""
-        why = ""
-        if not self._engine.replicas.is_virtual:
-            why = "the strategy has no virtual_replicas"
-        elif isinstance(dataset, Dataset):
-            policy = dataset.options().experimental_distribute.auto_shard_policy
-            why = "AutoShardPolicy.FILE divides files by ranks" if policy is AutoShardPolicy.FILE else ""
-        if why:
-            raise ValueError(
-                f"after a loss the program may run on fewer ranks, and would get other results: {why}; fix: give "
-                "virtual_replicas=, or use --elastic same"
-            )
+def _require_any_number(engine: Engine, dataset: Any) -> None:
+    """Raise ValueError on every rank if the result of the program depends on the number of ranks."""
+    why = ""
+    if not engine.replicas.is_virtual:
+        why = "the strategy has no virtual_replicas"
+    elif isinstance(dataset, Dataset):
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        why = "AutoShardPolicy.FILE divides files by ranks" if policy is AutoShardPolicy.FILE else ""
+    if why:
+        raise ValueError(
+            f"after a loss the program may run on fewer ranks, and would get other results: {why}; fix: give "
+            "virtual_replicas=, or use --elastic same"
+        )

@@ -18,11 +18,12 @@ import os
 
 from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.batch_normalization import SyncBatchNormalization
+from mpistrat.integrations.keras.elastic import ElasticCallback
 from mpistrat.integrations.keras.training import train
 from mpistrat.process.own_files import skip_in_call_sites
 from mpistrat.strategy import keras_models
 
-__all__ = ["SyncBatchNormalization"]
+__all__ = ["ElasticCallback", "SyncBatchNormalization"]
 
 hooks.wrap_loss_reduction(step.reduced_over_ranks)
 for _kind in (hooks.keras.metrics.Mean, hooks.keras.metrics.Sum):

@@ -80,8 +80,8 @@ class DistributedTraining:
     def fit(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `fit`."""
         values = {**split(values)}
-        first = functools.partial(hooks.first_epoch, self.model, values)
-        parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True), first_epoch=first)
+        begin = functools.partial(hooks.begin, self.model, values)
+        parts = self._parts(values, values.get("steps_per_epoch"), values.get("shuffle", True), begin=begin)
         if (held := values.get("validation_data")) is not None:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(held)
             size = values.get("validation_batch_size") or values.get("batch_size")

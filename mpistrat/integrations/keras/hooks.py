@@ -49,6 +49,7 @@ _NEEDED = {
 }
 
 
+_LEFT_OUT = "_mpistrat_left_out"  # the attribute of a model with the batches that its next epoch leaves out
 _OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayDataAdapter`
 # Attributes of a model, an optimizer, a layer, a layer and a variable; also a model's `_compile_loss._flat_losses`.
 _OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables", "_value")
@@ -135,9 +136,15 @@ def initial_epoch(model: Any) -> int | None:
     return model._initial_epoch
 
 
-def first_epoch(model: Any, values: dict[str, Any]) -> int:
-    """Return the number of the first epoch of `fit`, given its arguments."""
-    return model._initial_epoch or values.get("initial_epoch") or 0
+def begin(model: Any, values: dict[str, Any]) -> tuple[int, int]:
+    """Return the first epoch of `fit`, given its arguments, and how many batches of it are left out."""
+    return model._initial_epoch or values.get("initial_epoch") or 0, vars(model).pop(_LEFT_OUT, 0)
+
+
+def begin_at(model: Any, epoch: int, batches: int) -> None:
+    """Let `fit` begin with an epoch after its first batches. A callback calls this in ``on_train_begin``."""
+    set_initial_epoch(model, epoch)
+    object.__setattr__(model, _LEFT_OUT, batches)
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:

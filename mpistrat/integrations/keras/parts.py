@@ -102,8 +102,9 @@ class PartsOfRank(hooks.DataAdapter):
 
     With ``with_info`` each batch comes as ``(batch, info)``: see `RankStep.info`. This has a digest of arrays only if
     it is ``marked``; that of other sources always. Arrays are shuffled by the seed and the number of the epoch alone.
-    ``first_epoch()`` is that number when the first batches are read. ``seen`` is a digest of the batches of this epoch
-    so far; without ``with_info``, ``rows`` has the rows of this rank in each. ``note(rows)`` is called with them, too.
+    When the first batches are read, ``begin()`` returns that number, and how many batches are left out. ``seen`` is a
+    digest of the batches of this epoch so far; without ``with_info``, ``rows`` has the rows of this rank in each.
+    ``note(rows)`` is called with them, too.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class PartsOfRank(hooks.DataAdapter):
         with_info: bool = True,
         seed: int = 0,
         marked: bool = False,
-        first_epoch: Callable[[], int] = int,
+        begin: Callable[[], tuple[int, int]] | None = None,
         note: Callable[[int], Any] = int,
     ):
         self.source, self.rank, self.size = source, rank, size
         self.with_info, self.seed, self.marked = with_info, seed, marked
         self.seen = 0
         self.rows: list[int] = []
-        self._first_epoch, self._note = first_epoch, note
+        self._begin, self._note = begin, note
         self._epoch: Iterator[int] | None = None
         self._seen: list[Any] = []
         self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
@@ -177,16 +178,18 @@ class PartsOfRank(hooks.DataAdapter):
         """Yield the parts of an epoch."""
         self.seen = 0
         self.rows.clear()
+        left_out = 0
         if self._epoch is None:
-            first = self._first_epoch()
+            first, left_out = self._begin() if self._begin is not None else (0, 0)
             self._epoch = itertools.count(first)
             if first and isinstance(self.source, BatchesOfRank):  # a callback has restored the model
                 self._seen = []
                 self.source.begin_at(first)
         if isinstance(self.source, BatchesOfRank):
-            yield from self._own_batches()
+            yield from self._own_batches(left_out)
             return
-        for rows, mark, cut in self._cut_arrays() if self._sliced else self._cut_batches():
+        batches = self._cut_arrays() if self._sliced else self._cut_batches()
+        for rows, mark, cut in itertools.islice(batches, left_out, None):
             first, last = piece(rows, self.size, self.rank)
             own = last - first
             self._count(own, mark)
@@ -201,9 +204,9 @@ class PartsOfRank(hooks.DataAdapter):
             self.rows.append(own)
         self._note(own)
 
-    def _own_batches(self) -> Iterator[Any]:
+    def _own_batches(self, left_out: int) -> Iterator[Any]:
         """Yield batches that are this rank's alone. Their ``info`` has a shape of its own, as `RankStep` reads it."""
-        for batch in self._of_source():
+        for batch in itertools.islice(self._of_source(), left_out, None):
             own = len(_flatten(batch)[0])
             self._count(own, 0)
             part = cut(_with_a_row(batch), 0, max(own, 1))

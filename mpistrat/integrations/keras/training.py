@@ -12,6 +12,7 @@ import mpistrat
 from mpistrat import context
 from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.distributed_training import DistributedTraining, given, source_of, split
+from mpistrat.integrations.keras.elastic import uses_elastic
 from mpistrat.integrations.keras.parts import PartsOfRank, is_dataset
 from mpistrat.runtime.agreement.operation import operation
 from mpistrat.strategy import keras_models
@@ -50,8 +51,9 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
         )
     if engine.all_ranks is not engine.topology:
         raise ValueError(f"{name}: Keras trains with a replica on each rank: make the strategy without mesh and groups")
+    elastic = method.__name__ == "fit" and uses_elastic(values)
     if engine.topology.size == 1:
-        return method(model, **_on_one_rank(model, method.__name__, values, engine))
+        return method(model, **_on_one_rank(model, method.__name__, values, engine, elastic))
     if DistributedTraining.alone:
         raise RuntimeError(
             f"{name} was called by a callback of the chief alone, but it is for all ranks: let the callback have no "
@@ -81,7 +83,7 @@ def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
         write()
 
 
-def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> dict[str, Any]:
+def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any, elastic: bool) -> dict[str, Any]:
     """Return the arguments of a call on one rank: datasets of `mpistrat.data` as parts, and the rows of `fit` in the
     order that several ranks would read. Threads of a `PyDataset` let Keras alone train twice on some batches.
     """
@@ -96,12 +98,12 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any) -> 
     # Keras takes ragged and sparse tensors, too, on one rank: they have no `__array__`.
     arrays = all(each is None or (hasattr(each, "__array__") and hasattr(each, "shape")) for each in leaves)
     x = values.get("x")
-    if is_dataset(x) or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
+    if is_dataset(x) or elastic or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
         steps = values.get("steps_per_epoch" if fits else "steps")
         source = source_of(values, steps, engine, values.get("shuffle", True))
         seed = hooks.drawn_seed() if shuffled else 0
-        first = functools.partial(hooks.first_epoch, model, values) if fits else int
-        parts = PartsOfRank(source, 0, 1, with_info=False, seed=seed, first_epoch=first)
+        begin = functools.partial(hooks.begin, model, values) if fits else None
+        parts = PartsOfRank(source, 0, 1, with_info=False, seed=seed, begin=begin)
         values = given(values, parts)
         # Keras would look at the first epoch to build the model.
         if fits and hooks.BACKEND != "tensorflow" and model.compiled:

@@ -40,9 +40,9 @@ class Checkpoint:
     """Objects that are saved to a file together, each under its path, and restored from it.
 
     Variables, optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), lists, dicts,
-    other checkpoints, arrays that can be filled (of NumPy, CuPy and PyTorch), and objects with ``get_state()`` and
-    ``set_state(state)``. The names of variables play no part. Any attribute that is set later belongs to the
-    checkpoint, too.
+    other checkpoints, arrays that can be filled (of NumPy, CuPy and PyTorch), objects with ``get_state()`` and
+    ``set_state(state)``, and modules, optimizers and schedulers of PyTorch, by their ``state_dict()``. The names of
+    variables play no part. Any attribute that is set later belongs to the checkpoint, too.
 
     All methods are collective: all ranks call them in the same order, with the same paths.
 

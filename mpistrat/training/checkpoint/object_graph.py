@@ -15,6 +15,7 @@ import numpy as np
 
 from mpistrat.arrays import arrays, json_arrays
 from mpistrat.strategy import Variable
+from mpistrat.training.checkpoint.state_dicts import StateDict
 from mpistrat.values import PerReplica
 
 _STATE = ".state"  # the last part of the name of a state, which no attribute has
@@ -131,6 +132,13 @@ def _visit(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: lis
     if isinstance(thing, HasVariables):
         owners.append((name, thing))
         return
+    if callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+        state = StateDict(thing)
+        for path, array in state.arrays().items():
+            _add(graph, met, _below(name, path), array)
+        _put(graph.states, _below(name, _STATE), Stateful(state.get, state.set))
+        graph.growing.append(state)
+        return
     children = _children(thing)
     if children is None:
         _put(graph.states, _below(name, _STATE), _stateful(thing, name))
@@ -187,8 +195,8 @@ def _stateful(thing: Any, name: str) -> Stateful:
     kind = type(thing).__name__
     raise TypeError(
         f"{name}: a checkpoint cannot keep {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}: give variables, arrays, "
-        "optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), lists, dicts and "
-        "checkpoints of these, or an object with get_state() and set_state(state)"
+        "optimizers, metrics, distributed datasets, random generators (also a PerReplica of these), modules and "
+        "optimizers of torch, lists, dicts and checkpoints of these, or an object with get_state() and set_state(state)"
     )
 
 

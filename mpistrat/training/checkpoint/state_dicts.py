@@ -1,0 +1,86 @@
+"""Objects with ``state_dict()`` and ``load_state_dict(state)``: modules, optimizers and schedulers of PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpistrat.arrays import arrays
+from mpistrat.training.checkpoint.format import dtype_of
+
+_ARRAY, _ITEMS = ("\0array at", "\0items")  # keys: of an array, and of a dict whose keys are not texts
+
+
+class StateDict:
+    """The state of such an object, as arrays beside a structure that JSON keeps.
+
+    The arrays are those of the object itself: they are read, and filled, in place. Buffers of a module stay in the
+    structure, since ranks may have different ones, as statistics of batches.
+    """
+
+    def __init__(self, thing: Any):
+        self._thing = thing
+        self._grown = False
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays of the object, by their paths."""
+        return self._described()[1]
+
+    def get(self) -> Any:
+        """Return the structure."""
+        return self._described()[0]
+
+    def set(self, structure: Any) -> None:
+        """Let the object take a structure with its own arrays. It makes those that it lacks, which are zeros then."""
+        before = self.arrays()
+        self._thing.load_state_dict(_taken(structure, before))
+        self._grown = not before.keys() >= self.arrays().keys()
+
+    def when_grown(self, function: Callable[[], object]) -> None:
+        """Call a function if the last structure has made new arrays."""
+        if self._grown:
+            self._grown = False
+            function()
+
+    def _described(self) -> tuple[Any, dict[str, Any]]:
+        """Return the structure, and the arrays by their paths."""
+        found: dict[str, Any] = {}
+        named_buffers = getattr(self._thing, "named_buffers", None)
+        buffers = {name for name, _ in named_buffers()} if named_buffers is not None else set()
+
+        def described(state: Any, path: str) -> Any:
+            if path not in buffers and arrays.can_be_filled(state):
+                if hasattr(state, "to_local"):
+                    raise TypeError(f"{path} is cut over ranks, as by fully_shard: use torch.distributed.checkpoint")
+                found[path] = state
+                dtype, shape = arrays.dtype_and_shape(state)
+                return {_ARRAY: path, "dtype": dtype.name, "shape": [*shape], "torch": type(state) is not np.ndarray}
+            if isinstance(state, Mapping):
+                below = {key: described(each, f"{path}/{key}" if path else str(key)) for key, each in state.items()}
+                return below if all(isinstance(key, str) for key in below) else {_ITEMS: [*map(list, below.items())]}
+            if isinstance(state, (list, tuple)):
+                parts = [described(each, f"{path}/{number}") for number, each in enumerate(state)]
+                return tuple(parts) if isinstance(state, tuple) else parts
+            return state
+
+        return described(self._thing.state_dict(), ""), found
+
+
+def _taken(structure: Any, there: Mapping[str, Any]) -> Any:
+    """Return a state of a structure, with the arrays that are ``there``, and zeros for others."""
+    if isinstance(structure, (list, tuple)):
+        parts = [_taken(each, there) for each in structure]
+        return tuple(parts) if isinstance(structure, tuple) else parts
+    if not isinstance(structure, dict):
+        return structure
+    if _ITEMS in structure:
+        return {key: _taken(each, there) for key, each in structure[_ITEMS]}
+    if _ARRAY not in structure:
+        return {key: _taken(each, there) for key, each in structure.items()}
+    if structure[_ARRAY] in there:
+        return there[structure[_ARRAY]]
+    zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
+    return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
