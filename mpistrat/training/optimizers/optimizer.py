@@ -25,7 +25,7 @@ from mpistrat.training.optimizers.rule import (
     LearningRate,
     MovingAverage,
     Rule,
-    WeightDecay,
+    RuleWithOptions,
     after_calls,
     in_words,
     is_of_package,
@@ -169,11 +169,11 @@ class Optimizer(ABC):
         self._accumulation: Accumulation | None = None
         if gradient_accumulation_steps is not None:
             self._accumulation = Accumulation(gradient_accumulation_steps, self._name)
-        self._rule: Rule = self if weight_decay is None else WeightDecay(self, weight_decay)
-        if use_ema:
-            calls = gradient_accumulation_steps or 1
-            self._rule = MovingAverage(self._rule, ema_momentum, ema_overwrite_frequency, calls)
-        self._averages, self._shard_state = bool(use_ema), bool(shard_state)
+        how = ema_momentum, ema_overwrite_frequency, gradient_accumulation_steps or 1
+        self._average = average = MovingAverage(*how) if use_ema else None
+        is_plain = weight_decay is None and average is None
+        self._rule: Rule = self if is_plain else RuleWithOptions(self, weight_decay, average)
+        self._shard_state = bool(shard_state)
         self._state = State(self._name)
         self._steps = PreparedSteps()
         self._schedule: Callable[[int], float] | None = None
@@ -270,7 +270,7 @@ class Optimizer(ABC):
         ``name_of`` returns the name of a variable that is trained. `exchange` has what differs between groups. Raise
         ValueError if two have one name.
         """
-        named = self._state.named((*self.slots, AVERAGE) if self._averages else self.slots, name_of)
+        named = self._state.named((*self.slots, AVERAGE) if self._average else self.slots, name_of)
         if self.exchange is not None and not self.exchange.of_gradients:
             return {name: named[name] for name in ("iterations", "learning_rate") if name in named}
         return named if self._accumulation is None else named | self._accumulation.named(name_of)
@@ -326,15 +326,15 @@ class Optimizer(ABC):
         ones. Call it on every replica, in cross-replica context. It does nothing else without ``use_ema``, and for
         variables that were not trained.
         """
-        variables, rule = list(variables), self._rule
+        variables, ema = list(variables), self._average
         if self.exchange is not None:
             self.exchange.finish(self.iterations)
         calls = self._accumulation.calls_of_this_step() if self._accumulation and self.iterations else 0
         for variable in variables:
-            if isinstance(rule, MovingAverage) and id(variable) in self._state.slots:
+            if ema is not None and id(variable) in self._state.slots:
                 average = self._state.slots[id(variable)][1][-1].read_value()
                 if calls:
-                    average = rule.within(average, variable.read_value(), self.iterations, calls)
+                    average = ema.within(average, variable.read_value(), self.iterations, calls)
                 variable.assign(average)
 
     def apply_gradients(
@@ -514,7 +514,7 @@ class Optimizer(ABC):
         extended.update(self._state.iterations, LocalVariable.assign_add, (1,), group=False)
 
     def _create(self, variables: list[Variable]) -> None:
-        slots = (*self.slots, AVERAGE) if self._averages else self.slots
+        slots = (*self.slots, AVERAGE) if self._average else self.slots
         function = getattr(self.initial_state, "__func__", None)  # of the class, or set on this object
         known = len(self._state.slots)
         extended = variables[0].distribute_strategy.extended
@@ -524,14 +524,14 @@ class Optimizer(ABC):
         if shards := self._shards(extended):
             require(extended.engine, variables)
         parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
-        zeros = function is Optimizer.initial_state and not self._averages
+        zeros = function is Optimizer.initial_state and self._average is None
         own = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, float)}
         options = own | options_of(self) | self._config
         self._state.create(variables, slots, self._initial_state, zeros, options, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)
         if extended.engine.between_groups is not None:
-            if self._averages and extended.engine.between_groups.sync_every > 1:
+            if self._average and extended.engine.between_groups.sync_every > 1:
                 raise ValueError("use_ema: the averages of groups that exchange weights differ: leave it out")
             self.exchange = self.exchange or GroupExchange(
                 extended.engine.between_groups,
@@ -542,7 +542,7 @@ class Optimizer(ABC):
             self._when_grown()
 
     def _initial_state(self, slot: str, variable: Variable) -> np.ndarray:
-        if slot == AVERAGE and self._averages:
+        if slot == AVERAGE and self._average:
             return variable.read_value()
         return self.initial_state(slot, variable)
 

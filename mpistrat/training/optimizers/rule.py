@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
@@ -59,17 +58,69 @@ class Rule(Protocol):
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None: ...
 
 
-class RuleAround(ABC):
-    """A rule that does more than another one, before and after it."""
+class MovingAverage:
+    """An average of the weights that a rule has changed: ``average = momentum * average + (1 - momentum) * w``.
 
-    def __init__(self, rule: Rule):
-        self._rule = rule
+    It is in the last slot, `AVERAGE`. After the first step it is the weights. After each ``overwrite_frequency`` steps,
+    the weights become the average. Raise ValueError unless ``momentum`` is in [0, 1] and the frequency is positive.
 
-    @abstractmethod
+    As in Keras, each of the ``calls`` that make a step averages, and overwrites if the step does. Between two steps the
+    weights stay, so the calls before the last are one average with a power of the momentum, taken before the rule.
+    """
+
+    def __init__(self, momentum: float, overwrite_frequency: int | None, calls: int):
+        require(0 <= momentum <= 1, "ema_momentum must be in [0, 1]", momentum)
+        if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
+            raise ValueError(f"ema_overwrite_frequency must be an int above 0, or None, not {overwrite_frequency!r}")
+        self._momentum, self._frequency, self.earlier = momentum, overwrite_frequency, calls - 1
+
+    def kept(self, step: int) -> float:
+        """Return the part of the average that stays in this step."""
+        return self._momentum if step > 1 else 0.0
+
+    def kept_before(self, step: int) -> float:
+        """Return the part of the average that the calls before the last keep: of one, where that overwrites."""
+        return self.kept(step) ** (min(self.earlier, 1) if self.overwrites(step) else self.earlier)
+
+    def within(self, average: np.ndarray, weights: np.ndarray, steps: int, calls: int) -> np.ndarray:
+        """Return the average after some calls of a step that is not complete, the one after so many steps."""
+        kept = self._momentum ** (min(calls, 1) if self.overwrites(steps + 1) else calls)
+        return average * kept + weights * (1 - kept)
+
+    def overwrites(self, step: int) -> bool:
+        """Return whether the weights become the average after this step."""
+        return self._frequency is not None and step % self._frequency == 0
+
+    def take(self, average: np.ndarray, weights: np.ndarray, step: int, kept: float) -> None:
+        """Update the average, and overwrite the weights if it is time."""
+        for mean, w in blocks(average, weights):
+            mean *= kept
+            mean += w * (1 - kept)
+        if self.overwrites(step):
+            weights[...] = average
+
+
+class RuleWithOptions:
+    """A rule with weight decay before it and a moving average after it, or one of them.
+
+    The decay subtracts ``rate * weight_decay * w`` in each step. Raise ValueError if it is negative.
+    """
+
+    def __init__(self, rule: Rule, weight_decay: float | None, average: MovingAverage | None):
+        require(weight_decay is None or weight_decay >= 0, "weight_decay must not be negative", weight_decay)
+        self._rule, self._decay, self._average = rule, weight_decay, average
+
     def _do(
         self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
     ) -> None:
-        """Call ``update`` of the other rule, and do the rest."""
+        average = self._average
+        if average is not None and average.earlier:
+            average.take(state[-1], weights, step, average.kept_before(step))
+        if self._decay is not None:
+            weights *= 1 - rate * self._decay
+        update(weights, gradient, step, rate, *(state if average is None else state[:-1]))
+        if average is not None:
+            average.take(state[-1], weights, step, average.kept(step))
 
     def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
         self._do(self._rule.update, weights, gradient, step, rate, state)
@@ -82,93 +133,20 @@ class RuleAround(ABC):
     def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         self._do(self._rule.update_rows, weights, rows, step, rate, state)
 
-
-class WeightDecay(RuleAround):
-    """A rule that shrinks the weights before another rule changes them.
-
-    Each step subtracts ``rate * weight_decay * w``. Raise ValueError if the weight decay is negative.
-    """
-
-    def __init__(self, rule: Rule, weight_decay: float):
-        require(weight_decay >= 0, "weight_decay must not be negative", weight_decay)
-        super().__init__(rule)
-        self._weight_decay = weight_decay
-
-    def _do(
-        self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
-    ) -> None:
-        weights *= 1 - rate * self._weight_decay
-        update(weights, gradient, step, rate, *state)
-
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
-        found = self._rule.on_gpu(step, rate)
-        if found is None:
-            return None
-        kernel, numbers = found
-        return _with_decay(kernel), (*numbers, 1 - rate * self._weight_decay)
+        found, average = self._rule.on_gpu(step, rate), self._average
+        if found is not None and self._decay is not None:
+            found = _with_decay(found[0]), (*found[1], 1 - rate * self._decay)
+        if found is not None and average is not None:
+            averaged = average.kept_before(step), average.kept(step), float(average.overwrites(step))
+            found = _with_average(found[0], average.earlier > 0), (*found[1], *averaged)
+        return found
 
 
 @functools.cache
 def _with_decay(kernel: EachElement) -> EachElement:
     weights = kernel.reads[1]
     return kernel.extended("decay", scalars=["decay_kept"], before=f"{weights} *= decay_kept;")
-
-
-class MovingAverage(RuleAround):
-    """A rule that averages the weights after another rule has changed them.
-
-    The average is the last slot, `AVERAGE`: ``average = momentum * average + (1 - momentum) * w``. After the first step
-    it is the weights. After each ``overwrite_frequency`` steps, the weights become the average. Raise ValueError unless
-    ``momentum`` is in [0, 1] and the frequency is positive.
-
-    As in Keras, each of the ``calls`` that make a step averages, and overwrites if the step does. Between two steps the
-    weights stay, so the calls before the last are one average with a power of the momentum, taken before the rule.
-    """
-
-    def __init__(self, rule: Rule, momentum: float, overwrite_frequency: int | None, calls: int):
-        require(0 <= momentum <= 1, "ema_momentum must be in [0, 1]", momentum)
-        if overwrite_frequency is not None and (not isinstance(overwrite_frequency, int) or overwrite_frequency < 1):
-            raise ValueError(f"ema_overwrite_frequency must be an int above 0, or None, not {overwrite_frequency!r}")
-        super().__init__(rule)
-        self._momentum, self._frequency, self._earlier = momentum, overwrite_frequency, calls - 1
-
-    def _kept(self, step: int) -> float:
-        return self._momentum if step > 1 else 0.0
-
-    def _kept_before(self, step: int) -> float:
-        """Return the part of the average that the calls before the last keep: of one, where that overwrites."""
-        return self._kept(step) ** (min(self._earlier, 1) if self._overwrites(step) else self._earlier)
-
-    def within(self, average: np.ndarray, weights: np.ndarray, steps: int, calls: int) -> np.ndarray:
-        """Return the average after some calls of a step that is not complete, the one after so many steps."""
-        kept = self._momentum ** (min(calls, 1) if self._overwrites(steps + 1) else calls)
-        return average * kept + weights * (1 - kept)
-
-    def _overwrites(self, step: int) -> bool:
-        return self._frequency is not None and step % self._frequency == 0
-
-    def _do(
-        self, update: Update, weights: np.ndarray, gradient: Any, step: int, rate: float, state: Sequence[np.ndarray]
-    ) -> None:
-        if self._earlier:
-            self._average(state[-1], weights, step, self._kept_before(step))
-        update(weights, gradient, step, rate, *state[:-1])
-        self._average(state[-1], weights, step, self._kept(step))
-
-    def _average(self, average: np.ndarray, weights: np.ndarray, step: int, kept: float) -> None:
-        for mean, w in blocks(average, weights):
-            mean *= kept
-            mean += w * (1 - kept)
-        if self._overwrites(step):
-            weights[...] = average
-
-    def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
-        found = self._rule.on_gpu(step, rate)
-        if found is None:
-            return None
-        kernel, numbers = found
-        averaged = self._kept_before(step), self._kept(step), float(self._overwrites(step))
-        return _with_average(kernel, self._earlier > 0), (*numbers, *averaged)
 
 
 @functools.cache
