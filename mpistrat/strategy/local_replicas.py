@@ -74,7 +74,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         given = value, axis, self._engine.merged(options).timeout_seconds
-        return self.meet("all_gather", partial(replica_context.Gathered, self._engine), given)
+        return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), given)
 
 
 class _Reduced:

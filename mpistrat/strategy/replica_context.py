@@ -445,7 +445,7 @@ def own_rows(total: Any, replica: int, size: int) -> Any:
     return nest.map_structure(rows, total)
 
 
-class Gathered:
+class GatherOfReplicas:
     """The all-gather of the replicas of a rank, which give their values one by one."""
 
     def __init__(self, engine: Engine):
@@ -484,7 +484,7 @@ def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: Com
     seconds = engine.merged(options).timeout_seconds
     if len(values) == 1 and type(values[0]) is np.ndarray:  # fast path: the collective itself compares one array
         return engine.ops.gathered(values[0], axis, seconds)
-    call = Gathered(engine)
+    call = GatherOfReplicas(engine)
     with structures.refusals("all_gather", engine.topology, seconds):
         for each in values:
             call.give((each, axis, seconds))
