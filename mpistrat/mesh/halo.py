@@ -21,7 +21,7 @@ from mpistrat.representation import require
 from mpistrat.runtime.agreement.collective_lock import BROKEN, FREE, forbidden_threads
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 
-_BOUNDARIES = "periodic", "constant", "reflect"
+_BOUNDARIES = "periodic", "constant", "reflect", "dirichlet", "neumann"
 _NAME = "ShardedArray.halo"
 # Of a halo of a mesh: two tags of its exchange, and two of its adjoint. MPI has at least 32,767 tags.
 _FIRST_TAG, _HALOS, _BACK = 8192, 6000, 2
@@ -207,13 +207,16 @@ class _Exchange:
         before = after = None
         if name is not None and mesh.axis(name).size > 1:
             before, after = mesh.neighbors(name, edge == "periodic")
+        from_edge = edge == "neumann"  # mirrored at the face of the last element, not at its centre
+        low_mirrored = key(2 * width - from_edge, width - from_edge, -1)
+        high_mirrored = key(width + n - 2 + from_edge, n - 2 + from_edge, -1)
         for other, border, inside, own, mirrored, tags in (
-            (before, low, first, last, key(2 * width, width, -1), (tag, tag + 1)),
-            (after, high, last, first, key(width + n - 2, n - 2, -1), (tag + 1, tag)),
+            (before, low, first, last, low_mirrored, (tag, tag + 1)),
+            (after, high, last, first, high_mirrored, (tag + 1, tag)),
         ):
             if other is not None:
                 self._pair(mesh.topology.world, block, other, inside, border, tags)
-            elif edge == "constant":
+            elif edge in ("constant", "dirichlet"):
                 self.constants.append(border)
             else:
                 self.copies.append((border, own if edge == "periodic" else mirrored))

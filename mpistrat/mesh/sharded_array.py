@@ -227,7 +227,6 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     __bool__ = _refusing("bool()")
     __float__ = __int__ = __complex__ = _refusing("a conversion to a number")
-    __array__ = _refusing("numpy.asarray")
     __setitem__ = _refusing("an index")
     __reduce__ = _refusing("pickle")
 
@@ -259,6 +258,12 @@ class ShardedArray(NDArrayOperatorsMixin):
         shape, axes, cuts = self.layout
         return ShardedArray(self.local.T.copy("C"), self.mesh, Layout(shape[::-1], axes[::-1], cuts[::-1]))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the array of every rank, if no axis cuts this one."""
+        if any(name is not None for name in self.axes):
+            _refuse("numpy.asarray")
+        return self.local.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, ArrayLike) for each in inputs):
             return NotImplemented  # NumPy asks the variable, which reads its value
@@ -277,6 +282,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         if function in _OF_PARTS and is_plain and n < 4 and (function is not np.where or n == 3):
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
             return _elementwise(named, (*args, *kwargs.values()), {})
+        if function is np.roll:
+            return roll(*args, **kwargs)
         if function is np.linalg.norm and len(args) == 1 and not kwargs:
             wide = args[0] if args[0].dtype.kind in "fc" else args[0].astype(np.float64)  # squares of int8 overflow
             return np.sqrt(np.square(np.abs(wide)).sum())
@@ -435,8 +442,9 @@ class ShardedArray(NDArrayOperatorsMixin):
         width : int or sequence of int
             The border on both sides of each dimension; 0 for none.
         boundary : str or sequence of str
-            At the ends of the whole array, of each dimension: ``"periodic"`` has the other end, ``"constant"`` a
-            number, ``"reflect"`` the inside mirrored at the last element, as `numpy.pad`.
+            At the ends of the whole array, of each dimension: ``"periodic"`` has the other end, ``"constant"`` (or
+            ``"dirichlet"``) a number, ``"reflect"`` the inside mirrored at the last element, as `numpy.pad`, and
+            ``"neumann"`` the inside mirrored behind it, which is ``mode="symmetric"`` there: no flux through the face.
         constant : float
 
         Raises
@@ -511,6 +519,57 @@ def matmul(left: Any, right: Any) -> Any:
         op = FurtherOp.MAX if product.dtype == bool else ReduceOp.SUM
         product = _all_reduce(mesh, inner.axes[0], op, product)
     return ShardedArray(product, mesh, Layout(*zip(*rows, *columns, strict=True))) if product.ndim else product[()]
+
+
+def roll(a: ShardedArray, shift: Any, axis: Any = None) -> ShardedArray:
+    """Return an array of the same cut with elements that have moved along dimensions, as `numpy.roll`. Collective.
+
+    Without ``axis`` it has one dimension.
+    """
+    topology = a.mesh.topology
+    with structures.refusals("numpy.roll", topology):
+        if axis is None and a.ndim != 1:
+            _refuse("numpy.roll without axis")
+        dimensions = np.atleast_1d(0 if axis is None else axis)
+        if any(not -a.ndim <= each < a.ndim for each in dimensions):
+            raise ValueError(f"axis {axis} is out of range for the shape {a.shape}")
+        moves = tuple((int(by), int(dimension) % a.ndim) for by, dimension in np.broadcast(shift, dimensions))
+    structures.agree(topology, "numpy.roll", *a.layout, moves)
+    local = a.local
+    for by, dimension in moves:
+        name = a.axes[dimension]
+        ranks = None if name is None else Topology.of(a.mesh.comm(name))
+        if ranks is None or ranks.size == 1:
+            local = np.roll(local, by, dimension)
+        else:
+            local = _rolled(ranks, local, by, dimension, a.layout.cuts[dimension])
+    return ShardedArray(local.copy("C") if local is a.local else local, a.mesh, a.layout)
+
+
+def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts: Sequence[int]) -> np.ndarray:
+    """Return this rank's part of an array that the ranks have cut along a dimension, moved by some elements."""
+
+    def sources(rank: int) -> np.ndarray:
+        return (np.arange(cuts[rank], cuts[rank + 1]) - by) % cuts[-1]
+
+    rows, own, ranks = np.moveaxis(local, dimension, 0), topology.rank, range(topology.size)
+    holders = np.searchsorted(cuts, sources(own), side="right") - 1
+    sends: list[np.ndarray | None] = []
+    receives: list[np.ndarray | None] = []
+    for rank in ranks:
+        wanted = sources(rank)
+        mine = wanted[(wanted >= cuts[own]) & (wanted < cuts[own + 1])] - cuts[own]
+        sends.append(np.ascontiguousarray(rows[mine]) if len(mine) else None)
+        theirs = np.count_nonzero(holders == rank)
+        receives.append(np.empty((theirs, *rows.shape[1:]), rows.dtype) if theirs else None)
+    ways = [[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
+    with topology.lock.collective(operation("numpy.roll", (rows.dtype, rows.shape[1:]), by)):
+        exchange(topology, *ways)
+    out = np.empty(rows.shape, rows.dtype)
+    for rank, part in enumerate(receives):
+        if part is not None:
+            out[holders == rank] = part
+    return np.ascontiguousarray(np.moveaxis(out, 0, dimension))
 
 
 def _all_reduce(mesh: Mesh, name: str, op: Op, part: np.ndarray) -> np.ndarray:

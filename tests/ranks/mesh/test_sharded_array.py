@@ -274,11 +274,11 @@ def test_matmul(left, right):
         np.testing.assert_allclose([row @ column, row @ b[:, 0]], [a[0] @ b[:, 0]] * 2, rtol=1e-12)
 
 
-@pytest.mark.parametrize("boundary", ["periodic", "constant", "reflect"])
+@pytest.mark.parametrize("boundary", ["periodic", "constant", "reflect", "dirichlet", "neumann"])
 @pytest.mark.parametrize("width", [1, (1, 2, 1), (0, 1, 0)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int8])
 def test_halo(boundary, width, dtype):
-    mode = {"periodic": "wrap", "constant": "constant", "reflect": "reflect"}[boundary]
+    mode = {"periodic": "wrap", "dirichlet": "constant", "neumann": "symmetric"}.get(boundary, boundary)
     widths = np.broadcast_to(width, 3)
     for whole, u in arrays(dtype, (12, 17, 8)):
         padded = np.pad(whole, [(w, w) for w in widths], mode=mode)
@@ -288,6 +288,39 @@ def test_halo(boundary, width, dtype):
             assert halo.exchange().tobytes() == padded[wanted].tobytes()
         halo.inner[...] += 1
         np.testing.assert_array_equal(u.gather(), whole + np.asarray(1, dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.dtype(">i2"), bool])
+@pytest.mark.parametrize(
+    ("shift", "axis"), [(0, 0), (1, 0), (-5, 1), (100, 2), ((1, -3), (0, 1)), ((2, 3), 0), (4, (0, 2)), (7, -1)]
+)
+def test_roll(shift, axis, dtype):
+    for whole, u in arrays(dtype, (12, 17, 8)):
+        rolled = np.roll(u, shift, axis)
+        assert (rolled.axes, rolled.box, rolled.dtype) == (u.axes, u.box, u.dtype)
+        np.testing.assert_array_equal(rolled.gather(), np.roll(whole, shift, axis))
+        np.testing.assert_array_equal(u.gather(), whole)
+
+
+def test_roll_of_one_dimension_needs_no_axis():
+    u = ShardedArray.from_array(np.arange(13), mesh=meshes()[0], axes=["x"])
+    np.testing.assert_array_equal(np.roll(u, 4).gather(), np.roll(np.arange(13), 4))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="for several ranks")
+def test_ranks_that_roll_by_other_shifts_raise():
+    u = ShardedArray.from_array(np.arange(13), mesh=meshes()[0], axes=["x"])
+    with pytest.raises(MismatchError):
+        np.roll(u, MPI.COMM_WORLD.rank)
+    np.testing.assert_array_equal(np.roll(u, 1).gather(), np.roll(np.arange(13), 1))
+
+
+def test_array_that_no_axis_cuts_is_whole():
+    u = ShardedArray.from_array(np.ones((8, 2)), mesh=meshes()[0], axes=(None, None))
+    assert np.asarray(u) is u.local
+    copy = np.array(u, np.float32)
+    assert copy.dtype == np.float32
+    assert np.array(u) is not u.local
 
 
 def test_a_constant_stays():
@@ -302,7 +335,7 @@ def test_a_constant_stays():
         assert (expected == 7).sum() == 2 * 4 + 2 * 8
 
 
-@pytest.mark.parametrize("boundary", ["periodic", "constant", ("reflect", "constant", "periodic")])
+@pytest.mark.parametrize("boundary", ["periodic", "constant", "neumann", ("reflect", "constant", "periodic")])
 def test_adjoint(boundary):
     """The scalar product of w with the exchange of u is that of the adjoint of w with u."""
     for whole, u in arrays(np.float64, (12, 17, 8)):
@@ -386,6 +419,7 @@ def test_files_by_parts(name, axes, tmp_path):
         (lambda u: np.sum(u, 0, np.float32), r"numpy.sum does not work .* use gather\(\)"),
         (lambda u: np.zeros_like(u, shape=(3,)), "numpy.zeros_like with shape does not work"),
         (lambda u: [*u], "an index does not work"),
+        (lambda u: np.roll(u, 1), "numpy.roll without axis does not work"),
         (lambda u: u[::2], "an index does not work"),
         (lambda u: u[1:, [0]], "an index does not work"),
         (lambda u: u.__setitem__(slice(1), 0), "an index does not work"),
@@ -411,12 +445,13 @@ def test_what_it_cannot_do(call, message):
         (lambda mesh, u: u.redistribute(("x", None), {"x": [1]}), "lengths that make up the 8 rows"),
         (lambda mesh, u: u.redistribute((None, None), {"x": [8]}), "which cut no dimension"),
         (lambda mesh, u: u.halo(9, "periodic"), "needs at least 9 rows on each rank"),
-        (lambda mesh, u: u.halo(1, "mirror"), "must be one of periodic, constant, reflect"),
+        (lambda mesh, u: u.halo(1, "mirror"), "must be one of periodic, constant, reflect, dirichlet, neumann"),
         (lambda mesh, u: u.halo((1, 2, 3)), "one value for each of 2 dimensions"),
         (lambda mesh, u: u.halo(1.0), "must be an int of at least 0, not 1.0"),
         (lambda mesh, u: u.astype(int).halo(1, "constant", 0.5), "int64 cannot hold the constant 0.5"),
         (lambda mesh, u: u.halo(1, "constant", "zero"), "could not convert string"),
         (lambda mesh, u: u.sum(2), "axis 2 is out of range"),
+        (lambda mesh, u: np.roll(u, 1, 2), "axis 2 is out of range"),
         (lambda mesh, u: Mesh.for_grid(4), "from 1 to 3"),
         (lambda mesh, u: u.sum((0, -2)), "duplicate value"),
         (lambda mesh, u: u @ 3.0, "matrices that fit"),
