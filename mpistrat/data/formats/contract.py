@@ -44,6 +44,11 @@ def skips(on_bad_row: str) -> bool:
     return on_bad_row == "skip"
 
 
+def reason(error: Exception) -> str:
+    """Return the message of an error without what to do about it."""
+    return str(error).partition("; fix: ")[0]
+
+
 def left_out(rows: Sequence[str]) -> str:
     """Return a text about rows that are left out: how many they are, and where the first are."""
     if not rows:

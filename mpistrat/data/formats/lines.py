@@ -18,7 +18,7 @@ import numpy as np
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, not_of_format, what_it_is
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
-from mpistrat.data.formats.contract import left_out, skips
+from mpistrat.data.formats.contract import left_out, reason, skips
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.environment import rc
@@ -120,7 +120,7 @@ class LineFormat(BlockFormat):
                             left += [((low + high) // 2, high), (low, (low + high) // 2)]
                             continue
                         bad.append((begin + ends[low], begin + ends[high]))
-                        what = str(error).removeprefix(f"file {path!r}").lstrip(",: ").partition("; fix: ")[0]
+                        what = reason(error).removeprefix(f"file {path!r}").lstrip(",: ")
                         told.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
                 line += _line_ends(text)
         spans = np.array(bad, np.int64).reshape(-1, 2)

@@ -14,7 +14,7 @@ import numpy as np
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError, not_of_format
 from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks, layout_of
-from mpistrat.data.formats.contract import left_out, needed, skips
+from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset's: all up to the first dot of the file's own name
@@ -73,7 +73,7 @@ class Tar(BlockFormat):
             except (DataFileError, DatasetNotFoundError) as error:
                 if not self._skips:
                     raise
-                bad.append(f"sample {key!r} ({str(error).partition('; fix: ')[0]})")
+                bad.append(f"sample {key!r} ({reason(error)})")
                 continue
             rows.append(row)
         starts, places = np.arange(len(rows) + 1), np.array(rows, np.int64).reshape(len(rows), len(names), 2)

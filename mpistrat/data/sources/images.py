@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.formats.contract import left_out, needed, skips
+from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.formats.tar import image_of
 from mpistrat.data.rows import elements
 from mpistrat.data.rows.contracts import Source
@@ -45,7 +45,7 @@ class ImageSource(Source):
             try:
                 self._image(path)
             except DataFileError as error:
-                found.append((path, str(error).partition("; fix: ")[0]))
+                found.append((path, reason(error)))
         return found
 
     def _leave_out(self, bad: Sequence[tuple[str, str]], warn: bool = True) -> None:
