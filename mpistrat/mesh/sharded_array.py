@@ -548,27 +548,33 @@ def roll(a: ShardedArray, shift: Any, axis: Any = None) -> ShardedArray:
 
 def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts: Sequence[int]) -> np.ndarray:
     """Return this rank's part of an array that the ranks have cut along a dimension, moved by some elements."""
+    rows, own, n = np.moveaxis(local, dimension, 0), topology.rank, cuts[-1]
 
-    def sources(rank: int) -> np.ndarray:
-        return (np.arange(cuts[rank], cuts[rank + 1]) - by) % cuts[-1]
+    def moved(source: int, target: int) -> list[tuple[slice, slice]]:
+        """Return rows of one rank that another one gets, in its order: those of the source, and of the target."""
+        start, length = (cuts[target] - by) % n, cuts[target + 1] - cuts[target]
+        bounds = [(base, max(base, cuts[source]), min(base + length, cuts[source + 1])) for base in (start, start - n)]
+        return [
+            (slice(low - cuts[source], high - cuts[source]), slice(low - base, high - base))
+            for base, low, high in bounds
+            if low < high
+        ]
 
-    rows, own, ranks = np.moveaxis(local, dimension, 0), topology.rank, range(topology.size)
-    holders = np.searchsorted(cuts, sources(own), side="right") - 1
-    sends: list[np.ndarray | None] = []
-    receives: list[np.ndarray | None] = []
-    for rank in ranks:
-        wanted = sources(rank)
-        mine = wanted[(wanted >= cuts[own]) & (wanted < cuts[own + 1])] - cuts[own]
-        sends.append(np.ascontiguousarray(rows[mine]) if len(mine) else None)
-        theirs = np.count_nonzero(holders == rank)
-        receives.append(np.empty((theirs, *rows.shape[1:]), rows.dtype) if theirs else None)
+    def joined_rows(slices: list[slice], of: np.ndarray) -> np.ndarray | None:
+        return np.concatenate([of[each] for each in slices]) if slices else None
+
+    out = np.empty(rows.shape, rows.dtype)
+    places = [[target for _, target in moved(source, own)] for source in range(topology.size)]
+    sends = [joined_rows([source for source, _ in moved(own, target)], rows) for target in range(topology.size)]
+    receives = [joined_rows(each, out) for each in places]
     ways = [[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
     with topology.lock.collective(operation("numpy.roll", (rows.dtype, rows.shape[1:]), by)):
         exchange(topology, *ways)
-    out = np.empty(rows.shape, rows.dtype)
-    for rank, part in enumerate(receives):
-        if part is not None:
-            out[holders == rank] = part
+    for slices, part in zip(places, receives, strict=True):
+        for each in slices:
+            assert part is not None
+            length = each.stop - each.start
+            out[each], part = part[:length], part[length:]
     return np.ascontiguousarray(np.moveaxis(out, 0, dimension))
 
 

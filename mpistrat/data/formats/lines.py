@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import gzip
 import io
+import itertools
 import os
 import zlib
 from abc import abstractmethod
@@ -88,13 +89,17 @@ class LineFormat(BlockFormat):
         layout = blocks_of(record)
         begin, end = layout.places[number : number + 2].tolist()
         first, last = layout.starts[number : number + 2].tolist()
+        spans = layout.places[len(layout.starts) + self.extra(record) :].reshape(-1, 2)
+        bad = spans[(spans[:, 0] >= begin) & (spans[:, 1] <= end)].tolist()
+        while bad and bad[-1][1] == end:  # of blocks without a good row, which belong to this one
+            end = bad.pop()[0]
+        parts = []
         with self._opened(path) as (file, _):
-            file.seek(begin)
-            text = file.read(end - begin)
-        bad = layout.places[len(layout.starts) + self.extra(record) :].reshape(-1, 2) - begin
-        bad = bad[(bad[:, 0] >= 0) & (bad[:, 1] <= end - begin)]
-        cuts = [0, *bad.ravel().tolist(), len(text)]
-        text = b"".join(text[start:stop] for start, stop in zip(cuts[::2], cuts[1::2], strict=True))
+            for start, stop in pairwise([begin, *itertools.chain(*bad), end]):
+                file.seek(start)
+                parts.append(file.read(stop - start))
+        # A line that ends in "\r" must not be joined with an empty one that ends in "\n".
+        text = b"".join(each[:-1] + b"\n" if each.endswith(b"\r") and bad else each for each in parts[::2])
         return self.rows_of(path, record, text, first, last - first)
 
     def checked(self, path: str, record: FileRecord) -> FileRecord:

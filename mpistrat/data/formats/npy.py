@@ -95,7 +95,10 @@ def _column(path: str, file: BinaryIO, name: str, place: int, nbytes: int) -> tu
     if min(shape, default=0) < 0:
         raise DataFileError.of_file(path, f"its header has the shape {shape}; fix: copy or write it again")
     if not shape:
-        raise DatasetMismatchError(f"file {path!r}: its array is a scalar; fix: axis 0 must be that of the samples")
+        which = f"its array {name!r}" if path.endswith(".npz") else "its array"
+        raise DatasetMismatchError(
+            f"file {path!r}: {which} is a scalar, and axis 0 must be that of the samples; fix: name others by arrays="
+        )
     if dtype.hasobject:
         raise DataFileError.of_file(path, "it holds Python objects; fix: save an array of numbers or strings")
     size = math.prod(shape) * dtype.itemsize

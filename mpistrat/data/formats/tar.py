@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import tarfile
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,21 +17,27 @@ from mpistrat.data import limits
 from mpistrat.data.errors import DataFileError, DatasetNotFoundError, not_of_format
 from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks, layout_of
 from mpistrat.data.formats.contract import left_out, needed, reason, skips
+from mpistrat.data.formats.npy import header
 from mpistrat.data.hdf5.records import FileRecord, InBlocks
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset's: all up to the first dot of the file's own name
+_IMAGES = {"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "bmp", "gif", "tif", "tiff", "webp"}
 _TEXTS = {"txt", "text", "transcript", "json"}
 _INTEGERS = {"cls", "cls2", "class", "count", "index", "inx", "id"}
+_END, _PIECE = 1024, 1 << 20  # bytes of zeros that end an archive, and bytes read at once to see that nothing follows
 _RANGES = {"I": 1, "F": 2}  # Pillow's modes of more than 8 bits, by the first letter: integers, numbers
 
 
 def image_of(file: Any, path: str, size: tuple[int, int] | None, mode: str) -> np.ndarray:
     """Return an image. Raise DataFileError, which names ``path``, if it cannot be read or ``mode`` cuts values off."""
+    pillow = needed("PIL.Image", "images")
     try:
-        with needed("PIL.Image", "images").open(file) as image:
+        with pillow.open(file) as image:
             found, made = image.mode, image.convert(mode)
             values = np.array(made if size is None else made.resize(size[::-1]))
     except Exception as error:  # of any format of images
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
+            raise  # which says nothing about the image
         raise DataFileError.of_file(path, f"it cannot be read ({error}); fix: copy it again, or remove it") from error
     if _RANGES.get(found[0], 0) > _RANGES.get(mode[0], 0):  # Pillow has cut large values off
         raise DataFileError.of_file(
@@ -67,9 +75,12 @@ class Tar(BlockFormat):
         for key, members in samples.items():
             try:
                 row = [place for name in names for place in _member(path, key, members, name)]
-                if self._skips or not rows:
-                    values = self._row(path, row, names)
-                    first = first if rows else values
+                if not rows:
+                    first = self._row(path, row, names)
+                elif self._skips:
+                    self._checked(
+                        path, repr(key), self._row(path, row, names), [(each.dtype, each.shape) for each in first]
+                    )
             except (DataFileError, DatasetNotFoundError) as error:
                 if not self._skips:
                     raise
@@ -86,7 +97,19 @@ class Tar(BlockFormat):
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         names = [column.name for column in record.columns]
         places = [int(at) for column in record.columns for at in layout_of(column).places[2 * number : 2 * number + 2]]
-        return [value[None] for value in self._row(path, places, names)]
+        values = self._row(path, places, names)
+        expected = [(column.stored, column.shape) for column in record.columns]
+        return [value[None] for value in self._checked(path, f"number {number}", values, expected)]
+
+    def _checked(self, path: str, key: str, values: list[np.ndarray], expected: Sequence[Any]) -> list[np.ndarray]:
+        """Return the values of a sample. Raise DataFileError if one is not of the dtype and shape of the first one."""
+        for value, first in zip(values, expected, strict=True):
+            if (value.dtype, value.shape) != first:
+                ours, its = ("{} of shape {}".format(*each) for each in ((value.dtype, value.shape), first))
+                what = f"sample {key} has {ours}, and the first one {its}"
+                fix = "give size= for images, or decode=False and a function of map"
+                raise DataFileError.of_file(path, f"{what}; fix: {fix}")
+        return values
 
     def _row(self, path: str, places: Sequence[int], names: Sequence[str]) -> list[np.ndarray]:
         """Return the values of a sample, whose fields have these offsets and sizes."""
@@ -104,8 +127,8 @@ class Tar(BlockFormat):
             if self._decodes and end in _INTEGERS:
                 return np.array(int(raw))
             if self._decodes and end == "npy":
-                return np.load(io.BytesIO(raw), allow_pickle=False)
-            if self._decodes and f".{end}" in needed("PIL.Image", "images").registered_extensions():
+                return _array_of(raw)
+            if self._decodes and end in _IMAGES:
                 return image_of(io.BytesIO(raw), where, self._size, self._mode)
             made = np.empty((), object)
             made[()] = raw.decode() if self._decodes and end in _TEXTS else raw
@@ -133,7 +156,27 @@ def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
                 raise DataFileError.of_file(path, f"{what}; fix: write the members of a sample one after another")
             found.setdefault(key, {})[end] = member.offset_data, member.size
             last = key
+        end_of_samples = archive.offset
+    # The library takes a header that it cannot read for the end.
+    with open(path, "rb") as file:
+        file.seek(end_of_samples)
+        pieces = iter(partial(file.read, _PIECE), b"")
+        if os.path.getsize(path) - end_of_samples < _END or any(each.strip(b"\0") for each in pieces):
+            what = f"it does not end as a tar archive does after {len(found)} samples, at byte {end_of_samples}"
+            raise DataFileError.of_file(path, f"{what}; fix: copy it again, and give joined archives one by one")
     return found
+
+
+def _array_of(raw: bytes) -> np.ndarray:
+    """Return the array of an npy file. Raise ValueError if it is not one, or is not as large as it claims."""
+    file = io.BytesIO(raw)
+    try:
+        shape, columns_first, dtype = header(file)
+    except EOFError as error:
+        raise ValueError(str(error)) from None
+    if dtype.hasobject or min(shape, default=0) < 0 or file.tell() + math.prod(shape) * dtype.itemsize != len(raw):
+        raise ValueError(f"an array of {dtype} and shape {shape} in {len(raw)} bytes")
+    return np.frombuffer(raw, dtype, offset=file.tell()).reshape(shape, order="F" if columns_first else "C")
 
 
 def _member(path: str, key: str, members: dict[str, tuple[int, int]], name: str) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class ImageSource(Source):
         found = []
         for path, _ in files if self._skips else ():
             try:
-                self._image(path)
+                self._decoded(path)
             except DataFileError as error:
                 found.append((path, reason(error)))
         return found
@@ -96,6 +96,13 @@ class ImageSource(Source):
             ) from None
 
     def _image(self, path: str) -> np.ndarray:
+        try:
+            return self._decoded(path)
+        except OSError as error:
+            raise DataFileError.unreadable(os.path.join(self._folder, path), error) from None
+
+    def _decoded(self, path: str) -> np.ndarray:
+        """Return an image. Raise OSError where the system cannot read it, which says nothing about the image."""
         path = os.path.join(self._folder, path)
         limits.check_path(path)
         return image_of(path, path, self._size, self._mode)
@@ -116,7 +123,7 @@ class ImageSource(Source):
         self._found, error = ranks.all_gather_object((found, error))[0]
         if error is not None:
             raise error
-        bad = ranks.all_gather_object(self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
+        bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
         self._leave_out(sorted(each for some in bad for each in some), ranks.rank == 0)
 
     def identity(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from mpistrat.integrations.keras import hooks, step
+from mpistrat.integrations.keras.parts import is_dataset
 from mpistrat.runtime.environment import rc
 from mpistrat.strategy import keras_models
 from mpistrat.training.elastic_state import ElasticState
@@ -39,16 +40,18 @@ class ElasticCallback(keras.callbacks.Callback):
     Raises
     ------
     ValueError
-        At the beginning of training: with ``steps_per_epoch``, if the next run may have fewer ranks (``mpistrat run
-        --elastic fewer``), as Keras' weights depend on their number, if ``copy_share`` is out of range, or if the model
-        has no strategy.
+        At the beginning of training: with ``steps_per_epoch``; with an input other than arrays, a ``PyDataset`` and a
+        dataset of `mpistrat.data`, as only these can be read again from a batch on; if the next run may have fewer
+        ranks (``mpistrat run --elastic fewer``), as Keras' weights depend on their number; if ``copy_share`` is out of
+        range, or the model has no strategy.
     OSError, mpistrat.data.DataFileError
         On every rank, if the directory cannot be written, or its newest checkpoint is damaged.
 
     Notes
     -----
     Weights, optimizer, metrics, random generators and the place are kept; what other callbacks have noted, and the
-    history of earlier epochs, are not.
+    history of earlier epochs, are not. An epoch of unknown length is begun again. Let it be the last callback: what
+    others change at the end of training is then saved, too.
 
     Examples
     --------
@@ -115,7 +118,7 @@ class ElasticCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the state."""
-        self._keep(self._epoch + 1, 0)
+        self._keep(self.params["epochs"], 0)  # also after `EarlyStopping`
         self._state.finish()
 
     def _keep(self, epoch: int, batches: int) -> None:
@@ -183,12 +186,20 @@ def _generators() -> list[Any]:
 
 
 def uses_elastic(values: dict[str, Any]) -> bool:
-    """Return whether `fit` was given an `ElasticCallback`. Raise ValueError if it has ``steps_per_epoch``."""
-    callbacks = keras.tree.flatten(values.get("callbacks") or [])
-    if not any(isinstance(each, ElasticCallback) for each in callbacks):
+    """Return whether `fit` was given an `ElasticCallback`. Raise ValueError if it cannot go on within an epoch."""
+    callbacks = values.get("callbacks") or []
+    callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
+    if not any(isinstance(each, ElasticCallback) for each in keras.tree.flatten(callbacks)):
         return False
     if values.get("steps_per_epoch") is not None:
         raise ValueError(
             "ElasticCallback goes on within an epoch of the input: give fit no steps_per_epoch, and an input that ends"
+        )
+    x = values.get("x")
+    are_arrays = all(hasattr(each, "__array__") and hasattr(each, "shape") for each in keras.tree.flatten(x))
+    if not (are_arrays or is_dataset(x) or isinstance(x, keras.utils.PyDataset)):
+        raise ValueError(
+            f"ElasticCallback cannot go on within an epoch of a {type(x).__name__}, whose order it cannot draw again: "
+            "give fit arrays, a PyDataset or a dataset of mpistrat.data"
         )
     return True

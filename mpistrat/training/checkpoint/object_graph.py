@@ -116,7 +116,7 @@ def check(name: str, thing: Any) -> None:
 def _walk(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
     try:
         _visit(name, thing, graph, met, owners)
-    except (TypeError, ValueError) as error:  # goes on: the variables say which ranks are to know of it
+    except Exception as error:  # goes on: the variables say which ranks are to know of it
         graph.wrong.append(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,7 +37,7 @@ class StateDict:
     def set(self, structure: Any) -> None:
         """Let the object take a structure with its own arrays. It makes those that it lacks, which are zeros then."""
         before = self.arrays()
-        self._thing.load_state_dict(_taken(structure, before))
+        self._thing.load_state_dict(_taken(structure, before, self._thing.state_dict()))
         self._grown = not before.keys() >= self.arrays().keys()
 
     def when_grown(self, function: Callable[[], object]) -> None:
@@ -69,18 +70,21 @@ class StateDict:
         return described(self._thing.state_dict(), ""), found
 
 
-def _taken(structure: Any, there: Mapping[str, Any]) -> Any:
-    """Return a state of a structure, with the arrays that are ``there``, and zeros for others."""
+def _taken(structure: Any, there: Mapping[str, Any], like: Any) -> Any:
+    """Return a state of a structure, with arrays that are ``there``, or zeros, and dicts of the kinds of ``like``."""
     if isinstance(structure, (list, tuple)):
-        parts = [_taken(each, there) for each in structure]
+        likes = like if isinstance(like, (list, tuple)) and len(like) == len(structure) else (None,) * len(structure)
+        parts = [_taken(each, there, its) for each, its in zip(structure, likes, strict=True)]
         return tuple(parts) if isinstance(structure, tuple) else parts
     if not isinstance(structure, dict):
         return structure
-    if _ITEMS in structure:
-        return {key: _taken(each, there) for key, each in structure[_ITEMS]}
-    if _ARRAY not in structure:
-        return {key: _taken(each, there) for key, each in structure.items()}
-    if structure[_ARRAY] in there:
-        return there[structure[_ARRAY]]
-    zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
-    return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
+    if _ARRAY in structure:
+        if structure[_ARRAY] in there:
+            return there[structure[_ARRAY]]
+        zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
+        return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
+    made = copy.copy(like) if isinstance(like, dict) else {}  # a Counter or an OrderedDict, with its attributes
+    items = {key: _taken(each, there, made.get(key)) for key, each in structure.get(_ITEMS, structure.items())}
+    made.clear()
+    made.update(items)
+    return made

@@ -106,3 +106,31 @@ def test_bad_images(tmp_path):
         path.write_bytes(b"")
     with pytest.warns(UserWarning, match="4 rows"), pytest.raises(DataFileError, match="none of the 4 images"):
         Dataset.from_images(tmp_path, on_bad_row="skip")
+
+
+def test_an_error_of_the_system_is_no_bad_image(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    image.new("L", (3, 2)).save(tmp_path / "a" / "0.png")
+    for error in (OSError(5, "Input/output error"), MemoryError()):
+
+        def fails(*args, error=error):
+            raise error
+
+        monkeypatch.setattr(image, "open", fails)
+        with pytest.raises(type(error)):
+            Dataset.from_images(tmp_path, mode="L", on_bad_row="skip")
+
+
+def test_blocks_of_bad_lines_only(tmp_path, monkeypatch):
+    """They are not read with the block before them."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xff\n" * 3 + b"a\n" + b"\xff\n" * 6 + b"b\n\xff\n" + b"\xff\n" * 4)
+    monkeypatch.setattr(lines, "BLOCK_ROWS", 2)
+    assert read(lambda: Dataset.from_text(path, on_bad_row="skip"))[0] == ["a", "b"]
+
+
+def test_ends_of_lines_are_not_joined(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x\r\xff\n\ny\n")
+    assert read(lambda: Dataset.from_text(path, on_bad_row="skip"))[0] == ["x", "", "y"]

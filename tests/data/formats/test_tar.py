@@ -92,3 +92,41 @@ def test_bad_samples(tmp_path):
     path.write_bytes(b"no tar" * 200)
     with pytest.raises(DataFileError, match="not a tar archive"):
         len(Dataset.from_tar(path, "x"))
+
+
+@pytest.mark.parametrize("damage", ["header", "cut", "cut in a member", "joined"])
+def test_what_the_library_takes_for_the_end(tmp_path, damage):
+    """Python's tarfile ends silently at a header that it cannot read: samples would be missing."""
+    path = tmp_path / "a.tar"
+    write(path, [(f"{k}.cls", b"%d" % k) for k in range(10)])
+    raw = bytearray(path.read_bytes())
+    assert len(Dataset.from_tar(path, "cls")) == 10
+    if damage == "header":
+        raw[4 * 1024 + 20] ^= 1
+    path.write_bytes({"header": raw, "cut": raw[:4096], "joined": raw + raw}.get(damage, raw[:4700]))
+    with pytest.raises(DataFileError, match=r"(does not end as a tar archive|not a tar archive)"):
+        len(Dataset.from_tar(path, "cls"))
+
+
+def test_arrays_of_another_dtype_are_not_cast(tmp_path):
+    path = tmp_path / "a.tar"
+    arrays = [1, 2], [1.5, 2.7], [3, 4]
+    write(path, [(f"{k}.npy", npy(np.array(each))) for k, each in enumerate(arrays)])
+    with pytest.raises(DataFileError, match=r"float64 of shape \(2,\), and the first one int64"):
+        list(Dataset.from_tar(path, "npy"))
+    with pytest.warns(UserWarning, match="1 row cannot be read"):
+        rows = [row.tolist() for row in Dataset.from_tar(path, "npy", on_bad_row="skip")]
+    assert rows == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", npy(np.arange(3))[:-1], npy(np.arange(3)) + b"x"])
+def test_bad_arrays_are_left_out(tmp_path, content):
+    path = tmp_path / "a.tar"
+    write(path, [("a.npy", npy(np.arange(3))), ("b.npy", content), ("c.h5", b"")])
+    with pytest.warns(UserWarning, match="2 rows cannot be read"):
+        assert [row.tolist() for row in Dataset.from_tar(path, "npy", on_bad_row="skip")] == [[0, 1, 2]]
+
+
+def test_only_images_are_images(tmp_path):
+    write(tmp_path / "a.tar", [("a.h5", b"x"), ("a.pdf", b"y"), ("b.h5", b"z"), ("b.pdf", b"")])
+    assert [*Dataset.from_tar(tmp_path / "a.tar", ("h5", "pdf"))] == [(b"x", b"y"), (b"z", b"")]

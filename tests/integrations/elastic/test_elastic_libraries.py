@@ -42,11 +42,21 @@ def test_fit_goes_on_within_an_epoch(tmp_path, backend, kind, ranks, losses):
     assert "ran out of data" not in ended.output
 
 
-def test_share_of_copies_out_of_range(tmp_path):
+def test_what_cannot_go_on_within_an_epoch(tmp_path):
     needs("keras", "torch")
     ended = run("keras_program.py", tmp_path, "arrays", json.dumps([("refused", [])]), KERAS_BACKEND="torch").check()
-    ended.shows("copy_share must be above 0 and at most 1, not 2")
+    ended.shows(
+        "copy_share must be above 0 and at most 1, not 2",
+        "cannot go on within an epoch of a generator",
+        "give fit no steps_per_epoch",
+    )
     assert os.listdir(tmp_path) == []
+
+
+def test_a_training_that_was_stopped_early_has_ended(tmp_path):
+    needs("keras", "torch")
+    ended = run("keras_program.py", tmp_path, "arrays", json.dumps([("stopped early", [])]), KERAS_BACKEND="torch")
+    ended.check().shows("same True, epochs after the end 0")
 
 
 @pytest.mark.timeout(420)

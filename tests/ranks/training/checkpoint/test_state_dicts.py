@@ -33,6 +33,41 @@ def test_any_object_with_a_state_dict(prefix):
     np.testing.assert_array_equal(other.state["of"][3], [5, 5])
 
 
+def test_schedules_within_schedules(prefix):
+    """One of them keeps its milestones in a Counter."""
+    torch = pytest.importorskip("torch")
+
+    def schedule():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        parts = [torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])]
+        return optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [3])
+
+    def rates(optimizer, rate, steps):
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            rate.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    optimizer, rate = schedule()
+    rates(optimizer, rate, 2)
+    path = Checkpoint(optimizer=optimizer, rate=rate).save(prefix)
+    expected = rates(optimizer, rate, 8)
+    optimizer, rate = schedule()
+    Checkpoint(optimizer=optimizer, rate=rate).restore(path)
+    assert rates(optimizer, rate, 8) == expected
+
+
+def test_an_object_that_fails_on_one_rank_raises_on_all(comm, prefix):
+    counter = Counter(1)
+    checkpoint = Checkpoint(counter=counter, array=np.zeros(2))
+    if comm.rank == comm.size - 1:
+        counter.state_dict = lambda: 1 / 0
+    with pytest.raises((ZeroDivisionError, RuntimeError), match="division"):
+        checkpoint.save(prefix)
+
+
 def made(torch, seed, width=4):
     torch.manual_seed(seed)
     layers = torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1, dtype=torch.bfloat16)
