@@ -108,7 +108,7 @@ class LineFormat(BlockFormat):
             return record
         layout = blocks_of(record)
         blocks = len(layout.starts) - 1
-        places, bad, told = layout.places[: blocks + 1], [], []
+        places, bad, reasons = layout.places[: blocks + 1], [], []
         with self._opened(path) as (file, _):
             line = 1 + _line_ends(file.read(int(places[0])))
             for first, (begin, end) in zip(layout.starts.tolist(), pairwise(places.tolist()), strict=False):
@@ -126,7 +126,7 @@ class LineFormat(BlockFormat):
                             continue
                         bad.append((begin + ends[low], begin + ends[high]))
                         what = reason(error).removeprefix(f"file {path!r}").lstrip(",: ")
-                        told.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
+                        reasons.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
                 line += _line_ends(text)
         spans = np.array(bad, np.int64).reshape(-1, 2)
         counts = np.diff(layout.starts) - np.histogram(spans[:, 0], places)[0]
@@ -134,7 +134,7 @@ class LineFormat(BlockFormat):
         begins = np.cumsum([0, *counts[kept]])
         own = np.concatenate([places[kept], places[-1:], layout.places[blocks + 1 :], spans.ravel()])
         columns = tuple(column._replace(layout=InBlocks(begins, own)) for column in record.columns)
-        return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(told))
+        return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(reasons))
 
 
 class Text(LineFormat):

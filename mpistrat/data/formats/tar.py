@@ -137,8 +137,8 @@ class Tar(BlockFormat):
             raise DataFileError.of_file(where, f"it cannot be decoded ({error}); fix: write it again") from None
 
     def __str__(self) -> str:
-        told = ", without bad samples" if self._skips else ""
-        return f"tar, size={self._size}, mode={self._mode!r}, decode={self._decodes}{told}"
+        without = ", without bad samples" if self._skips else ""
+        return f"tar, size={self._size}, mode={self._mode!r}, decode={self._decodes}{without}"
 
 
 def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:

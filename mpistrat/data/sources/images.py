@@ -111,8 +111,8 @@ class ImageSource(Source):
         return ArraySource({1: np.array([label for _, label in self._files()])}) if name == 1 else self
 
     def fingerprint(self) -> Any:
-        told = ", without bad ones" if self._skips else ""
-        return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}{told}"
+        without = ", without bad ones" if self._skips else ""
+        return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}{without}"
 
     def agree(self, ranks: Topology) -> None:
         found = error = None
