@@ -98,8 +98,8 @@ class LineFormat(BlockFormat):
             for start, stop in pairwise([begin, *itertools.chain(*bad), end]):
                 file.seek(start)
                 parts.append(file.read(stop - start))
-        # A line that ends in "\r" must not be joined with an empty one that ends in "\n".
-        text = b"".join(each[:-1] + b"\n" if each.endswith(b"\r") and bad else each for each in parts[::2])
+        # An end of "\r" would take an empty line of "\n" after it for its own; as "\r\n" it cannot.
+        text = b"".join(each + b"\n" if each.endswith(b"\r") and bad else each for each in parts[::2])
         return self.rows_of(path, record, text, first, last - first)
 
     def checked(self, path: str, record: FileRecord) -> FileRecord:
