@@ -21,9 +21,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays.arrays import as_numpy, refuse_masked
-from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError, FilterUnavailableError
-from mpistrat.data.options import INFINITE_CARDINALITY
 from mpistrat.data.write.shared_file import Block
 from mpistrat.process.files import write_all
 from mpistrat.process.waiting import begin_call
@@ -76,10 +74,11 @@ class WritableRows(NamedTuple):
 
 def is_stream(rows: Any, files: int) -> bool:
     """Return whether rows are read in order, as a stream of batches. Raise ValueError if that has no end."""
-    if isinstance(rows, Dataset):
-        if rows.cardinality() == INFINITE_CARDINALITY:
+    definition = getattr(rows, "definition", None)  # of a Dataset
+    if definition is not None:
+        if not definition.streamed and definition.ready().length is None:
             raise ValueError("an endless dataset cannot be written: use take(), or repeat() with a count")
-        stream = rows.batch_size is not None or rows.cardinality() < 0
+        stream = definition.streamed or definition.batch_size is not None
     else:
         # A tuple is a structure, as everywhere else: `named` refuses it. Taken for batches, it appended y to x.
         stream = not (nest.is_nested(rows) or isinstance(rows, list) or hasattr(rows, "shape"))
@@ -93,8 +92,9 @@ def is_stream(rows: Any, files: int) -> bool:
 
 def random_access(rows: Any) -> WritableRows:
     """Return the rows of arrays of one length (or raise DatasetMismatchError), or of a dataset of known length."""
-    if isinstance(rows, Dataset):
-        return _of_dataset(rows)
+    if hasattr(rows, "definition"):
+        plan = rows.definition.ready().plan
+        return rows_of_plan(plan, range(plan.length), next(rows.epochs))
     arrays = named(rows)
     columns = {name: column_of(name, array) for name, array in arrays.items()}
     lengths = {name: len(array) for name, array in arrays.items()}
@@ -107,20 +107,23 @@ def random_access(rows: Any) -> WritableRows:
     )
 
 
-def _of_dataset(dataset: Dataset) -> WritableRows:
+def rows_of_plan(
+    plan: Any, which: range, iteration: int, names: Callable[[Any], dict[str, Any]] | None = None
+) -> WritableRows:
+    """Return some consecutive rows of an iteration of a plan. ``names`` is by default `named`."""
+    all_named = names or named
     columns = {}
-    for name, each in named(dataset.element_spec).items():
+    for name, each in all_named(plan.element_spec()).items():
         if None in each.shape:
             raise DatasetMismatchError(
                 f"dataset {name!r} has rows of different shapes ({each}); fix: give all rows of a dataset one shape"
             )
         columns[name] = _column(name, each.dtype, each.shape, {})
-    epoch = next(dataset.epochs)
 
     def read(first: int, stop: int) -> dict[str, np.ndarray]:
-        return named(dataset.skip(first).batch(stop - first).definition.ready().plan.element(0, epoch))
+        return all_named(plan.read_rows(plan.locate(np.array(which[first:stop]), iteration)))
 
-    return WritableRows(len(dataset), columns, read)
+    return WritableRows(len(which), columns, read)
 
 
 def named(tree: Any) -> dict[str, Any]:

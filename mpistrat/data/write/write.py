@@ -17,7 +17,6 @@ import h5py
 import numpy as np
 
 from mpistrat.arrays.arrays import as_numpy
-from mpistrat.data.dataset import Dataset
 from mpistrat.data.errors import DatasetMismatchError, EmptyDatasetError, naming
 from mpistrat.data.formats.hdf5 import Hdf5
 from mpistrat.data.hdf5.describe import contents
@@ -55,7 +54,7 @@ class _Description(NamedTuple):
 def write_together(
     ranks: Topology, targets: Sequence[Path], given: Any, chunk: Any, compress: Any, overwrite: bool
 ) -> None:
-    """Write the rows of all ranks to one file. Collective.
+    """Write the rows of all ranks to one file: those that are given, or that a function returns. Collective.
 
     Raise on every rank: DatasetMismatchError if the datasets of the ranks differ in name, dtype or shape of a row,
     ValueError if the ranks give different files or options or no rank has rows, and whatever a rank raises. No file
@@ -71,12 +70,12 @@ def write_together(
                 "shard"
             )
         check_targets(targets, chunk, compress, overwrite)
-        if is_stream(given, 1):
+        if not callable(given) and is_stream(given, 1):
             raise ValueError(
                 "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
                 "batch(); a Writer appends the steps of a simulation"
             )
-        rows = random_access(given)
+        rows = given() if callable(given) else random_access(given)
         return _Description(rows.number, rows.columns, (targets[0].name, chunk, compress, overwrite))
 
     everyone: list[_Description] = ranks.on_all_ranks(described)
@@ -258,6 +257,7 @@ def write_hdf5(
     Examples
     --------
     >>> import pathlib, tempfile
+    >>> from mpistrat.data import Dataset
     >>> folder = tempfile.TemporaryDirectory()
     >>> paths = [pathlib.Path(folder.name) / f"part-{i}.h5" for i in range(2)]
     >>> write_hdf5(paths, {"x": np.arange(5), "y": np.zeros((5, 2))})
@@ -273,7 +273,7 @@ def write_hdf5(
         check_targets(targets, chunk, compress, overwrite)
         storage = Storage(chunk, compress)
         if is_stream(rows, len(targets)):
-            _write_stream(targets[0], rows, storage, overwrite, progress)
+            write_stream(targets[0], rows, storage, overwrite, progress)
         else:
             write_rows(targets, random_access(rows), storage, overwrite, progress)
     except FileExistsError as error:
@@ -348,9 +348,9 @@ def _bar(rows: int | None, progress: bool) -> Any:
     return Bar(total=rows, unit=" rows", unit_scale=True, disable=not progress, leave=False)
 
 
-def _write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, progress: bool) -> None:
+def write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, progress: bool) -> None:
     """Write batches of rows to one file, whose datasets grow."""
-    if isinstance(rows, Dataset) and rows.batch_size is None:
+    if hasattr(rows, "definition") and rows.batch_size is None:
         rows = rows.batch(1024)
     if not isinstance(rows, Iterable):
         raise TypeError(f"rows must be a dict of arrays, an array, a Dataset or an iterable of batches, not {rows!r}")
