@@ -141,7 +141,7 @@ OF_DATASET = _table(
     ("list_files", _FILES),
     ("load", "mpistrat.data.Dataset.from_hdf5()"),
     ("save", "mpistrat.data.write_hdf5()"),
-    ("snapshot", "mpistrat.data.write_hdf5() and Dataset.from_hdf5(), or cache() for memory"),
+    ("snapshot", "mpistrat.data.Dataset.cache() with a folder"),
     ("random", "strategy.rng(), or mpistrat.data.Dataset.range() and map()"),
     ("rebatch", "mpistrat.data.Dataset.batch() once: a batch is divided over the replicas"),
     ("rejection_resample", "mpistrat.data.Dataset.sample() with weights"),

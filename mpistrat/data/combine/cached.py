@@ -1,17 +1,42 @@
-"""Source of rows that are kept in memory after they were made once."""
+"""Sources of rows that are kept in memory, or in a folder, after they were made once."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.combined import CombinedSource, DatasetPart
+from mpistrat.data.combine.streamed import StreamByFunction
+from mpistrat.data.errors import naming_damage
+from mpistrat.data.pipeline.chosen import ColumnFilter
 from mpistrat.data.pipeline.prefetch import MakingLock
+from mpistrat.data.pipeline.transforms import Batch, Map
 from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
+from mpistrat.data.rows.contracts import ranks_of_node
+from mpistrat.data.rows.lanes import piece
+from mpistrat.process.files import replace_text
+from mpistrat.runtime.topology import Topology
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from mpistrat.data.sources.files import FileSource
+
+_VERSION = 1
+_RECORD = "cache.json"
+_COMPARED = ("version", "pipeline", "functions", "rows", "checksum")
+_STREAMED_ROWS = 1024
+_VALUES = bool, int, float, complex, str, bytes, type(None)
 
 
 class CachedSource(CombinedSource):
@@ -102,3 +127,184 @@ class _Kept:
             ((shape, dtype),) = kinds
             self.values = np.empty((self._rows, *shape), dtype)
         self.values[rows] = leaves
+
+
+class CachedInFolder(CombinedSource):
+    """The rows of a dataset, which are written to a folder once and read by their numbers.
+
+    All ranks write them in `agree`. A process that uses the rows without other ranks writes them by itself.
+    """
+
+    word = "cache"
+
+    def __init__(self, parts: Sequence[DatasetPart], folder: Path, opened: FileSource | None = None):
+        super().__init__(parts)
+        (self._part,) = parts
+        self._folder, self._opened, self._lock = folder, opened, MakingLock()
+
+    def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
+        return type(self)(parts, self._folder, self._opened)
+
+    @property
+    def length(self) -> int | None:
+        return len(self._rows()) if self._part.streamed else self._part.length
+
+    @property
+    def in_memory(self) -> bool:
+        return False
+
+    def element_spec(self) -> Any:
+        return self._rows().element_spec()
+
+    def read(self, rows: np.ndarray) -> Any:
+        return self._rows().read(rows)
+
+    def blocks(self) -> Blocks | None:
+        return self._rows().blocks()
+
+    def fingerprint(self) -> Any:
+        return f"{super().fingerprint()} in {str(self._folder)!r}"
+
+    def agree(self, ranks: Topology) -> None:
+        from mpistrat.data.write.shared_file import writers  # late imports: load h5py
+
+        super().agree(ranks)
+        part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))
+        shared = len(writers(ranks, self._folder)) == ranks.size
+        self._opened = _opened(part, self._folder, ranks if shared else Topology.of(ranks.node))
+
+    def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Any:
+        """Return the source of the rows in the folder."""
+        return self._rows().ready(memory, sharing, ranks)
+
+    def _rows(self) -> FileSource:
+        with self._lock:
+            if self._opened is None:
+                self._opened = _opened(self._part, self._folder, None)
+        return self._opened
+
+
+def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSource:
+    """Return the rows of a dataset in a folder, which are written first if they are not there. Collective."""
+    from mpistrat.data.formats.hdf5 import Hdf5
+    from mpistrat.data.sources.files import FileSource
+
+    def record() -> tuple[dict[str, Any], bool]:
+        wanted = _record(part)
+        found = _found(folder, wanted)
+        return (wanted, False) if found is None else (found, True)
+
+    kept, is_there = record() if ranks is None else ranks.on_first(record)
+    like = part.plan.element_spec()
+    leaves, rebuild = nest.flatten(like)
+    names = [f"{at} {'.'.join(map(str, path))}".strip().replace("/", "_") for at, path in enumerate(nest.paths(like))]
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf.dtype.kind in "OU":  # HDF5 would return bytes
+            raise TypeError(
+                f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
+                "or map() to numbers or bytes (astype('S')) before"
+            )
+    file = folder / kept["file"]
+    if not is_there:
+        _write(part, file, names, ranks)
+        publish = partial(replace_text, folder / _RECORD, json.dumps(kept))
+        publish() if ranks is None else ranks.on_first(publish)
+    rows = FileSource.open(Hdf5(), [file], rebuild(names))
+    if ranks is not None:
+        rows.agree(ranks)
+    return rows.known_as({"source": f"cache, seeds {kept['seeds']}", "parts": [part.identity()]})
+
+
+def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology | None) -> None:
+    from mpistrat.data.write.output_file import Storage, rows_of_plan
+    from mpistrat.data.write.write import write_rows, write_stream, write_together
+
+    def named(tree: Any) -> dict[str, Any]:
+        return dict(zip(names, nest.flatten(tree)[0], strict=True))
+
+    storage = Storage(None, None)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if part.streamed:
+        batches = replace(part, transforms=(*part.transforms, Batch(_STREAMED_ROWS, False)))
+        write = partial(write_stream, file, map(named, batches.plan.elements(0)), storage, True, False)
+        write() if ranks is None else ranks.on_first(write)
+        return
+    ready, rows = part.ready(None if ranks is None else ranks_of_node(ranks), ranks), part.length or 0
+    which = range(rows) if ranks is None else range(*piece(rows, ranks.size, ranks.rank))
+    given = partial(rows_of_plan, ready.shared_plan, which, 0, named)
+    if ranks is None:
+        write_rows([file], given(), storage, True, False)
+    else:
+        write_together(ranks, [file], given, None, None, True)
+
+
+def _record(part: DatasetPart) -> dict[str, Any]:
+    """Return what tells a cache from those of other datasets."""
+    found = {
+        "version": _VERSION,
+        "pipeline": part.fingerprint(),
+        "functions": _functions(part),
+        "rows": None if part.streamed else part.length,
+        "checksum": 0 if part.streamed else part.source.checksum(),
+        "files": part.source.versions(),
+        "seeds": [each.value for each in part.seeds()],
+        "given": [each.given for each in part.seeds()],
+    }
+    name = hashlib.blake2b(json.dumps(found).encode(), digest_size=8).hexdigest()
+    return {**found, "file": f"rows-{name}.h5"}  # so a record is never that of other rows
+
+
+def _found(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the record of a folder, or None if it has no rows. Raise ValueError if it has those of another dataset."""
+    path = folder / _RECORD
+    if not path.exists():
+        return None
+    with naming_damage(str(path)):
+        found = dict(json.loads(path.read_text()))
+        told = [f"{what}: {found[what]}, not {wanted[what]}" for what in _COMPARED if found[what] != wanted[what]]
+        for file in sorted({*found["files"], *wanted["files"]}):
+            then, now = (each["files"].get(file, "absent") for each in (found, wanted))
+            told += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
+        pairs = zip(found["seeds"], wanted["seeds"], wanted["given"], strict=False)
+        told += [f"a seed is {then}, not {now}" for then, now, given in pairs if given and then != now]
+        is_there = (folder / found["file"]).exists()
+    if told:
+        more = f", and {len(told) - 1} more differences" if len(told) > 1 else ""
+        raise ValueError(f"{folder} has the cache of another dataset: {told[0]}{more}; fix: remove it, or name another")
+    return found if is_there else None
+
+
+def _functions(part: DatasetPart) -> list[str]:
+    """Return the names of the functions of a dataset, and digests of what they are."""
+    found = [text for each in getattr(part.source, "parts", ()) for text in _functions(each)]
+    called = [part.source.function] if isinstance(part.source, StreamByFunction) else []
+    for each in part.transforms:
+        called += [each.fn] if isinstance(each, Map) else each.keys.functions if isinstance(each, ColumnFilter) else []
+    return found + [f"{getattr(fn, '__qualname__', type(fn).__name__)} {_digest(fn)}" for fn in called]
+
+
+def _digest(function: Any) -> str:
+    """Return a digest of the code of a function, and of the values and functions of its module that it refers to."""
+    from mpistrat.messages.pickling import captured  # a late import: takes 9 ms
+
+    parts: list[str] = []
+    left, seen = [function], []
+    while left:
+        each = left.pop()
+        if isinstance(each, partial):
+            left += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, (FunctionType, MethodType)) and each not in seen:
+            seen.append(each)
+            parts.append(each.__qualname__)
+            if each.__module__ == getattr(function, "__module__", None) or each.__name__ == "<lambda>":
+                left += [each.__code__, *(value for _, value in captured(each))]
+        elif isinstance(each, CodeType):
+            parts.append(f"{each.co_code!r} {each.co_names}")
+            left += each.co_consts
+        elif isinstance(each, frozenset):
+            parts += sorted(map(repr, each))
+        elif isinstance(each, tuple):
+            left += each
+        elif isinstance(each, np.ndarray) or type(each) in _VALUES:
+            parts.append(f"{each.dtype} {each.tobytes()!r}" if isinstance(each, np.ndarray) else repr(each))
+    return hashlib.blake2b("".join(parts).encode(), digest_size=6).hexdigest()

@@ -106,6 +106,10 @@ class OfParts:
         """Return the kind of combination, and the identities of its parts."""
         return {"source": self.word, "parts": [part.identity() for part in self.parts]}
 
+    def versions(self) -> dict[str, list[int]]:
+        """Return the versions of the files of all parts."""
+        return {file: found for part in self.parts for file, found in part.source.versions().items()}
+
     def agree(self, ranks: Topology) -> None:
         """Let every part agree with the other ranks. Collective."""
         for part in self.parts:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpistrat import nest
 from mpistrat.data.combine import streamed
-from mpistrat.data.combine.cached import CachedSource
+from mpistrat.data.combine.cached import CachedInFolder, CachedSource
 from mpistrat.data.combine.combined import ConcatenatedSource, DatasetPart, ZippedSource
 from mpistrat.data.combine.mixed import MixedSource, MixedStream
 from mpistrat.data.options import Options
@@ -21,6 +21,7 @@ from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.transforms import Batch, Transform, before_batch, integer
 from mpistrat.data.rows.contracts import Seed
 from mpistrat.data.sources.objects import CountSource
+from mpistrat.process.files import local_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -124,20 +125,27 @@ class Combining(Chain):
         return self._of(source, (), self._definition.options)
 
     def cache(self, filename: str | os.PathLike[str] = "") -> Self:
-        """Keep the elements in memory after they were made once.
+        """Keep the elements in memory, or in a folder, after they were made once.
 
-        What comes before is done in the first epoch only: files are read, functions are called, a shuffle has one
-        order. Each rank keeps the rows that it has read. Put `shuffle` and random functions after it.
+        What comes before is done once only: files are read, functions are called, a shuffle has one order. Put
+        `shuffle` and random functions after it. In memory, each rank keeps the rows that it has read.
 
         Parameters
         ----------
-        filename : str
-            Only memory is supported. To keep rows in a file, use `write_hdf5` and `from_hdf5`.
+        filename : path, optional
+            A folder for the rows, the same on all ranks. They are written at once when their number or one of them is
+            first needed, or the dataset is distributed. All ranks write them together, each its part. Where a folder
+            belongs to a node, each node has all rows. Later programs read the rows by their numbers. Rows are arrays of
+            numbers, each with one shape and dtype. Those of a stream get a length.
 
         Raises
         ------
         ValueError
-            If the dataset is endless, if anything follows `batch`, or for a file name.
+            If the dataset is endless, or if anything follows `batch`. When rows are needed, if the folder has those of
+            another dataset: files, their times of writing, transforms, seeds or functions differ. Of functions the code
+            is compared, with the numbers, texts, arrays, and functions of its module that it refers to.
+        DatasetMismatchError, TypeError
+            When rows are written to a folder, if their shapes or dtypes differ, or HDF5 has no type for them.
 
         Examples
         --------
@@ -149,11 +157,13 @@ class Combining(Chain):
         >>> cached = Dataset.range(3).map(double).cache()
         >>> [[int(x) for x in cached] for epoch in range(2)], calls
         ([[0, 2, 4], [0, 2, 4]], [0, 1, 2])
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     kept = Dataset.range(3).map(double).cache(folder)
+        ...     [int(x) for x in kept.shuffle(seed=1)], int(kept[1])
+        ([2, 4, 0], 2)
         """
-        if filename:
-            raise ValueError(
-                f"cache() keeps rows in memory, not in {os.fspath(filename)!r}: use cache() or write_hdf5 and from_hdf5"
-            )
         own = self._definition
         at = len(before_batch(own.transforms))
         after = own.transforms[at:]
@@ -164,6 +174,8 @@ class Combining(Chain):
         part = part_of_rows(replace(own, transforms=own.transforms[:at]), "cache")
         if part.endless:
             raise ValueError("cache() keeps all rows, but this dataset is endless: call cache() before repeat()")
+        if filename:
+            return self._of(CachedInFolder([part], local_path(filename)), after, own.options)
         kind = streamed.CachedStream if part.streamed else CachedSource
         return self._of(kind([part]), after, own.options)
 

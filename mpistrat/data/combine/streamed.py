@@ -53,13 +53,13 @@ class StreamByFunction(StreamedSource):
 
     def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
         super().__init__(parts)
-        self.word, self._function = word, combine
+        self.word, self.function = word, combine
 
     def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
-        return self._function(openers, iteration)
+        return self.function(openers, iteration)
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        return type(self)(self.word, parts, self._function)
+        return type(self)(self.word, parts, self.function)
 
 
 class CachedStream(StreamedSource):

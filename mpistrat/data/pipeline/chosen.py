@@ -105,6 +105,7 @@ class Keys:
 
     def __init__(self, rows: Definition, by: Any, what: str, predicate: Any = None):
         self._rows, self._by, self._what, self._predicate = rows, by, what, predicate
+        self.functions = [each for each in (by, predicate) if callable(each)]
         self._reads = callable(by) or (isinstance(by, (str, int)) and not isinstance(by, bool))
         self._values: np.ndarray | None = None if self._reads else np.asarray(by)
         if self._values is not None and self._values.ndim != 1:

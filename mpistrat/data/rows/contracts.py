@@ -61,6 +61,10 @@ class AnySource(Protocol):
         """Find out, together with the other ranks, which rows there are. Collective."""
         return
 
+    def versions(self) -> dict[str, list[int]]:
+        """Return size and time of the last change of each file that is read. Called after `agree`."""
+        return {}
+
     def identity(self) -> dict[str, Any]:
         """Return what must be equal to restore a state: a small dict that JSON can hold. Called after `agree`."""
         return {"source": str(self)}

@@ -126,6 +126,10 @@ class ImageSource(Source):
         bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
         self._leave_out(sorted(each for some in bad for each in some), ranks.rank == 0)
 
+    def versions(self) -> dict[str, list[int]]:
+        stats = {path: os.stat(os.path.join(self._folder, path)) for path, _ in self._files()}
+        return {path: [each.st_size, each.st_mtime_ns] for path, each in stats.items()}
+
     def identity(self) -> dict[str, Any]:
         names = hashlib.blake2b(repr(self._files()).encode(), digest_size=6).hexdigest()
         return {**super().identity(), "files": names}

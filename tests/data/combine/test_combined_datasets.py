@@ -144,7 +144,7 @@ def test_caches_of_other_forms():
     for _ in range(2):
         assert lists(ragged.padded_batch(3)) == [[[0, 0], [1, 0], [2, 2]], [[3, 3, 3, 0], [4, 4, 4, 4]]]
     for refused in (
-        lambda: Dataset.range(3).cache("name"),
+        lambda: Dataset.range(3).cache("s3://bucket/name"),
         lambda: Dataset.range(9).batch(3).shuffle(seed=1).cache(),
         lambda: lists(Dataset.range(3).repeat().cache().take(2)),
     ):

@@ -1,6 +1,7 @@
 """Tests of combined datasets under several ranks: one order for any number of ranks, even steps, exact states."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,9 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.data import Dataset
+from mpistrat.data.distribute.dataset import DistributedDataset
+from mpistrat.runtime.topology import Topology
+from tests.ranks.layouts import layouts, on_nodes
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -68,3 +72,70 @@ def test_mixtures_that_differ_are_refused(strategy):
         with pytest.raises(ValueError, match="same dataset"):
             strategy.experimental_distribute_dataset(mixed)
     assert strategy.reduce("SUM", 1, axis=None) == SIZE
+
+
+def noted(made):
+    def double(x):
+        made.append(int(x))
+        return {"x": x, "y": np.full(3, 2.0 * x)}
+
+    return Dataset.range(31).shuffle().map(double)
+
+
+def of_all(comm, dataset):
+    pieces = [each["x"].tolist() for each in dataset]
+    return [x for batch in whole_batches(comm, pieces) for x in batch]
+
+
+def test_the_ranks_make_a_cache_together_once(strategy, comm, tmp_path):
+    folder, made, later = comm.bcast(tmp_path) / "kept", [], []
+    one = strategy.experimental_distribute_dataset(noted(made).cache(folder).shuffle(seed=1).batch(5))
+    calls = [x for each in comm.allgather(made) for x in each]
+    assert {*calls} == {*range(31)}
+    assert SIZE == 1 or len({*made}) < 31
+    order = of_all(comm, one)
+    assert sorted(order) == [*range(31)]
+    iterator = iter(strategy.experimental_distribute_dataset(noted(later).cache(folder).shuffle(seed=1).batch(6)))
+    begun = [next(iterator)["x"].tolist() for _ in range(2)]
+    state = iterator.state()
+    assert [x for batch in whole_batches(comm, begun) for x in batch] == order[:12]
+    assert {*later} <= {*order[:1], *later[:1]}  # one row, for the structure
+    again = strategy.experimental_distribute_dataset(noted(later).cache(folder).shuffle(seed=1).batch(4))
+    again.restore(state)
+    assert of_all(comm, again) == order[12:]
+    with pytest.raises(ValueError, match="pipeline: "):
+        strategy.experimental_distribute_dataset(noted(later).skip(1).cache(folder).batch(4))
+
+
+def test_an_error_on_one_rank_leaves_no_cache(strategy, comm, tmp_path):
+    def bad(x):
+        if x == 30:
+            raise KeyError("row 30")
+        return x
+
+    folder = comm.bcast(tmp_path)
+    for _ in range(2):
+        with pytest.raises((KeyError, RuntimeError, LookupError), match="row 30"):
+            strategy.experimental_distribute_dataset(Dataset.range(31).map(bad).cache(folder).batch(4))
+    assert not [*folder.glob("*.json")]
+
+
+def test_a_stream_is_kept_with_a_length(strategy, comm, tmp_path):
+    rows = Dataset.range(40).filter(lambda x: x % 3 > 0).cache(comm.bcast(tmp_path)).batch(4)
+    made = strategy.experimental_distribute_dataset(rows)
+    assert len(made) == 7
+    assert whole_batches(comm, [batch.tolist() for batch in made]) == [batch.tolist() for batch in rows]
+
+
+@pytest.mark.parametrize("layout", layouts("0011", "0101"))
+def test_nodes_with_folders_of_their_own_keep_all_rows(comm, tmp_path, monkeypatch, layout):
+    on = on_nodes(layout)
+    folder = comm.bcast(tmp_path) / layout[RANK]
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    for _ in range(2):
+        made = DistributedDataset(noted([]).cache("kept").batch(5), Topology.of(on))
+        assert sorted(of_all(comm, made)) == [*range(31)]
+    assert len([name for name in os.listdir("kept") if name.endswith(".h5")]) == 1
+    Topology.of(on).free()
+    on.Free()
