@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from mpistrat import absent, nest
 from mpistrat.data import undistributed
@@ -13,7 +13,7 @@ from mpistrat.data.combine.access import Access
 from mpistrat.data.combine.sequential import Sequential
 from mpistrat.data.from_files import FromFiles
 from mpistrat.data.options import AUTOTUNE, INFINITE_CARDINALITY, PREFETCH, UNKNOWN_CARDINALITY
-from mpistrat.data.pipeline.optional import Elements, NextAsOptional
+from mpistrat.data.pipeline.optional import Element, Elements, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows.elements import as_array, lists_to_arrays
 from mpistrat.data.sources.objects import (
@@ -27,9 +27,13 @@ from mpistrat.data.sources.objects import (
 from mpistrat.runtime.environment import rc
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mpistrat.data.options import Options
     from mpistrat.data.pipeline.transforms import Transform
     from mpistrat.data.rows.contracts import Source
+
+_Rows = TypeVar("_Rows")
 
 
 class _Explaining(type):
@@ -41,7 +45,7 @@ class _Explaining(type):
             return absent.of_object(cls, name, absent.OF_DATASET)
 
 
-class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
+class Dataset(FromFiles, Access, Sequential, Generic[Element], metaclass=_Explaining):
     """Rows, or batches of rows, that can be read in any order.
 
     Make a dataset with `from_arrays`, `from_hdf5`, `from_sequence`, `from_iterable` or `range`. A transform
@@ -76,8 +80,14 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
 
     # --- making one -----------------------------------------------------------------------
 
+    @overload
     @classmethod
-    def from_arrays(cls, tree: Any) -> Dataset:
+    def from_arrays(cls, tree: list[Any]) -> Dataset[np.ndarray]: ...
+    @overload
+    @classmethod
+    def from_arrays(cls, tree: _Rows) -> Dataset[_Rows]: ...
+    @classmethod
+    def from_arrays(cls, tree: Any) -> Dataset[Any]:
         """Return a dataset of the rows of arrays.
 
         Parameters
@@ -99,7 +109,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         return cls(ArraySource(tree))
 
     @classmethod
-    def from_tensor_slices(cls, tensors: Any) -> Dataset:
+    def from_tensor_slices(cls, tensors: _Rows) -> Dataset[_Rows]:
         """Return a dataset of the rows of arrays: the name that tf.data has for `from_arrays`.
 
         Parameters
@@ -110,7 +120,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         return cls.from_arrays(tensors)
 
     @classmethod
-    def from_tensors(cls, tensors: Any) -> Dataset:
+    def from_tensors(cls, tensors: Any) -> Dataset[Any]:
         """Return a dataset of one element.
 
         Parameters
@@ -127,7 +137,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         return cls(ArraySource(nest.map_structure(lambda leaf: as_array(leaf)[None], lists_to_arrays(tensors))))
 
     @classmethod
-    def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset:
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> Dataset[np.ndarray]:
         """Return a dataset of the integers of a range, as int64.
 
         Parameters
@@ -140,10 +150,11 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         >>> list(Dataset.range(5).batch(3))
         [array([0, 1, 2]), array([3, 4])]
         """
-        return cls(RangeSource(range(start) if stop is None else range(start, stop, step)))
+        rows = RangeSource(range(start) if stop is None else range(start, stop, step))
+        return cls(rows)  # type: ignore[return-value]
 
     @classmethod
-    def from_sequence(cls, sequence: Any) -> Dataset:
+    def from_sequence(cls, sequence: Any) -> Dataset[Any]:
         """Return a dataset of the elements of any object with a length and an index.
 
         Such objects are map-style datasets of torch, lists of elements, memory maps, zarr arrays and h5py
@@ -173,7 +184,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         return cls(SequenceSource(sequence))
 
     @classmethod
-    def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> IterableDataset:
+    def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> IterableDataset[Any]:
         """Return a dataset of unknown length, of what an iterable yields.
 
         The dataset is read from its beginning only. When it is distributed, every replica goes through the
@@ -205,7 +216,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
         output_shapes: Any = None,
         args: tuple[Any, ...] = (),
         output_signature: Any = None,
-    ) -> IterableDataset:
+    ) -> IterableDataset[Any]:
         """Return a dataset of what a generator function yields, as `from_iterable`.
 
         Parameters
@@ -267,7 +278,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
             raise TypeError("an endless dataset has no length: use take(), or repeat() with a count")
         return self._plan.length
 
-    def __iter__(self) -> NextAsOptional:
+    def __iter__(self) -> NextAsOptional[Element]:
         elements = self._plan.elements(next(self.epochs))
         prefetch = self.options().prefetch
         if "data" in rc.debug:
@@ -279,7 +290,7 @@ class Dataset(FromFiles, Access, Sequential, metaclass=_Explaining):
     # --- inside the package ---------------------------------------------------------------
 
     @classmethod
-    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Dataset:
+    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Any:
         return (IterableDataset if source.streamed else Dataset)(source, transforms, options)
 
     @cached_property
@@ -305,7 +316,7 @@ class EpochCounter:
         return EpochCounter, (self._next,)
 
 
-class IterableDataset(Dataset):
+class IterableDataset(Dataset[Element]):
     """Rows, or batches of rows, of an iterable: read in order, and their number is unknown.
 
     Make it with `Dataset.from_iterable`. It has the transforms of `Dataset`. ``shuffle`` needs a

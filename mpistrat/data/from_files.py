@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    import numpy as np
 
+    from mpistrat.data.dataset import Dataset
     from mpistrat.data.formats.contract import Format
 
 
 class FromFiles:
     """The methods of a dataset that make one of files."""
 
+    @overload
+    @classmethod
+    def from_hdf5(
+        cls, files: Any, datasets: str, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
+    ) -> Dataset[np.ndarray]: ...
+    @overload
+    @classmethod
+    def from_hdf5(
+        cls,
+        files: Any,
+        datasets: tuple[str, ...],
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Dataset[tuple[np.ndarray, ...]]: ...
+    @overload
+    @classmethod
+    def from_hdf5(
+        cls,
+        files: Any,
+        datasets: dict[str, str],
+        manifest: str | os.PathLike[str] | None = None,
+        check_finite: bool = False,
+    ) -> Dataset[dict[str, np.ndarray]]: ...
+    @overload
     @classmethod
     def from_hdf5(
         cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
-    ) -> Self:
+    ) -> Dataset[Any]: ...
+    @classmethod
+    def from_hdf5(
+        cls, files: Any, datasets: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of HDF5 files.
 
         Files may have different lengths. Their rows follow each other in the order of the files. The files
@@ -77,7 +106,7 @@ class FromFiles:
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
         decode: bool = True,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of netCDF-4 files, which are HDF5 files.
 
         Parameters
@@ -98,7 +127,7 @@ class FromFiles:
     @classmethod
     def from_npy(
         cls, files: Any, manifest: str | os.PathLike[str] | None = None, check_finite: bool = False, arrays: Any = None
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of files that ``numpy.save`` or ``numpy.savez`` wrote.
 
         Rows are read where they lie. An array in Fortran order takes one read for each value of a row.
@@ -138,7 +167,7 @@ class FromFiles:
         check_finite: bool = False,
         null: Mapping[str, Any] | None = None,
         filters: Any = None,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of Parquet files. It needs pyarrow.
 
         A row group is read as a whole, and the last ones are kept. A shuffle permutes row groups, then the rows of a
@@ -172,7 +201,7 @@ class FromFiles:
         manifest: str | os.PathLike[str] | None = None,
         check_finite: bool = False,
         decode: bool = True,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of Zarr stores on disk. It needs zarr.
 
         Parameters
@@ -204,7 +233,7 @@ class FromFiles:
         comment: str | None = None,
         encoding: str = "utf-8",
         on_bad_row: Literal["raise", "skip"] = "raise",
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the rows of CSV files. It needs pyarrow.
 
         A file is read once when it is described, to find its lines. Files that gzip compressed are unpacked in memory,
@@ -264,7 +293,7 @@ class FromFiles:
         encoding: str = "utf-8",
         manifest: str | os.PathLike[str] | None = None,
         on_bad_row: Literal["raise", "skip"] = "raise",
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the lines of text files, as ``str``.
 
         Lines end as Python reads them: by ``\\n``, ``\\r\\n`` or ``\\r``, which are left out. Empty lines are rows. A
@@ -303,7 +332,7 @@ class FromFiles:
         size: tuple[int, int] | None = None,
         mode: str = "RGB",
         on_bad_row: Literal["raise", "skip"] = "raise",
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of pairs: an image, and the number of its class. It needs Pillow.
 
         Each folder in ``folder`` is a class, and classes are numbered in the order of their names: 0 is
@@ -345,7 +374,7 @@ class FromFiles:
         """
         from mpistrat.data.sources.images import ImageSource
 
-        return cls(ImageSource(folder, size, mode, on_bad_row))  # type: ignore[call-arg]
+        return cls(ImageSource(folder, size, mode, on_bad_row))  # type: ignore[call-arg, return-value]
 
     @classmethod
     def from_tar(
@@ -357,7 +386,7 @@ class FromFiles:
         decode: bool = True,
         manifest: str | os.PathLike[str] | None = None,
         on_bad_row: Literal["raise", "skip"] = "raise",
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset of the samples of tar archives, as WebDataset writes them.
 
         Members whose names are equal up to the first dot are a sample, and follow each other. The headers of a file are
@@ -401,11 +430,11 @@ class FromFiles:
     @classmethod
     def _of_files(
         cls, form: Format, files: Any, names: Any, manifest: str | os.PathLike[str] | None, check_finite: bool
-    ) -> Self:
+    ) -> Dataset[Any]:
         from mpistrat.data.hdf5.manifest import FileList
         from mpistrat.data.sources.files import FileSource
 
         if names is None:
             listed: Any = form
             names = {name: name for name in listed.columns(FileList(files, form.name).paths()[0])}
-        return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg]
+        return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg, return-value]

@@ -247,7 +247,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
             _warn_of_local_run()
         return super().run(fn, args, kwargs, options)
 
-    def experimental_distribute_dataset(
+    def experimental_distribute_dataset(  # type: ignore[override]
         self, dataset: Dataset, options: InputOptions | None = None
     ) -> DatasetOfWorkers:
         """Return the dataset for `ClusterCoordinator.create_per_worker_dataset`: every worker reads all of it.
@@ -262,7 +262,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
             raise TypeError(f"dataset must be a Dataset, not {dataset!r}")
         return DatasetOfWorkers(self, lambda: dataset)
 
-    def distribute_datasets_from_function(
+    def distribute_datasets_from_function(  # type: ignore[override]
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
     ) -> DatasetOfWorkers:
         """Return the dataset that ``dataset_fn(InputContext)`` makes on each worker."""

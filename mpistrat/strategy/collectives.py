@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
 from mpistrat.strategy.local_replicas import each_of
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows, regrouped
-from mpistrat.values import OPS, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
+from mpistrat.values import OPS, ArrayLike, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
 if TYPE_CHECKING:
     from mpistrat.strategy.extended import StrategyExtended
 
+_Value = TypeVar("_Value")
 _collective_call = collective_call(attrgetter("_extended.engine.topology"))
 
 
@@ -34,6 +35,14 @@ class Collectives:
 
     # --- reductions ------------------------------------------------------------------
 
+    @overload
+    def reduce(self, reduce_op: ReduceOp | str, value: ArrayLike | DistributedValues, axis: None) -> Any: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOp | str, value: _Value, axis: None) -> _Value: ...
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | EllipsisType = ...
+    ) -> Any: ...
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | EllipsisType | None = ...
     ) -> Any:

@@ -31,7 +31,7 @@ class _DefaultStrategy(Strategy):
             raise RuntimeError("there is one default strategy: get it by get_strategy()")
         super().__init__(_DefaultExtended(self))
 
-    def scope(self) -> Scope[Strategy]:
+    def scope(self) -> Scope[Any]:
         return _DefaultScope(self)
 
     def gather(self, value: Any, axis: int, dst: int | None = None) -> Any:

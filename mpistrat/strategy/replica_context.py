@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -23,8 +23,20 @@ from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
 from mpistrat.replicas.meeting import ReplicaMeeting
 from mpistrat.runtime.agreement.collective_lock import collective_call
-from mpistrat.values import OPS, DistributedValues, IndexedSlices, PerReplica, ReduceOp, component, reducible, snapshot
+from mpistrat.values import (
+    OPS,
+    ArrayLike,
+    DistributedValues,
+    IndexedSlices,
+    PerReplica,
+    ReduceOp,
+    component,
+    reducible,
+    snapshot,
+)
 from mpistrat.variables import Variable
+
+_Value = TypeVar("_Value")
 
 _ONLY_ARRAYS = {np.ndarray}
 _UNCHANGED = arrays.NUMBERS | {np.ndarray, str, bool}
@@ -210,6 +222,17 @@ class ReplicaContext:
             del stack[depth:]
         return None if result is None else components_but_variables(result)
 
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: ArrayLike | DistributedValues,
+        options: CommunicationOptions | None = None,
+    ) -> Any: ...
+    @overload
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: _Value, options: CommunicationOptions | None = None
+    ) -> _Value: ...
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Combine the values of all replicas; every replica gets the result.
 
@@ -387,7 +410,7 @@ class ReplicaContext:
         return rebuild([any_library.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
     @_collective_call
-    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def all_gather(self, value: _Value, axis: int, options: CommunicationOptions | None = None) -> _Value:
         """Concatenate the values of all replicas along an axis; every replica gets the result.
 
         Parameters

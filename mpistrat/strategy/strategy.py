@@ -26,13 +26,18 @@ from mpistrat.strategy.replica_context import components, components_but_variabl
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
 if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Self
+
     from mpistrat.collectives.between_groups import BetweenGroups
-    from mpistrat.data import Dataset, InputContext, InputOptions
+    from mpistrat.data import Dataset, DistributedDataset, InputContext, InputOptions
+    from mpistrat.data.pipeline.optional import Element
     from mpistrat.engine import Engine
     from mpistrat.runtime.topology import Topology
     from mpistrat.strategy.extended import StrategyExtended
 
 _collective_call = collective_call(attrgetter("_extended.engine.topology"))
+_Result = TypeVar("_Result")
 Owner = TypeVar("Owner", bound=context.AnyStrategy)
 
 
@@ -114,7 +119,7 @@ class Strategy(Collectives, FormerNames):
         """
         return self._extended.engine.topology.parent
 
-    def rng(self, seed: int | Sequence[int]) -> Any:
+    def rng(self, seed: int | Sequence[int]) -> np.random.Generator | Any:
         """Return a random generator of this replica; of several, outside of `run`, a PerReplica. Never communicates.
 
         The streams of the replicas are independent. Each depends on the seed and on the number of the replica alone:
@@ -198,7 +203,7 @@ class Strategy(Collectives, FormerNames):
 
     # --- contexts --------------------------------------------------------------------
 
-    def scope(self) -> Scope[Strategy]:
+    def scope(self) -> Scope[Self]:
         """Return a context in which this strategy is current and creates all variables.
 
         It yields the strategy. The context may be kept and entered again.
@@ -212,11 +217,11 @@ class Strategy(Collectives, FormerNames):
 
     def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., _Result],
         args: tuple[Any, ...] | list[Any] = (),
         kwargs: dict[str, Any] | None = None,
         options: RunOptions | None = None,
-    ) -> Any:
+    ) -> _Result | Any:
         """Run a function once per replica: this process runs it for its own replica.
 
         A rank that plays several replicas runs it for one after another. At a cross-replica call a replica waits for
@@ -318,7 +323,9 @@ class Strategy(Collectives, FormerNames):
 
     # --- input -----------------------------------------------------------------------
 
-    def experimental_distribute_dataset(self, dataset: Dataset, options: InputOptions | None = None) -> Any:
+    def experimental_distribute_dataset(
+        self, dataset: Dataset[Element], options: InputOptions | None = None
+    ) -> DistributedDataset[Element]:
         """Split the global batches of a dataset between the replicas. Collective.
 
         Every rank passes an equal dataset and then reads only the rows of its replicas. All replicas take the same
@@ -348,8 +355,8 @@ class Strategy(Collectives, FormerNames):
         )
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
-    ) -> Any:
+        self, dataset_fn: Callable[[InputContext], Dataset[Element]], options: InputOptions | None = None
+    ) -> DistributedDataset[Element]:
         """Return the datasets of per-replica batches that ``dataset_fn(InputContext)`` makes, one per pipeline.
 
         Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,24 @@ READING = (
 )
 
 
-class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
+if TYPE_CHECKING:
+
+    class _Operators:
+        """The operators. Those of NumPy's mixin return Any there, of which an editor completes nothing."""
+
+        def __add__(self, other: Any) -> np.ndarray: ...
+        def __neg__(self) -> np.ndarray: ...
+
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __add__
+        __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __add__
+        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __add__
+        __pos__ = __abs__ = __invert__ = __neg__
+
+else:
+    _Operators = np.lib.mixins.NDArrayOperatorsMixin
+
+
+class ArrayLike(_Operators):
     """Operators, ufuncs and conversions of the array that `_read` returns.
 
     A subclass defines `_read`, which may communicate, and `_shape_and_dtype`, which must not. It defines
@@ -185,6 +202,14 @@ class ArrayMethods:
     """The methods of `READING`, each of the value that `_view` returns. They do what those of ``numpy.ndarray`` do."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:  # set below, where no type checker sees it
+
+        def sum(self, *args: Any, out: Any = None, **kwargs: Any) -> Any: ...
+
+        all = any = argmax = argmin = argsort = astype = clip = conj = copy = cumprod = cumsum = diagonal = dot = sum
+        flatten = item = max = mean = min = nonzero = prod = ravel = repeat = reshape = round = squeeze = std = sum
+        swapaxes = take = tobytes = tolist = trace = transpose = var = sum
 
     def _view(self) -> Any:
         raise NotImplementedError

@@ -19,6 +19,8 @@ from mpistrat.data.pipeline.transforms import Repeat, Seeded, integer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mpistrat.data.dataset import Dataset
+
 
 class Access(Combining):
     """A combination of datasets whose elements are known by numbers."""
@@ -244,7 +246,7 @@ class Access(Combining):
         stride: int = 1,
         drop_remainder: bool = False,
         across_files: bool = True,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Stack rows to windows, which may overlap. Call it before `batch`.
 
         A window is an array of rows, where tf.data has a dataset. In a batch, the axes of windows are batch, row.

@@ -26,20 +26,22 @@ from mpistrat.process.files import local_path
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mpistrat.data.dataset import Dataset
+
 
 class Combining(Chain):
     """A chain whose elements can be combined with those of others."""
 
     @classmethod
-    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Self:
+    def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Any:
         """Return the dataset of a source of either kind."""
         raise NotImplementedError
 
-    def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Self:
+    def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Any:
         return self._of(streamed.StreamByFunction(word, [part], combine), (), self._definition.options)
 
     @classmethod
-    def zip(cls, *datasets: Any) -> Self:
+    def zip(cls, *datasets: Any) -> Dataset[Any]:
         """Return a dataset of the elements of several datasets, side by side, up to the end of the shortest.
 
         Datasets in batches of one size are zipped row by row: the last batch has as many rows of each.
@@ -103,7 +105,7 @@ class Combining(Chain):
         source = _combined("concatenate", parts, ConcatenatedSource, streamed.concatenated)
         return self._of(source, (), _merged(definitions))
 
-    def enumerate(self, start: int = 0) -> Self:
+    def enumerate(self, start: int = 0) -> Dataset[Any]:
         """Return a dataset of pairs: the number of an element, and the element.
 
         Parameters
@@ -186,7 +188,7 @@ class Combining(Chain):
         weights: Sequence[float] | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Return a dataset whose every element is the next one of a dataset that is drawn by weight.
 
         The draws are the same in every epoch, on all replicas, and for any number of replicas.

@@ -20,6 +20,8 @@ from mpistrat.data.rows import elements
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mpistrat.data.dataset import Dataset
+
 _CYCLE = 16
 _ELEMENTS_OF_ONE = 32  # bits of the number of an element
 
@@ -50,7 +52,7 @@ class Sequential(Combining):
             return type(self)(own.source, own.transforms[:-1], own.options)
         return self._in_order("unbatch", lambda openers, _: (row for each in openers[0]() for row in _apart(each)))
 
-    def flat_map(self, map_func: Callable[..., Any]) -> Self:
+    def flat_map(self, map_func: Callable[..., Any]) -> Dataset[Any]:
         """Append the elements of the datasets that a function returns.
 
         The number of elements is unknown then. If the dataset is distributed, every replica reads all elements and
@@ -77,7 +79,7 @@ class Sequential(Combining):
         block_length: int = 1,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Take elements in turn of the datasets that a function returns.
 
         Parameters
@@ -101,13 +103,13 @@ class Sequential(Combining):
         block = integer(block_length, "the block_length of interleave()", 1)
         return self._in_turn("interleave", map_func, cycle, block)
 
-    def _in_turn(self, word: str, fn: Callable[..., Any], *turns: int) -> Self:
+    def _in_turn(self, word: str, fn: Callable[..., Any], *turns: int) -> Any:
         if not callable(fn):
             raise TypeError(f"{word}() needs a function, not {fn!r}")
         made = partial(_made, fn, word)
         return self._in_order(f"{word}{turns}", lambda openers, epoch: _interleaved(openers, epoch, made, *turns))
 
-    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Self:
+    def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset[Any]:
         """Apply a function that has a state.
 
         Parameters
@@ -188,7 +190,7 @@ class Sequential(Combining):
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
-    ) -> Self:
+    ) -> Dataset[Any]:
         """Make padded batches of rows of similar lengths. The dataset can be distributed as after `batch`.
 
         Parameters
@@ -239,7 +241,7 @@ class Sequential(Combining):
 
     bucket_by_length = bucket_by_sequence_length
 
-    def pack(self, tokens: int, drop_remainder: bool = True) -> Self:
+    def pack(self, tokens: int, drop_remainder: bool = True) -> Dataset[Any]:
         """Join arrays of any lengths, and cut them into rows of one length, as for language models.
 
         Parameters
@@ -261,7 +263,7 @@ class Sequential(Combining):
         drop = bool(drop_remainder)
         return self._in_order(f"pack({tokens}, {drop})", lambda openers, _: _packed(openers[0](), tokens, drop))
 
-    def _in_order(self, word: str, combine: Any, rows: bool = False) -> Self:
+    def _in_order(self, word: str, combine: Any, rows: bool = False) -> Any:
         own = self._definition
         part = part_of_rows(own, word) if rows else DatasetPart(own.source, own.transforms)
         return self._by_function(word, part, combine)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from mpistrat import absent, representation
 from mpistrat.arrays.device import Device
@@ -27,6 +27,7 @@ from mpistrat.data.options import (
 )
 from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.mapping import generators_of
+from mpistrat.data.pipeline.optional import Element
 from mpistrat.data.pipeline.transforms import Map, Seeded, Transform
 from mpistrat.data.rows.contracts import Seed, ranks_of_node
 from mpistrat.process.own_files import level_of_program
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
 
 
-class DistributedDataset:
+class DistributedDataset(Generic[Element]):
     """A dataset of global batches, divided over the replicas.
 
     Made by ``strategy.experimental_distribute_dataset(dataset)``, on all replicas. The number of steps is
@@ -82,7 +83,7 @@ class DistributedDataset:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset[Element],
         ranks: Topology,
         options: InputOptions | None = None,
         device: Device = Device("cpu"),  # noqa: B008 - a tuple
@@ -143,7 +144,7 @@ class DistributedDataset:
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[Element]:
         return DistributedIterator(self._passes)
 
     def __len__(self) -> int:
@@ -255,7 +256,7 @@ def _check_equal(descriptions: list[dict[str, Any]]) -> None:
                 )
 
 
-class DistributedDatasetsFromFunction(DistributedDataset):
+class DistributedDatasetsFromFunction(DistributedDataset[Element]):
     """The datasets that a function made, one for each input pipeline, iterated with equal numbers of steps.
 
     Made by ``strategy.distribute_datasets_from_function(dataset_fn)``, on all replicas. The library does not

@@ -18,7 +18,7 @@ from mpistrat.arrays.gpu.pinned import Sent, feed, received
 from mpistrat.data.distribute.autoshard import Division
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.options import AUTOTUNE
-from mpistrat.data.pipeline.optional import NextAsOptional
+from mpistrat.data.pipeline.optional import Element, NextAsOptional
 from mpistrat.data.pipeline.prefetch import MakingLock, Prefetched
 from mpistrat.data.rows import spec
 from mpistrat.process.own_files import level_of_program
@@ -171,7 +171,7 @@ class Passes:
         self.newest = None
 
 
-class DistributedIterator(NextAsOptional):
+class DistributedIterator(NextAsOptional[Element]):
     """The batches of one epoch on this rank. Made by ``iter()`` of a distributed dataset.
 
     Where a rank plays several replicas, and with virtual replicas, the leaves of a batch are PerReplica values. Every
@@ -203,10 +203,10 @@ class DistributedIterator(NextAsOptional):
         self._throughput: ThroughputLog | None = None
         self._ended = False
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[Element]:
         return self
 
-    def get_next(self) -> Any:
+    def get_next(self) -> Element:
         """Return the next batch.
 
         Returns

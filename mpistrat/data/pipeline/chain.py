@@ -6,7 +6,7 @@ import secrets
 import warnings
 from collections.abc import Callable
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mpistrat import representation
 from mpistrat.data.options import AUTOTUNE, SHARD_HINT, Options
@@ -30,6 +30,10 @@ from mpistrat.runtime.environment import rc
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from mpistrat.data.dataset import Dataset
+
+_Result = TypeVar("_Result")
+
 
 class Chain:
     """A source of rows and a chain of transforms: the base of all datasets."""
@@ -39,12 +43,12 @@ class Chain:
 
     def map(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., _Result],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         seed: int | None = None,
         workers: int | Literal["auto"] | None = None,
-    ) -> Self:
+    ) -> Dataset[_Result]:
         """Apply a function to every element.
 
         Before `batch` the function gets one row. After `batch` it gets a batch. On several replicas that is
@@ -138,7 +142,7 @@ class Chain:
                     "map(fn, seed=...)",
                     stacklevel=2,
                 )
-        return self._then(Map(fn, calls, seed, made))
+        return self._then(Map(fn, calls, seed, made))  # type: ignore[return-value]
 
     def shuffle(
         self,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+Element = TypeVar("Element")
 
 _NOTHING = object()
 
@@ -56,7 +58,7 @@ class Optional:
         return f"Optional({self._value!r})" if self.has_value() else "Optional.empty()"
 
 
-class NextAsOptional(Iterator[Any]):
+class NextAsOptional(Iterator[Element]):
     """An iterator with the methods of the iterators of tf.data.
 
     Examples
@@ -69,7 +71,7 @@ class NextAsOptional(Iterator[Any]):
     False
     """
 
-    def get_next(self) -> Any:
+    def get_next(self) -> Element:
         """Return the next element.
 
         Raises
@@ -93,7 +95,7 @@ class NextAsOptional(Iterator[Any]):
             return Optional()
 
 
-class Elements(NextAsOptional):
+class Elements(NextAsOptional[Any]):
     """The elements of an iterator, with `get_next` and `get_next_as_optional`."""
 
     def __init__(self, elements: Iterator[Any]):

@@ -48,7 +48,7 @@ class MakingLock:
         return MakingLock, ()
 
 
-class Prefetched(NextAsOptional):
+class Prefetched(NextAsOptional[Any]):
     """The elements of an iterator, in order. A thread makes the next ones, of which at most so many may wait.
 
     The thread ends with the iterator, at its first error, which is raised in place of the element, or when this object

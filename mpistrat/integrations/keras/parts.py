@@ -29,7 +29,7 @@ class _Distributed:
     The dataset keeps it, so that both end together: a dictionary of all would hold the dataset by its value.
     """
 
-    def __init__(self, dataset: Dataset, engine: Engine):
+    def __init__(self, dataset: Dataset[Any], engine: Engine):
         self.of, self.engine = dataset, engine
         self.made = DistributedDataset(dataset, engine.topology, _ON_HOST, replicas=engine.replicas)
 
