@@ -20,7 +20,8 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
-from mpistrat.data.write.growing import GrowingHdf5, GrowingZarr, StepSeries, rows_of_a_chunk
+from mpistrat.data.write.growing import GrowingHdf5, StepSeries, rows_of_a_chunk
+from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.output_file import column_of
 from mpistrat.data.write.shared_file import Block, Box, require_cover, writers
 from mpistrat.data.write.write import check_targets
@@ -68,7 +69,7 @@ class Writer:
     Parameters
     ----------
     path : path
-        The same on all ranks. A folder of Zarr (version 2 of the format) if it ends in ``.zarr``, else one HDF5 file.
+        The same on all ranks. A folder of Zarr if it ends in ``.zarr``, else one HDF5 file.
     mode : {"w", "a"}
         Whether to make a new file, or to go on with one that a `Writer` has made, if there is one.
     overwrite : bool
@@ -78,6 +79,11 @@ class Writer:
         the shuffle filter. ``"zstd"`` needs the package hdf5plugin, or numcodecs for Zarr.
     attributes : dict, optional
         Attributes of the file. Those of rank 0 count.
+    zarr_format : {2, 3}
+        The version of Zarr. Version 3 needs the package zarr, at least 3.
+    shards : int, optional
+        With version 3, the number of steps of a shard: one file of all chunks of as many steps, for each rank's block.
+        One rank has it in memory until it is complete, and writes it. By default a file is a chunk.
     strategy : Strategy, optional
         Whose ranks write. By default those of the current strategy, and without one all ranks of the job.
 
@@ -133,6 +139,8 @@ class Writer:
         overwrite: bool = False,
         compress: Literal["gzip", "zstd"] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        zarr_format: Literal[2, 3] = 2,
+        shards: int | None = None,
         strategy: Any = None,
     ):
         if strategy is None and not context.is_default():
@@ -149,9 +157,9 @@ class Writer:
             if mode not in ("w", "a"):
                 raise ValueError(f"mode must be 'w' or 'a', not {mode!r}")
             check_targets([self._path], None, compress, overwrite or mode == "a")
-            self._store = (GrowingZarr if self._path.suffix == ".zarr" else GrowingHdf5)(self._path, compress)
+            self._store = _store_of(self._path, compress, zarr_format, shards)
             self._check(self._attributes)
-            return os.fspath(path), mode, overwrite, compress
+            return os.fspath(path), mode, overwrite, compress, zarr_format, shards
 
         self._ranks.lock.compare(operation("Writer"))  # within the limit of time, which the next call has not
         everyone = self._ranks.on_all_ranks(described)
@@ -159,7 +167,7 @@ class Writer:
             if each != everyone[0]:
                 raise ValueError(
                     f"the ranks must write one file in the same way, but rank {rank} has {each} and rank 0 has "
-                    f"{everyone[0]} (path, mode, overwrite, compress)"
+                    f"{everyone[0]} (path, mode, overwrite, compress, zarr_format, shards)"
                 )
         able, folder = writers(self._ranks, self._path.parent), self._path.parent
         if len(able) < self._ranks.size:
@@ -195,6 +203,9 @@ class Writer:
         if goes_on:
             found, attributes = self._store.found()
             self._attributes = {**attributes, **self._attributes}
+        if self._store.mark(self._attributes):
+            old, self._guard = self._guard, self._locked()
+            old.close()
         return {each.name: each for each in found}
 
     def _locked(self) -> Any:
@@ -328,7 +339,8 @@ class Writer:
         for cell, box, part in itertools.chain.from_iterable(received):
             if cell not in chunks:
                 chunks[cell] = np.zeros(series.chunk, series.dtype)
-            chunks[cell][0][box.slices((0,) * len(box.shape))] = part
+            inside: Any = 0, *box.slices((0,) * len(box.shape))
+            chunks[cell][inside] = part
         return chunks
 
     def _release(self) -> None:
@@ -426,7 +438,8 @@ class Writer:
             if any(f"{one}/".startswith(f"{name}/") or name.startswith(f"{one}/") for one in self._series):
                 raise ValueError(f"{name!r} would be a group and a dataset; the file has {known}")
             steps = max(1, _SMALL // (math.prod(shape) * dtype.itemsize))
-            compressed = self._compress and steps == 1  # a chunk of several steps changes
+            steps = min(steps, self._store.shards or steps)
+            compressed = self._store.encodes or (self._compress and steps == 1)  # a chunk of several steps changes
             part, largest = shape, _LARGEST
             if compressed or not self._store.whole_steps:
                 part = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
@@ -442,6 +455,21 @@ class Writer:
             self._series[name] = series
         series.boxes = boxes
         return series
+
+
+def _store_of(path: Path, compress: str | None, zarr_format: Any, shards: Any) -> Any:
+    is_zarr = path.suffix == ".zarr"
+    if zarr_format not in (2, 3) or (shards is not None and (isinstance(shards, bool) or not isinstance(shards, int))):
+        raise ValueError(
+            f"zarr_format must be 2 or 3, and shards a number of steps, not {zarr_format!r} and {shards!r}"
+        )
+    if shards is not None and (shards < 1 or zarr_format != 3 or not is_zarr):
+        raise ValueError(
+            f"shards={shards} needs at least 1 step, zarr_format=3 and a path that ends in .zarr, not {path}"
+        )
+    if not is_zarr:
+        return GrowingHdf5(path, compress)
+    return GrowingZarr(path, compress) if zarr_format == 2 else GrowingZarr3(path, compress, shards)
 
 
 def _let_go(path: Path, known: Mapping[str, StepSeries], *files: Any) -> None:

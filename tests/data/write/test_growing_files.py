@@ -11,7 +11,8 @@ import pytest
 from mpistrat.data import Writer
 from mpistrat.data.errors import DataFileError
 from mpistrat.data.write import growing, shared_file
-from mpistrat.data.write.growing import GrowingHdf5, GrowingZarr, StepSeries
+from mpistrat.data.write.growing import GrowingHdf5, StepSeries
+from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.shared_file import Box
 
 
@@ -117,7 +118,15 @@ def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
     assert seen > 500
 
 
-def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch):
+def zarr_store(path, version):
+    if version == 2:
+        return GrowingZarr(path, None)
+    pytest.importorskip("zarr", minversion="3")
+    return GrowingZarr3(path, None, 3)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, version):
     """Each rename is the last once: all arrays then go on from the same step, the last one that was begun or before."""
     replace, left = os.replace, [0]
 
@@ -128,12 +137,15 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch):
         replace(*paths)
 
     def grow(path):
-        store = GrowingZarr(path, None)
+        store = zarr_store(path, version)
         known = {each.name: each for each in store.found()[0]} or {n: series_of(n, (3,), (1, 3)) for n in ("u", "g/v")}
         for series in known.values():
             series.boxes = series_of("", (3,), (1, 3)).boxes
             store.create(series)
-            store.put(series, np.full(3, series.steps), 0)
+            if version == 2:
+                store.put(series, np.full(3, series.steps), 0)
+            else:
+                store.store(series, {0: np.full((1, 3), series.steps)}, None)
             series.steps += 1
         store.sync()
         store.commit(known, {"note": 1})
@@ -141,7 +153,7 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch):
     ended, renames = True, 0
     while ended:
         path = tmp_path / f"{renames}.zarr"
-        GrowingZarr(path, None).make(replace=False)
+        zarr_store(path, version).make(replace=False)
         grow(path)
         left[0], ended = renames, False
         with monkeypatch.context() as patch:
@@ -150,16 +162,26 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch):
                 grow(path)
             except KeyboardInterrupt:
                 ended = True
-        steps = {each.steps for each in GrowingZarr(path, None).found()[0]}
+        steps = {each.steps for each in zarr_store(path, version).found()[0]}
         assert steps in ({1}, {2}), (renames, steps)
         grow(path)
-        assert {each.steps for each in GrowingZarr(path, None).found()[0]} == {max(steps) + 1}
+        assert {each.steps for each in zarr_store(path, version).found()[0]} == {max(steps) + 1}
+        for name in ("u", "g/v") if version == 3 else ():
+            values = sys.modules["zarr"].open(str(path), mode="r")[name][...]
+            np.testing.assert_array_equal(values, np.repeat(np.arange(max(steps) + 1.0)[:, None], 3, 1))
         renames += 1
     assert renames > 4
     (path / ".commit").write_text('{"../out": {}}')
     with pytest.raises(DataFileError, match="names what is not in the store"):
-        GrowingZarr(path, None).found()
+        zarr_store(path, version).found()
     assert not (tmp_path / "out").exists()
+
+
+def test_version_3_needs_zarr_3(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr")
+    monkeypatch.delattr(zarr, "create_array", raising=False)
+    with pytest.raises(ImportError, match=rf"zarr {zarr.__version__} writes version 2 only; fix: pip install"):
+        Writer(tmp_path / "u.zarr", zarr_format=3)
 
 
 PROGRAM = """

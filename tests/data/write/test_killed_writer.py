@@ -3,6 +3,7 @@
 ``MPISTRAT_TEST_KILLS=300 python -m pytest tests/data/write/test_killed_writer.py`` kills more jobs.
 """
 
+import contextlib
 import os
 import random
 import tempfile
@@ -25,7 +26,8 @@ import numpy as np
 import mpistrat
 from mpistrat.data import Writer
 
-path, seconds, compress = sys.argv[1], float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+path, seconds, compress, shards = sys.argv[1], float(sys.argv[2]), *[*sys.argv[3:], None, None][:2]
+version = {"zarr_format": 3, "shards": int(shards)} if shards else {}
 comm = mpistrat.MultiWorkerMirroredStrategy().comm
 processes = comm.allgather(os.getpid())
 
@@ -42,7 +44,7 @@ def kill():
         os.kill(each, signal.SIGKILL)
 
 
-with Writer(path, "a", compress=compress) as writer:
+with Writer(path, "a", compress=compress, **version) as writer:
     step = writer.steps("u")
     comm.Barrier()
     if comm.rank == 0:
@@ -58,8 +60,12 @@ with Writer(path, "a", compress=compress) as writer:
                     file.write(f"{step:20}")
                 flushed.set()
 """
-KILLS = int(os.environ.get("MPISTRAT_TEST_KILLS", "3"))
 HOW = [("u.h5",), ("u.h5", "gzip"), ("u.zarr",)]
+with contextlib.suppress(ImportError):
+    import zarr
+
+    HOW += [("u.zarr", "gzip", "5")] * hasattr(zarr, "create_array")
+KILLS = int(os.environ.get("MPISTRAT_TEST_KILLS", len(HOW)))
 
 pytestmark = pytest.mark.fault
 
@@ -104,4 +110,4 @@ def test_flushed_steps_are_whole(run_ranks, folder):
             want = steps / 2 if values.ndim == 1 else np.arange(12_000) + steps[:, None]
             np.testing.assert_array_equal(values, want)
         sizes[how] = len(found.get("u", ()))
-    assert KILLS < 3 or all(sizes.values()), sizes
+    assert len(HOW) > KILLS or all(sizes.values()), sizes

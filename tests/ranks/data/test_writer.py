@@ -99,6 +99,69 @@ def test_file_is_that_of_one_process(tmp_path, suffix, compress, width):
 
 
 @pytest.mark.four_ranks
+@pytest.mark.parametrize("shards", [None, 1, 4, 7])
+@pytest.mark.parametrize(("width", "compress"), [(5, None), (2500, "gzip"), (2500, "zstd")])
+def test_shards_of_zarr_3(tmp_path, shards, width, compress):
+    """zarr reads all flushed steps, also of a second writer whose ranks have other blocks."""
+    zarr = pytest.importorskip("zarr", minversion="3")
+    path, how = tmp_path / "f.zarr", {"compress": compress, "zarr_format": 3, "shards": shards}
+    u, last = steps(19, sum(ROWS), width), sum(ROWS) - FIRST - ROWS[RANK]
+
+    def check_flushed(count):
+        if RANK == 0:
+            store = zarr.open(str(path), mode="r")
+            np.testing.assert_array_equal(store["flow/u"][...], u[:count], strict=True)
+            np.testing.assert_array_equal(store["time"][...], np.arange(count) * 0.5, strict=True)
+            assert shards is None or store["flow/u"].shards[0] == shards
+            assert dict(store.attrs) == {"rate": 1} | ({"more": 2} if count > 9 else {})
+            assert dict(store["flow/u"].attrs) == {"unit": "K"}
+        MPI.COMM_WORLD.Barrier()
+
+    with Writer(path, attributes={"rate": 1}, **how) as writer:
+        for step in range(9):
+            writer.append("flow/u", u[step, FIRST : FIRST + ROWS[RANK]], attributes={"unit": "K"})
+            writer.append("time", step * 0.5)
+            if step % 3 == 1:
+                writer.flush()
+                check_flushed(step + 1)
+    check_flushed(9)
+    with Writer(path, "a", attributes={"more": 2}, **how) as writer:
+        for step in range(9, 19):
+            mine = u[step, last : last + ROWS[RANK]]  # the last rank has the first rows
+            writer.append("flow/u", Block(mine, offset=(last, 0), global_shape=u.shape[1:]))
+            writer.append("time", step * 0.5)
+    check_flushed(19)
+    for again in (Dataset.from_zarr([path], "flow/u"), Dataset.from_zarr([path], "flow/u").shuffle(seed=1)):
+        (batch,) = again.batch(19)
+        np.testing.assert_array_equal(np.sort(batch, axis=0), np.sort(u, axis=0))
+    assert {*os.listdir(path)} == {"zarr.json", "flow", "time"}
+    with pytest.raises(DataFileError, match="zarr_format= and shards= of the first run"):
+        Writer(path, "a", **{**how, "shards": 15})
+    with pytest.raises(DataFileError, match=r"\.zgroup"):
+        Writer(path, "a")
+    if RANK == 0:
+        (path / "time" / "c.0").unlink()
+    MPI.COMM_WORLD.Barrier()
+    with pytest.raises(DataFileError, match=r"time': it lacks the file of chunk c\.0"):
+        Writer(path, "a", **how)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("f.zarr", {"zarr_format": 4}),
+        ("f.zarr", {"shards": 3}),
+        ("f.zarr", {"zarr_format": 3, "shards": 0}),
+        ("f.zarr", {"zarr_format": 3, "shards": True}),
+        ("f.h5", {"zarr_format": 3, "shards": 3}),
+    ],
+)
+def test_shards_that_cannot_be(tmp_path, name, how):
+    with pytest.raises(ValueError, match=r"zarr_format|shards"):
+        Writer(tmp_path / name, **how)
+
+
+@pytest.mark.four_ranks
 @pytest.mark.full
 def test_a_simulation_writes_the_bytes_of_one_process(tmp_path):
     """1,000 steps of the heat equation, by ranks that exchange halos and by one that does not."""
@@ -248,7 +311,7 @@ def test_files_of_others_are_not_gone_on_with(tmp_path):
     for name in ("c.h5", "c.zarr"):
         with Writer(tmp_path / name, compress="gzip") as writer:
             writer.append("u", np.zeros(20_000))
-        with pytest.raises(DataFileError, match="or give the compress= of the first run"):
+        with pytest.raises(DataFileError, match="or give compress=, zarr_format= and shards= of the first run"):
             Writer(tmp_path / name, "a")
         about = tmp_path / name / "u" / ".zarray"
         if RANK == 0 and about.exists():

@@ -1,0 +1,330 @@
+"""Zarr groups that grow by steps, and are whole on the disk after each commit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mpistrat.data.errors import DataFileError, naming_damage
+from mpistrat.data.formats.contract import needed
+from mpistrat.data.write.growing import StepSeries, not_of_writer
+from mpistrat.data.write.shared_file import write_box
+from mpistrat.process.files import appearing, replace_text, to_disk
+
+_COMPRESSORS: dict[str | None, Any] = {
+    None: None,
+    "gzip": {"id": "gzip", "level": 4},
+    "zstd": {"id": "zstd", "level": 3},
+}
+
+
+class GrowingZarr:
+    """A Zarr group (version 2 of the format) as one rank has it open. It has the methods of `GrowingHdf5`.
+
+    Each rank writes the files of its chunks. The files of new chunks are complete before the shape in ``.zarray``,
+    which is replaced as a whole, makes them a part of the array. If several arrays grow, a file with all their shapes
+    comes first: a writer that was killed between two arrays left one with more steps, and the next one would go on with
+    arrays that are out of step (1 of 350 kills). It finishes that commit instead. No library is needed: a chunk is a
+    file of its bytes.
+    """
+
+    whole_steps = encodes = False
+    shards: int | None = None
+    _group: ClassVar[dict[str, Any]] = {"zarr_format": 2}
+    _array_file = ".zarray"
+
+    def __init__(self, path: Path, compress: str | None):
+        self._path, self._compressor = path, _COMPRESSORS[compress]
+        self._encode: Callable[[Any], Any] = partial(gzip.compress, compresslevel=4, mtime=0)
+        if compress == "zstd":
+            self._encode = needed("numcodecs", "Zarr stores with compress='zstd'").Zstd(3).encode
+        self.guard, self.end = path / ".zgroup", 0
+        self._begun = path / ".commit"  # the shapes of a commit of several arrays, until all have them
+        self._unsynced: set[Path] = set()
+
+    def make(self, replace: bool) -> None:
+        """Make a group without arrays. Raise FileExistsError if there is one, unless it may be replaced."""
+        if self._path.exists() and not (replace and self.guard.exists()):
+            raise FileExistsError(f"{self._path} exists already: choose another name, or remove it")
+        new, old = (self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp") for _ in range(2))
+        new.mkdir()
+        _write_json(new / self.guard.name, self._group)
+        if self._path.exists():
+            self._path.rename(old)
+        new.rename(self._path)
+        to_disk(self._path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def mark(self, attributes: Mapping[str, Any]) -> bool:
+        """Return whether attributes of the group, which are part of the guard, have replaced it."""
+        return False
+
+    def attach(self) -> int:
+        """Raise an error if this rank does not see the store."""
+        to_disk(self._path)
+        return 0
+
+    def close(self) -> None:
+        """Do nothing: it keeps no file open."""
+
+    def found(self) -> tuple[list[StepSeries], dict[str, Any]]:
+        """Return the arrays and the attributes of the store. Raise DataFileError if no such writer has made it."""
+        series: list[StepSeries] = []
+        others: list[Any] = [] if self.guard.exists() else [self.guard.name]
+        begun, inside = _read_json(self._begun), self._path.resolve()
+        if any(inside not in (self._path / name).resolve().parents for name in begun):
+            raise DataFileError.of_file(str(self._begun), "it names what is not in the store; fix: remove this file")
+        self._finish(begun)
+        for folder, _, files in os.walk(self._path):
+            if self._array_file in files:
+                path, there = Path(folder, self._array_file), {*files}
+                with naming_damage(str(path)):
+                    about = _read_json(path)
+                    if about.get("node_type") == "group":
+                        continue
+                    one = self._series(os.path.relpath(folder, self._path), about)
+                    is_own = one.steps >= 0 and self._about(one) == about
+                    rows = range(-(-one.steps // self._steps_of_file(one)) if is_own else 0)
+                    chunks = (self._file_name(one, row, cell) for row in rows for cell in range(one.cells))
+                    lost = next((each for each in chunks if each not in there), None)
+                if lost is not None:
+                    what = f"it lacks the file of chunk {lost}; fix: bring it back, or write another store"
+                    raise DataFileError.of_file(folder, what)
+                (series if is_own else others).append(one)
+        if others:
+            raise DataFileError.of_file(str(self._path), not_of_writer([*map(str, others)]))
+        return series, self._attributes(self._path)
+
+    def _series(self, name: str, about: Mapping[str, Any]) -> StepSeries:
+        """Return an array of the store by its metadata."""
+        one = StepSeries(name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"]))
+        one.steps = one.committed = about["shape"][0]
+        one.compressed = about["compressor"] is not None
+        one.attributes.update(self._attributes(self._path / name))
+        return one
+
+    @staticmethod
+    def _attributes(folder: Path) -> dict[str, Any]:
+        return _read_json(folder / ".zattrs")
+
+    def check(self, attributes: Mapping[str, Any]) -> None:
+        """Raise an error if JSON cannot store these attributes."""
+        _json(dict(attributes))
+
+    def create(self, series: StepSeries) -> None:
+        """Make the folder of a new array. Raise TypeError if Zarr has no such type."""
+        if series.dtype.kind not in "biufc":
+            raise TypeError(f"{series.name!r}: {series.dtype} is not written to Zarr; fix: write numbers, or to HDF5")
+        folder = self._path / series.name
+        folder.mkdir(parents=True, exist_ok=True)
+        while (folder := folder.parent) != self._path:
+            _write_json(folder / self.guard.name, self._group)
+
+    def put(self, series: StepSeries, values: np.ndarray, rank: int) -> None:
+        """Write this rank's block of the next step to the files of its chunks. Raise OSError if that fails."""
+        row, slot = divmod(series.steps, series.chunk[0])
+        for cell, box, here in series.parts(rank):
+            with open(self._file(series, row, cell), "r+b", 0, opener=_made_if_absent) as file:
+                file.truncate(series.chunk_bytes)
+                place = slot * series.chunk_bytes // series.chunk[0]
+                write_box(file.fileno(), values[here], box.offset, series.chunk[1:], place)
+
+    def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
+        """Compress the chunks that this rank has of the next step, and write them. Raise OSError if that fails."""
+        for cell, chunk in chunks.items():
+            self._file(series, series.steps, cell).write_bytes(self._encode(chunk))
+
+    def _file(self, series: StepSeries, row: int, cell: int) -> Path:
+        path = self._path / series.name / self._file_name(series, row, cell)
+        self._unsynced |= {path, path.parent}
+        return path
+
+    def sync(self) -> None:
+        """Bring what this rank has written to the disk. Raise OSError if that fails."""
+        while self._unsynced:
+            to_disk(self._unsynced.pop())
+
+    def commit(self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
+        """Make all steps part of the arrays: their chunks are on the disk already."""
+        new = {name: each for name, each in series.items() if each.committed < each.steps}
+        self._write_attributes({"": attributes, **{name: each.attributes for name, each in new.items()}})
+        shapes = {name: self._about(each) for name, each in new.items()}
+        if len(shapes) > 1:
+            _write_json(self._begun, shapes)
+        self._finish(shapes)
+        return 0
+
+    def _write_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the attributes of the group and of arrays, by their names."""
+        for name, each in attributes.items():
+            if each:
+                _write_json(self._path / name / ".zattrs", each)
+
+    def _finish(self, shapes: Mapping[str, Any]) -> None:
+        """Give arrays their new shapes, all of them in the end."""
+        for name, about in shapes.items():
+            _write_json(self._path / name / self._array_file, about)
+        self._begun.unlink(missing_ok=True)
+
+    def _about(self, series: StepSeries) -> dict[str, Any]:
+        return {
+            "zarr_format": 2,
+            "shape": [series.steps, *series.shape],
+            "chunks": [*series.chunk],
+            "dtype": series.dtype.str,
+            "compressor": self._compressor if series.compressed else None,
+            "fill_value": None,
+            "order": "C",
+            "filters": None,
+        }
+
+    def _steps_of_file(self, series: StepSeries) -> int:
+        """Return how many steps the files of an array have."""
+        return series.chunk[0]
+
+    def _file_name(self, series: StepSeries, row: int, cell: int) -> str:
+        return ".".join(map(str, (row, *(np.unravel_index(cell, series.grid) if series.grid else ()))))
+
+
+class GrowingZarr3(GrowingZarr):
+    """A Zarr group of version 3, which zarr encodes. A file is a shard of several chunks along the axis of the steps.
+
+    A shard has one owner, the rank that `store` gives its chunks to: where several processes write chunks of one shard
+    by zarr, each replaces the shard, and chunks are lost. The owner keeps the shard in memory until it is complete, and
+    replaces its file as a whole, also at a flush: so the steps of earlier flushes stay, whatever happens.
+    """
+
+    encodes = True
+    _group: ClassVar[dict[str, Any]] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    _array_file = "zarr.json"
+
+    def __init__(self, path: Path, compress: str | None, shards: int | None):
+        super().__init__(path, None)
+        self._zarr = zarr = needed("zarr", "Zarr stores of version 3")
+        if not hasattr(zarr, "create_array"):
+            raise ImportError(
+                f"zarr {zarr.__version__} writes version 2 only; fix: pip install 'zarr>=3', or leave out 3"
+            )
+        self.guard, self.shards = path / self._array_file, shards
+        codecs = {"gzip": partial(zarr.codecs.GzipCodec, level=4), "zstd": partial(zarr.codecs.ZstdCodec, level=3)}
+        self._codec = None if compress is None else codecs[compress]()
+        self._filling: dict[tuple[str, int], tuple[StepSeries, int, np.ndarray]] = {}
+        self._changed: set[tuple[str, int]] = set()
+
+    def mark(self, attributes: Mapping[str, Any]) -> bool:
+        changed = self._attributes(self._path) != attributes
+        if changed:
+            _write_json(self.guard, {**self._group, "attributes": attributes})
+        return changed
+
+    def create(self, series: StepSeries) -> None:
+        super().create(series)
+        self._about(series)  # raises for a dtype that zarr does not have
+
+    def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
+        """Take the chunks that this rank has of the next step. Write shards that are complete."""
+        steps = self._steps_of_file(series)
+        row, slot = divmod(series.steps, steps)
+        for cell, chunk in chunks.items():
+            key = series.name, cell
+            if key not in self._filling or self._filling[key][1] != row:
+                self._filling[key] = series, row, self._begun_shard(series, row, cell, slot)
+            self._filling[key][2][slot] = chunk[0]
+            self._changed.add(key)
+            if slot + 1 == steps:
+                self._write(key)
+
+    def sync(self) -> None:
+        for key in [*self._changed]:
+            self._write(key)
+
+    def _begun_shard(self, series: StepSeries, row: int, cell: int, slot: int) -> np.ndarray:
+        """Return a shard with the steps that an earlier writer has put in it."""
+        steps = self._steps_of_file(series)
+        shard = np.zeros((steps, *series.chunk[1:]), series.dtype)
+        if slot:
+            at = np.unravel_index(cell, series.grid) if series.grid else ()
+            parts = (slice(i * size, (i + 1) * size) for i, size in zip(at, series.chunk[1:], strict=True))
+            here = slice(row * steps, row * steps + slot), *parts
+            old = self._zarr.open_array(self._path / series.name, mode="r")[here]
+            shard[tuple(map(slice, old.shape))] = old
+        return shard
+
+    def _write(self, key: tuple[str, int]) -> None:
+        series, row, shard = self._filling[key]
+        files, array = self._shard(series)
+        array[...] = shard
+        (data,) = (each for name, each in files.items() if name != self._array_file)
+        with appearing(self._path / series.name / self._file_name(series, row, key[1]), replace=True) as temporary:
+            temporary.write_bytes(data.to_bytes())
+        self._changed.discard(key)
+
+    def _shard(self, series: StepSeries) -> tuple[dict[str, Any], Any]:
+        """Return the files of an array in memory that has one shard, and the array."""
+        files: dict[str, Any] = {}
+        shape = self._steps_of_file(series), *series.chunk[1:]
+        array = self._zarr.create_array(
+            self._zarr.storage.MemoryStore(files),
+            shape=shape,
+            chunks=series.chunk,
+            shards=shape if self.shards else None,
+            dtype=series.dtype.newbyteorder("="),
+            compressors=self._codec,
+            fill_value=0,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            config={"write_empty_chunks": True},
+        )
+        return files, array
+
+    def _series(self, name: str, about: Mapping[str, Any]) -> StepSeries:
+        codec = about["codecs"][0]
+        grid = codec if codec["name"] == "sharding_indexed" else about["chunk_grid"]
+        chunk, dtype = tuple(grid["configuration"]["chunk_shape"]), np.dtype(about["data_type"])
+        one = StepSeries(name, dtype, tuple(about["shape"][1:]), chunk)
+        one.steps = one.committed = about["shape"][0]
+        one.compressed = True
+        one.attributes.update(about["attributes"])
+        return one
+
+    @staticmethod
+    def _attributes(folder: Path) -> dict[str, Any]:
+        return dict(_read_json(folder / "zarr.json").get("attributes", {}))
+
+    def _write_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Do nothing: the metadata of an array has its attributes."""
+
+    def _about(self, series: StepSeries) -> dict[str, Any]:
+        about = json.loads(self._shard(series)[0][self._array_file].to_bytes())
+        return {**about, "shape": [series.steps, *series.shape], "attributes": series.attributes}
+
+    def _steps_of_file(self, series: StepSeries) -> int:
+        return -(-(self.shards or 1) // series.chunk[0]) * series.chunk[0]
+
+    def _file_name(self, series: StepSeries, row: int, cell: int) -> str:
+        return f"c.{super()._file_name(series, row, cell)}"
+
+
+def _made_if_absent(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=lambda each: each.tolist())
+
+
+def _write_json(path: Path, value: Any) -> None:
+    replace_text(path, _json(value))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with naming_damage(str(path)):
+        return dict(json.loads(path.read_text())) if path.exists() else {}
