@@ -7,21 +7,18 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from mpistrat.cli.run import running_job
+from mpistrat.cli.run.elastic import run_elastic
 from mpistrat.cli.run.job import Job, Machine, find, plan
-from mpistrat.cli.run.running_job import SHARED
 from mpistrat.cli.run.streams import RANK
-from mpistrat.launch.launch import HANG, without_launcher
-from mpistrat.runtime import affinity
+from mpistrat.launch.launch import without_launcher
 from mpistrat.runtime.environment import RuntimeOptions
 
 _WITH_VALUE = ("-n", "-np", "--mpi", "--output", "--elastic", "--restarts", "--min-ranks", "--trace")
-_SAME_STEP = 3  # losses at one step, after which the program itself is taken for the cause
 
 
 class _PythonLike(click.Command):
@@ -62,6 +59,9 @@ class _PythonLike(click.Command):
 @click.option(
     "--min-ranks", type=click.IntRange(min=1), default=1, help="The fewest ranks of --elastic fewer.  [default: 1]"
 )
+@click.option(
+    "--standby", is_flag=True, help="Keep the ranks of the next run of --elastic ready, with its imports done."
+)
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--debug", is_flag=True, help="Make all checks that cost time: MPISTRAT_DEBUG=1.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
@@ -79,6 +79,7 @@ def command(
     elastic: str | None,
     restarts: int,
     min_ranks: int,
+    standby: bool,
     trace: str | None,
     debug: bool,
     dry_run: bool,
@@ -113,6 +114,8 @@ def command(
         if output.count(RANK) != 1 or "%" in output.replace(RANK, ""):
             raise click.UsageError(f"--output {output}: give one {RANK}, as in log.{RANK}, and no other %", ctx)
         Path(output).parent.mkdir(parents=True, exist_ok=True)
+    if standby and (elastic is None or (program[0] != "-m" and program[0].startswith("-"))):
+        raise click.UsageError("--standby needs --elastic, and a program without options of Python", ctx)
     launcher = find(mpi)
     if ft and not launcher.can_survive:
         raise click.UsageError(
@@ -140,7 +143,7 @@ def command(
     sys.stdout.flush()
     if elastic is not None:
         again = elastic == "fewer", restarts, min_ranks
-        sys.exit(_run_elastic(job_of, ranks, environ, *again, output, tag=tag))
+        sys.exit(run_elastic(job_of, ranks, environ, *again, output, tag=tag, standby=standby))
     sys.exit(running_job.run(job_of(ranks), environ, output, tag=tag).status)
 
 
@@ -180,56 +183,3 @@ def _show(job: Job) -> None:
     removed = sorted(os.environ.keys() - without_launcher(os.environ).keys())
     for name in removed:
         click.echo(f"{f'-u {name}':<{width}}  # of the MPI job that this process is in")
-
-
-def _run_elastic(
-    plan_for: Callable[[int], Job],
-    ranks: int,
-    environ: dict[str, str],
-    fewer: bool,
-    restarts: int,
-    min_ranks: int,
-    output: str | None,
-    *,
-    tag: bool,
-) -> int:
-    """Run a job, and again after each loss, and return the last exit status. ``plan_for`` makes the job of some ranks.
-
-    After a loss there are ``fewer`` ranks, but not below ``min_ranks``, or as many, ``restarts`` times at most. A loss
-    is the end of a rank by a signal that this process did not get, or a hang that the watchdog ended. An
-    exception, an exit status and a signal to this process end the job, as without ``--elastic``.
-    """
-    if not SHARED.is_dir():
-        raise click.ClickException(f"--elastic keeps copies in {SHARED}, which this system does not have")
-    from mpistrat.training.elastic import copies  # a late import: NumPy, and the checkpoints
-
-    at: list[list[int]] = []  # the newest steps at each loss
-    # Fewer ranks would get more threads each, and BLAS then adds in another order.
-    environ |= {name: value for name, value, _ in plan_for(ranks).settings if name in affinity.THREADS}
-    with tempfile.TemporaryDirectory(prefix=f"mpistrat-elastic-{os.geteuid()}-", dir=SHARED) as name:
-        folder = Path(name)
-        for restart in range(restarts + 1):
-            environ = {
-                **environ,
-                RuntimeOptions.elastic.variable: name,
-                RuntimeOptions.restart.variable: str(restart),
-                RuntimeOptions.elastic_ranks.variable: "fewer" if fewer else "same",
-            }
-            ended = running_job.run(plan_for(ranks), environ, output, tag=tag)
-            if ended.by_signal or not (ended.status > 128 or ended.status == HANG):
-                return ended.status
-            at.append(copies.newest_steps(folder))
-            step = next((each for each in reversed(at[-1]) if each), 0)
-            cause = "a hang" if ended.status == HANG else f"the loss of {ended.lost or 'a rank'}"
-            if at[-_SAME_STEP:] == [at[-1]] * _SAME_STEP or restart == restarts:
-                _say(f"gives up after {cause}: {len(at)} losses, {at.count(at[-1])} of them at step {step}")
-                return ended.status
-            if fewer:
-                ranks = max(min_ranks, ranks - 1)
-            where = f"the copy of step {step}" if step else "the newest checkpoint, without a copy"
-            _say(f"goes on after {cause} with {ranks} rank{'s' if ranks > 1 else ''}, from {where}")
-    return ended.status
-
-
-def _say(text: str) -> None:
-    os.write(2, f"mpistrat run: {text}\n".encode())

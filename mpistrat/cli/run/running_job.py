@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import re
+import select
 import signal
 import socket
 import struct
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +30,7 @@ from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Death, LauncherMessages, Streams
 from mpistrat.launch import proc
 from mpistrat.launch.launchers import HYDRA, OPEN_MPI
+from mpistrat.process import children, standby
 from mpistrat.record import layout, lifetime
 from mpistrat.record.layout import Phase
 
@@ -46,6 +49,7 @@ SHARED = Path("/dev/shm")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TICK = 0.25  # seconds between looks at the ranks
+_PAUSE = 0.02  # seconds between signals to a launcher
 _REACTED = 3.0  # seconds for ranks to end after a SIGINT
 _DRAINED = 2.0  # seconds after which the messages of a launcher that has ended are complete
 # More likely causes of a death than other signals.
@@ -76,6 +80,10 @@ class EndOrder:
             if notices >= 0:  # this user may have too many
                 self._notices = notices
                 system.inotify_add_watch(notices, os.fsencode(folder), _CLOSED)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until a process ends, at most so long. Return whether one has ended."""
+        return self._notices is not None and bool(select.select([self._notices], [], [], seconds)[0])
 
     def close(self) -> list[int]:
         """Return the processes that have ended, the first one first."""
@@ -198,48 +206,62 @@ class JobEnd(NamedTuple):
 
 
 def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> JobEnd:
-    """Run a job to its end, and return how it ended.
+    """Run a job to its end, and return how it ended."""
+    with contextlib.closing(RunningJob(job, environ, output, tag=tag)) as running:
+        return running.finish()
 
-    Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out. The
-    settings of the job are added to ``environ``. ``output`` names a file for each rank, as `Streams` takes it. With
-    ``tag`` each line of a rank begins with its number. The status is 128 + signal if a rank was killed by one, and
-    never 0 if the job failed.
+
+class RunningJob:
+    """A launcher and its ranks, of which ``ranks`` has those that were found: process id -> rank.
+
+    The settings of the job are added to ``environ``. ``output`` names a file for each rank, as `Streams` takes it. With
+    ``tag`` each line of a rank begins with its number. ``run`` is the number of the run of an elastic job. With
+    ``imports`` each rank imports what the file of this name and the suffix of its number has noted, and waits for
+    `begin` (`mpistrat.process.standby`).
     """
-    started = time.time()
-    environ = {**environ, **{name: value for name, value, _ in job.settings}}
-    # Open MPI 5 names its files after the process id of its launcher. A launcher that was killed leaves them behind,
-    # and one that gets the same process id later refuses to start. So its files lie in a directory of the job.
-    with _temporary_folder(environ.get(_SESSIONS)) as folder:
-        environ[_SESSIONS] = folder
-        running = _RunningJob(job, environ, Path(folder), output, tag)
-        status = running.run()
-    if any(SHARED.glob(f"{layout.PREFIX}*")):
-        status = running.status_by_records(started, status)
-    if status:
-        remove_leftovers(started)
-    return JobEnd(status, running.was_signalled, running.lost)
 
-
-class _RunningJob:
-    """A launcher and its ranks, of which ``ranks`` has those that were found: process id -> rank."""
-
-    def __init__(self, job: Job, environ: dict[str, str], folder: Path, output: str | None, tag: bool):
+    def __init__(
+        self,
+        job: Job,
+        environ: dict[str, str],
+        output: str | None = None,
+        *,
+        tag: bool = False,
+        run: int | None = None,
+        imports: Path | None = None,
+    ):
         self._job = job
-        self._folder = folder
+        # Open MPI 5 names its files after the process id of its launcher. A launcher that was killed leaves them
+        # behind, and one that gets the same process id later refuses to start. So its files lie in a directory of the
+        # job.
+        settings = {name: value for name, value, _ in job.settings}
+        self._temporary = _temporary_folder({**environ, **settings}.get(_SESSIONS))
+        self._folder = folder = Path(self._temporary.name)
         self.ranks: dict[int, int] = {}
         ends = folder / "ends"
         ends.mkdir()
         self._ends = EndOrder(ends)
         self._passed_on: set[int] = set()
         self._interrupted: float | None = None  # when the first SIGINT came, until ranks that go on are named
+        self._keep: Callable[[], object] = bool
+        self._failed = False
         self._unnamed = False  # whether the launcher reports a death without its rank
         family = job.launcher.family
         self._open_mpi = family == "openmpi"
-        self._streams = Streams(folder, job.ranks, output=output, tag=tag)
+        self._hurries = self._open_mpi and run is not None
+        self._streams = Streams(folder, job.ranks, output=output, tag=tag, appends=bool(run))
+        self._go: int | None = None  # the pipe from which ranks that wait read
+        self._waits = imports is not None
+        program = job.program
+        if imports is not None:
+            os.mkfifo(folder / standby.GO, 0o600)
+            self._go = os.open(folder / standby.GO, os.O_RDWR)
+            program = (*children.running(standby.__name__, str(folder), str(imports)), *program[1:])
         self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
+        self._started = time.time()
         self._process = subprocess.Popen(
-            [*job.command, *self._streams.around(job.program)],
-            env={**environ, lifetime.VARIABLE: str(ends)},
+            [*job.command, *self._streams.around(program, waits=self._waits)],
+            env={**environ, **settings, _SESSIONS: str(folder), lifetime.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -248,12 +270,50 @@ class _RunningJob:
         assert self._process.stdout is not None
         self._messages = LauncherMessages(self._process.stdout, family, socket.gethostname())
 
-    def run(self) -> int:
+    def begin(self) -> bool:
+        """Let ranks that wait run the program. Return False if there are none, or their launcher has ended."""
+        if self._go is None or self._process.poll() is not None:
+            return False
+        self._waits, self._started = False, time.time()
+        os.write(self._go, bytes(self._job.ranks))
+        return True
+
+    def finish(self, meanwhile: Callable[[], object] = bool) -> JobEnd:
+        """Let the job run to its end, and return how it ended. Call a function now and then until it ends.
+
+        Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
+        The status is 128 + signal if a rank was killed by one, and never 0 if the job failed.
+        """
+        status = self._run(meanwhile)
+        if any(SHARED.glob(f"{layout.PREFIX}*")):
+            status = self._status_by_records(status)
+        self._failed = bool(status)
+        return JobEnd(status, not self._passed_on.isdisjoint(_ENDING), self.lost)
+
+    def close(self) -> None:
+        """Remove what the job has left. Ranks that wait end: their pipe does, and their launcher is killed."""
+        if self._go is not None:
+            os.close(self._go)
+        if self._waits:
+            self._process.kill()
+            self._process.wait()
+            self._guard.end()
+        try:
+            self._keep()
+        except OSError as error:
+            self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
+        if self._failed:
+            remove_leftovers(self._started)
+        self._temporary.cleanup()
+
+    def _run(self, meanwhile: Callable[[], object]) -> int:
         self._streams.start(self._process.terminate)
         with _handlers(self._pass_on, self._stop):
             # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
             end = threading.Thread(target=self._process.wait, daemon=True)
             end.start()
+            if self._hurries:
+                threading.Thread(target=self._hurry, daemon=True).start()
             until_look = 0.02
             while end.is_alive():
                 if self._starting:
@@ -263,6 +323,7 @@ class _RunningJob:
                 else:
                     end.join(_TICK)
                     self._watch_interrupt()
+                    meanwhile()
         self._guard.end()
         self._streams.finish()
         self._messages.join(_DRAINED)
@@ -273,10 +334,16 @@ class _RunningJob:
                     _kill(process, signal.SIGKILL)
         return self._status_of_output() or self._status(code)
 
-    @property
-    def was_signalled(self) -> bool:
-        """Whether a signal was passed on that ends a program."""
-        return not self._passed_on.isdisjoint(_ENDING)
+    def _hurry(self) -> None:
+        """End the pauses of Open MPI, which sleeps for 0.25 s before each signal to the ranks that are left.
+
+        Its sleep ends when a child does. It looks for children that have ended then, and nothing else.
+        """
+        with contextlib.suppress(OSError, ValueError):  # the job has ended
+            while self._process.poll() is None:
+                if self._ends.wait(_TICK):
+                    self._process.send_signal(signal.SIGCHLD)
+                    time.sleep(_PAUSE)
 
     @property
     def lost(self) -> str:
@@ -284,8 +351,8 @@ class _RunningJob:
         deaths = self._messages.found.deaths
         return self._name(deaths[0]) if deaths else ""
 
-    def status_by_records(self, started: float, status: int) -> int:
-        """Return the exit status by the flight records that ranks have left, and keep these for ``mpistrat top``.
+    def _status_by_records(self, status: int) -> int:
+        """Return the exit status by the flight records that ranks have left. `close` keeps these for ``mpistrat top``.
 
         A rank that ends as it should removes its record. A rank that leaves by ``os._exit`` lets some launchers
         succeed, and others report the ranks that they kill then.
@@ -293,7 +360,7 @@ class _RunningJob:
         from mpistrat.monitor import last  # a late import: seldom needed
 
         order = self._ends.close()
-        records = last.left(started, self.ranks.keys())
+        records = last.left(self._started, self.ranks.keys())
         left = self._messages.found.left
         end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
@@ -312,10 +379,7 @@ class _RunningJob:
             and any(each.phase == Phase.SERVING for each in records)
         ):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
-        try:
-            last.keep(records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
-        except OSError as error:
-            self._say(f"the last records of this job stay in {layout.FOLDER} for an hour: {error}")
+        self._keep = partial(last.keep, records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
         return status
 
     def _end(self, records: Sequence[Record], order: Sequence[int]) -> End:

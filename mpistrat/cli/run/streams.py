@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from mpistrat.process import standby
 from mpistrat.process.files import write_all
 
 _LONGEST_BANNER = 4096  # bytes of a banner
@@ -62,7 +63,7 @@ RANK = "%(rank)d"  # in the name of a file for the output of each rank
 # The command of each rank: $0 is the input of rank 0. $1 and $2 are the names of its channels without its number, or
 # the parts of the name of its file before and after the number.
 _TO_CHANNELS = 'exec >"$1.${OMPI_COMM_WORLD_RANK-$PMI_RANK}" 2>"$2.${OMPI_COMM_WORLD_RANK-$PMI_RANK}"; shift 2; '
-_TO_FILE = 'exec >"$1${OMPI_COMM_WORLD_RANK-$PMI_RANK}$2" 2>&1; shift 2; '
+_TO_FILE = 'exec %s"$1${OMPI_COMM_WORLD_RANK-$PMI_RANK}$2" 2>&1; shift 2; '
 _RANK = 'if [ "${OMPI_COMM_WORLD_RANK-$PMI_RANK}" != 0 ]; then exec "$@" </dev/null; fi; exec "$@" <"$0"'
 
 
@@ -177,13 +178,16 @@ class Streams:
     never mix. All channels are open for writing here too: processes that ranks leave behind are not waited for.
 
     If given, ``output`` is the name of a file for each rank, with `RANK` in the place of its number. Its output goes
-    there. ``tag`` says whether each line begins with the number of its rank. ``line_ended`` says whether the last byte
-    that was written to the errors of this process ends a line.
+    there, and ``appends`` says whether the file keeps what it has. ``tag`` says whether each line begins with the
+    number of its rank. ``line_ended`` says whether the last byte that was written to the errors of this process ends a
+    line.
     """
 
-    def __init__(self, folder: Path, ranks: int, *, output: str | None = None, tag: bool = False):
+    def __init__(
+        self, folder: Path, ranks: int, *, output: str | None = None, tag: bool = False, appends: bool = False
+    ):
         self.line_ended = True
-        self._output = output
+        self._output, self._appends = output, appends
         self._names = [str(folder / "output"), str(folder / "errors")]
         self._channels = selectors.DefaultSelector()
         self._held: dict[int, bytes] = {}  # the begun line of each pipe
@@ -201,17 +205,27 @@ class Streams:
         self._end, self._ended = os.pipe()
         self._channels.register(self._end, selectors.EVENT_READ)
         self._broken: dict[int, OSError] = {}
-        self._pipe = folder / "stdin" if _has_input() else None
+        self._pipe = folder / standby.INPUT if _has_input() else None
         if self._pipe is not None:
             os.mkfifo(self._pipe, 0o600)
 
-    def around(self, program: Sequence[str]) -> list[str]:
-        """Return the command that the ranks run instead of this program."""
+    def around(self, program: Sequence[str], *, waits: bool = False) -> list[str]:
+        """Return the command that the ranks run instead of this program.
+
+        To open the input waits for `start`. So a program that ``waits`` opens it itself.
+        """
         if self._output is not None:
-            first, parts = _TO_FILE, self._output.split(RANK, 1)
+            first, parts = _TO_FILE % (">>" if self._appends else ">"), self._output.split(RANK, 1)
         else:
             first, parts = _TO_CHANNELS, self._names
-        return ["/bin/sh", "-c", first + _RANK, str(self._pipe or os.devnull), *parts, *program]
+        return [
+            "/bin/sh",
+            "-c",
+            first + _RANK,
+            str(os.devnull if waits else self._pipe or os.devnull),
+            *parts,
+            *program,
+        ]
 
     def start(self, at_write_error: Callable[[], object]) -> None:
         """Start to copy. Call the function if output cannot be written: its reader has ended, or the disk is full."""
@@ -220,7 +234,7 @@ class Streams:
         self._thread.start()
         if self._pipe is not None:
             signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # in the background the input ends
-            threading.Thread(target=self._copy_input, daemon=True).start()
+            threading.Thread(target=self._copy_input, args=(os.dup(self._end),), daemon=True).start()
 
     def finish(self) -> None:
         """Copy what ranks that have ended left in their channels, and lines without an end."""
@@ -280,12 +294,13 @@ class Streams:
             self._broken[target] = error  # what follows is read all the same, so that the ranks can end
             self._at_write_error()
 
-    def _copy_input(self) -> None:
+    def _copy_input(self, end: int) -> None:
         assert self._pipe is not None
         # Opening waits for rank 0. The errors: rank 0 has closed its end, or the terminal is gone.
         with contextlib.suppress(OSError), open(self._pipe, "wb", buffering=0) as pipe:
             while True:
-                select.select([0], [], [])
+                if end in select.select([0, end], [], [])[0]:
+                    return  # what follows is for the next run of an elastic job
                 data = os.read(0, select.PIPE_BUF)
                 if not data:
                     return

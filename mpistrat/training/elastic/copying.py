@@ -8,6 +8,7 @@ import math
 import time
 from pathlib import Path
 
+from mpistrat.process import standby
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint import write
@@ -69,6 +70,8 @@ class Copying:
         """Copy the state after ``step``, and let the ranks agree on the next step at which they do."""
         if self._copies is None:
             return
+        if not self.seconds:
+            standby.note_imports(Path(rc.elastic), rc.restart, self._topology.rank)
         began = time.monotonic()
         state, own = self._checkpoint.contents("a copy in memory", step)
         topology, arrays = arrays_of(state, own or None, "a copy in memory", step)

@@ -31,6 +31,10 @@ def lose(here, rank):
     """End this rank, if this is the place where it ends in this run."""
     if here != place or not (ranks == "all" or rank in ranks):
         return
+    while how.startswith("wait") and not any(b"mpistrat.process.standby" in each for each in commands()):
+        time.sleep(0.02)  # until ranks of the next run wait, or begin to
+    if how == "wait, then raise":
+        raise ValueError("on purpose")
     if how == "raise":
         raise ValueError("on purpose")
     if how == "exit":
@@ -44,6 +48,18 @@ def lose(here, rank):
     if how == "hang":
         time.sleep(100)
     os.kill(os.getpid(), signal.SIGSEGV if how == "crash" else signal.SIGKILL)
+
+
+def commands():
+    """Return the commands of processes that name the directory of the copies."""
+    mine = os.fsencode(os.environ["MPISTRAT_ELASTIC"])
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if mine in command:
+            yield command
 
 
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -130,5 +146,7 @@ for slot in optimizer.variables:
     digest.update(np.asarray(slot.numpy()).tobytes())
 digest.update(np.float64(mean.result()).tobytes())
 counts = {*seen.read_value().tolist()}
+if rank == 0 and "children.py" in sys.orig_argv[1]:
+    print("began by waiting", flush=True)
 if rank == 0:
     print(f"{digest.hexdigest()} rows seen {counts} steps {ended}", flush=True)

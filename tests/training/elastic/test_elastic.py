@@ -1,58 +1,16 @@
 """Programs that lose ranks at any moment: they end with the bits of a run without a loss."""
 
-import json
 import os
 import re
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, run_program
+from tests.training.elastic.conftest import result
 
 pytestmark = pytest.mark.fault
-PROGRAM = Path(__file__).with_name("program.py")
 PLACES = ("start", "built", "restored", "step:{}", "end:{}", "copy:{}", "after")
 STEPS = 18
-
-
-@pytest.fixture
-def run(tmp_path):
-    def start(ranks, losses=(), *options, **environ):
-        before = {*os.listdir("/dev/shm")}
-        folder = tmp_path / str(len([*tmp_path.iterdir()]))
-        ended = run_program(
-            [
-                sys.executable,
-                "-m",
-                "mpistrat",
-                "run",
-                "-n",
-                str(ranks),
-                *options,
-                str(PROGRAM),
-                str(folder),
-                json.dumps(losses),
-            ],
-            120,
-            ROOT,
-            **environ,
-        )
-        new = {each for each in {*os.listdir("/dev/shm")} - before if each.startswith("mpistrat-elastic")}
-        until = time.monotonic() + 60  # those of a test beside this one go with it
-        while left := new & {*os.listdir("/dev/shm")}:
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
-        return ended
-
-    return start
-
-
-def result(ended):
-    ended.check()
-    return re.search(r"\w{32} rows seen {3.0} steps 18", ended.output)[0]
 
 
 def random_losses(seed):
@@ -73,15 +31,6 @@ few, many = range(2), range(2, int(os.environ.get("MPISTRAT_TEST_LOSSES", "4")))
 def test_the_bits_of_a_run_without_a_loss(run, seed, undisturbed):
     ranks, losses, mode = random_losses(seed)
     assert result(run(ranks, losses, "--elastic", mode)) == undisturbed, (ranks, losses, mode)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    ended = run_program(
-        [sys.executable, "-m", "mpistrat", "run", "-n", "2", str(PROGRAM), str(folder), "[]"], 120, ROOT
-    )
-    return result(ended)
 
 
 @pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("terminate", 143)])

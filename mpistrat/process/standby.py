@@ -1,0 +1,110 @@
+"""A rank of the next run of a program, which waits for the end of this one with the program's imports done.
+
+The launcher has started it, but it has not started MPI. It imports what the same rank of this run has imported by the
+end of its first step, but not the program's own files. Then it reads from a named pipe whose other end `mpistrat run`
+has: a byte lets it run the program, and the end of `mpistrat run` ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mpistrat.launch import launch, proc
+
+GO, INPUT = "go", "stdin"  # the named pipes in the folder of a job
+IMPORTS = "imports"  # in the folder of copies, a folder for what ranks note
+_IDLE = 4.0  # times the time that it computes, which it leaves to the run that goes on
+_INSTALLED = tuple(f"{os.sep}{each}{os.sep}" for each in ("site-packages", "dist-packages"))
+
+
+def note_imports(folder: Path, run: int, rank: int) -> None:
+    """Note what this process has imported, and the variables that it has changed, if ``folder`` has a place for it."""
+    folder /= IMPORTS
+    if not folder.is_dir():
+        return
+    with contextlib.suppress(OSError):  # then no ranks wait
+        initial = proc.environ(os.getpid())
+        noted = {
+            "modules": [name for name, module in sys.modules.copy().items() if _is_installed(name, module)],
+            "environ": {name: value for name, value in os.environ.items() if initial.get(name) != value},
+        }
+        whole = folder / f".{run}.{rank}"
+        whole.write_text(json.dumps(noted))
+        whole.rename(folder / f"{run}.{rank}")
+
+
+def _is_installed(name: str, module: Any) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return name != "__main__" and (name.startswith("mpistrat.") or any(each in file for each in _INSTALLED))
+
+
+class _StartsMPI(BaseException):
+    """An import of ``mpi4py.MPI``, which starts MPI. Libraries do not handle it as an ImportError."""
+
+
+class _SlowFinder:
+    """The first finder of modules, which finds none. It pauses, until the pipe ``go`` has a byte.
+
+    Niceness would serve as well, but only root may lower it again.
+    """
+
+    def __init__(self, go: int):
+        self._go, self._computed = go, time.process_time()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "mpi4py.MPI":
+            raise _StartsMPI
+        select.select([self._go], [], [], _IDLE * (time.process_time() - self._computed))
+        self._computed = time.process_time()
+
+
+def _import(noted: dict[str, Any], finder: Any) -> None:
+    """Import modules in the environment in which the program has imported them."""
+    before = {name: os.environ.get(name) for name in noted["environ"]}
+    os.environ.update(noted["environ"])
+    sys.meta_path.insert(0, finder)
+    for name in noted["modules"]:
+        with contextlib.suppress(BaseException):  # the program gets the error when it imports this module
+            importlib.import_module(name)
+    sys.meta_path.remove(finder)
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+
+
+def _main(folder: str, imports: str, *program: str) -> None:
+    # Without waiting for a writer: if `mpistrat run` has ended, the pipe has none.
+    go = os.open(os.path.join(folder, GO), os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(go, True)
+    rank = (launch.rank_and_size(os.environ) or (0, 1))[0]
+    _import(json.loads(Path(f"{imports}.{rank}").read_text()), _SlowFinder(go))
+    if not os.read(go, 1):
+        os._exit(1)
+    os.close(go)
+    if rank == 0:
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, INPUT), "rb", buffering=0) as source:
+            os.dup2(source.fileno(), 0)
+    is_module, safe = program[0] == "-m", getattr(sys.flags, "safe_path", False)
+    sys.argv[:] = program[is_module:]
+    if is_module:
+        sys.path[:0] = [] if safe else [os.getcwd()]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        is_script = pkgutil.get_importer(program[0]) is None  # neither a folder nor an archive
+        sys.path[:0] = [os.path.dirname(os.path.realpath(program[0]))] if is_script and not safe else []
+        runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
