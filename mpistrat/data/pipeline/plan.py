@@ -84,6 +84,8 @@ class PipelinePlan:
         self._ahead = Cache[int, _Ahead](_ITERATIONS_KEPT)
         self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
+        in_lanes = any(getattr(each, "lanes", None) for each in rows)
+        self._lists_grow = windows is None and (source.in_memory or not in_lanes)
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
         self.batch: Batch | None = self._making.batch
         self.length = self.row_length = self._rows.length
@@ -173,7 +175,7 @@ class PipelinePlan:
         the batches before it. Batches that functions of the program make come one by one: a function may turn small
         rows into large arrays.
         """
-        size = 1 if self._rows.windows is None else together
+        size = 1 if self._lists_grow else together
         while stop is None or first < stop:
             last = first + size if stop is None else min(first + size, stop)
             batches = self.read_each([rows_of(k) for k in range(first * each, last * each)])

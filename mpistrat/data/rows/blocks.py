@@ -30,6 +30,8 @@ _BLOCK_BYTES = 3 << 19
 _LEAST_BLOCK_BYTES = 64 << 10
 _WINDOW_BYTES = 48 << 20
 _FEWEST, _MOST = 8, 64
+LEAST_WINDOW_BYTES = _FEWEST * _LEAST_BLOCK_BYTES
+"""Size of the window of a shuffle without memory: each file of it is opened once, and not for each batch."""
 _TABLE = 256  # blocks
 
 

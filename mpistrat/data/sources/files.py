@@ -18,7 +18,7 @@ from mpistrat import nest
 from mpistrat.data.errors import DataFileError, NotFiniteError
 from mpistrat.data.formats.contract import Format
 from mpistrat.data.hdf5.manifest import FileList, Manifest, Manifests
-from mpistrat.data.rows.blocks import MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
+from mpistrat.data.rows.blocks import LEAST_WINDOW_BYTES, MOST_DECODED, OF_MEMORY, Blocks, decoded_bytes
 from mpistrat.data.rows.contracts import IN_MEMORY_AT_ONCE, Source
 from mpistrat.data.rows.lanes import MOST_LANES
 from mpistrat.data.rows.spec import ArraySpec
@@ -479,8 +479,8 @@ class FileSource(Source):
             return IN_MEMORY_AT_ONCE // row_bytes
         if self._shuffle_bytes is None:
             return _AT_ONCE_BYTES // row_bytes
-        blocks = self.blocks()
-        return 2 * min(math.ceil(blocks.rows * blocks.window * share), self._shuffle_bytes // OF_MEMORY // row_bytes)
+        blocks, most = self.blocks(), max(self._shuffle_bytes // OF_MEMORY, LEAST_WINDOW_BYTES)
+        return 2 * min(math.ceil(blocks.rows * blocks.window * share), most // row_bytes)
 
     def identity(self) -> dict[str, Any]:
         """Return names, lengths and sizes of the files, and the sizes of the blocks."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mpistrat.data import AutoShardPolicy, Dataset, Options
+from mpistrat.data import AUTOTUNE, AutoShardPolicy, Dataset, Options
 from mpistrat.data.distribute.autoshard import divide
 from mpistrat.data.distribute.state import Position, resumed, state_of
 from mpistrat.data.rows.blocks import Blocks
@@ -291,6 +291,23 @@ def test_files_of_lanes_are_read_by_one_rank_each(folder, name, memory, monkeypa
         assert whole == expected
         assert sorted(flat(whole)) == [*range(len(flat(whole)))]
         assert sum(map(len, files)) <= 40 + 3 * (replicas - 1)
+
+
+@pytest.mark.parametrize("batch", [64, 256])
+def test_a_shuffle_without_memory_opens_short_files_about_twice(tmp_path, monkeypatch, batch):
+    rows = np.arange(1500 * 8 * 9.0).reshape(1500, 8, 9)
+    for number, values in enumerate(rows):
+        np.save(tmp_path / f"{number:04}.npy", values)
+    opened: list[str] = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *more, **kw: opened.append(str(path)) or real(path, *more, **kw))
+    options = Options()
+    options.shuffle_memory = 0
+    mine = divided_files(Dataset.from_npy(str(tmp_path / "*.npy")).shuffle(seed=2).batch(batch).with_options(options))
+    opened.clear()
+    found = np.concatenate(flat(mine.batches(0, 0, mine.ahead(AUTOTUNE)[1])))
+    np.testing.assert_array_equal(found[found[:, 0].argsort()], rows.reshape(-1, 9))
+    assert 1500 <= len([each for each in opened if each.endswith(".npy")]) <= 2.3 * 1500
 
 
 def test_large_chunks_leave_fewer_lanes(tmp_path):
