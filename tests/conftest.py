@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import gc
 import os
 import shlex
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
+
+from mpistrat.testing import plugin, programs
+from mpistrat.testing.programs import EndedProgram
 
 # Until the tests are collected. They stay, and to look at all objects takes 0.1 s each time.
 gc.disable()
@@ -49,94 +48,34 @@ INNER_SUMMARY = "inner summary"
 _HERE = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1"}
 
 
-# A group of its own, not a session: Linux shares cores out between sessions. A rank that waits yields its core only to
-# processes of its own session, and three jobs of three ranks took 52 s as sessions, 44 s as groups.
-_OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
-
-
-@dataclasses.dataclass
-class Ended:
-    """How a program ended: its status (None: it was stopped at its limit) and all that it printed."""
-
-    command: list[str]
-    status: int | None
-    output: str
-    seconds: float
-
-    def __str__(self) -> str:
-        end = "stopped at its limit" if self.status is None else f"exit status {self.status}"
-        return f"$ {shlex.join(self.command)}\n{self.output}\n[{end} after {self.seconds:.1f} s]"
-
-    def check(self) -> Ended:
-        """Fail the test, with the whole output, unless the program succeeded."""
-        __tracebackhide__ = True
-        if self.status != 0:
-            pytest.fail(str(self), pytrace=False)
-        return self
-
-    def shows(self, *texts: str) -> None:
-        """Fail the test, with the whole output, unless each of the texts is in it."""
-        __tracebackhide__ = True
-        missing = [text for text in texts if text not in self.output]
-        if missing:
-            pytest.fail(f"The output lacks {missing}:\n{self}")
-
-
-def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: str) -> Ended:
-    """Run a program to its end, or to its limit in seconds; standard output and error come as one text."""
+def run_program(command: list[str], limit: float, cwd: Path = ROOT, **environ: str) -> EndedProgram:
+    """Run a program of this tree to its end, or to its limit in seconds."""
     # A program with its own limit may take longer than faulthandler grants a test of this process.
     faulthandler.cancel_dump_traceback_later()
-    # The dictionary, not the process's own environment: MPI adds to the latter when it starts.
-    # By names: `dict(os.environ)` in a thread may list PYTEST_CURRENT_TEST and then miss it, which is a KeyError,
-    # because pytest takes it away between two tests.
-    environment = _HERE | {name: os.environ.get(name, "") for name in os.environ}
-    environment |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    start = time.monotonic()
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        **_OWN_GROUP,
-    ) as process:
-        try:
-            output = process.communicate(timeout=limit)[0]
-            status = process.returncode
-        except subprocess.TimeoutExpired:
-            status = None
-            # A launcher that is asked ends its ranks; one that is killed may leave them behind.
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                output = process.communicate(timeout=10)[0]
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                output = process.communicate()[0]
-    return Ended(command, status, output, time.monotonic() - start)
+    own = {name: value for name, value in _HERE.items() if name not in os.environ}
+    own |= {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", **environ}
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return programs.run_program(command, limit, cwd, **own)
 
 
 @pytest.fixture(scope="session")
-def run_alone() -> Callable[..., Ended]:
+def run_alone() -> Callable[..., EndedProgram]:
     """``run_alone(*arguments, limit=120)``: this Python with these arguments, in a process of its own."""
 
-    def run(*arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> Ended:
+    def run(*arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> EndedProgram:
         return run_program([sys.executable, *map(str, arguments)], limit, cwd, **environ)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def run_ranks() -> Callable[..., Ended]:
+def run_ranks() -> Callable[..., EndedProgram]:
     """``run_ranks(n, *arguments, limit=120)``: this Python with these arguments, under n ranks.
 
     ``MPISTRAT_TEST_LAUNCHER="srun -n {n}"`` in the environment starts the ranks with another launcher.
     """
 
-    def run(n: int, *arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> Ended:
+    def run(n: int, *arguments: str | Path, limit: float = 120, cwd: Path = ROOT, **environ: str) -> EndedProgram:
         launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(n)]
         if "MPISTRAT_TEST_LAUNCHER" in os.environ:
             launcher = [*shlex.split(os.environ["MPISTRAT_TEST_LAUNCHER"].format(n=n)), sys.executable]
@@ -146,7 +85,7 @@ def run_ranks() -> Callable[..., Ended]:
 
 
 @pytest.fixture(scope="module")
-def two_at_a_time(request: pytest.FixtureRequest) -> Iterator[Callable[..., dict[str, Future[Ended]]]]:
+def two_at_a_time(request: pytest.FixtureRequest) -> Iterator[Callable[..., dict[str, Future[EndedProgram]]]]:
     """``two_at_a_time(start)``: how ``start(name)`` ends, for each ``name`` that tests of this file were given.
 
     Starting and ending a job is mostly waiting.
@@ -173,7 +112,9 @@ def summarize(request: pytest.FixtureRequest) -> Callable[[str], None]:
 _OF_THE_REST = {"run_ranks", "cupy"}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if not pluginmanager.hasplugin("mpistrat"):  # an environment that was made before the package had this plugin
+        pluginmanager.register(plugin, "mpistrat")
     parser.addoption("--full", action="store_true", help="run the tests marked `full`, too")
 
 

@@ -34,6 +34,7 @@ def launches():
 @pytest.mark.parametrize(("n", "selected"), list(launches()))
 def test_ranks(n, selected, run_ranks, summarize):
     arguments = ("-m", "pytest", "tests/ranks", "-p", "no:cacheprovider", "--color=no", "-m", selected)
+    arguments += ("--ranks-timeout=250",)  # several launches run at a time
     ended = run_ranks(n, *arguments, limit=LIMIT)
     lines = ended.output.splitlines()
     counts = [match[1] for line in lines if (match := SUMMARY.fullmatch(line))]

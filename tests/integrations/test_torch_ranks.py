@@ -17,7 +17,7 @@ SUMMARY = re.compile(r"=+ (.*\d+ passed.* in .*?) =+")
 def test_ranks(n, run_ranks, summarize):
     files = [path for path in sorted(TESTS.rglob("test_*.py")) if 'importorskip("torch' in path.read_text()]
     files.append(TESTS.parent / "replicas" / "test_settings.py")
-    arguments = ("-m", "pytest", *files, "-p", "no:cacheprovider", "--color=no", "-m", "")
+    arguments = ("-m", "pytest", *files, "-p", "no:cacheprovider", "--color=no", "-m", "", "--ranks-timeout=250")
     ended = run_ranks(n, *arguments, limit=240).check()
     counts = [match[1] for line in ended.output.splitlines() if (match := SUMMARY.fullmatch(line))]
     summarize(f"torch, {n} rank{'s' * (n > 1)}: {counts[-1]}")

@@ -1,7 +1,6 @@
-"""The suite under several ranks neither hides a failure nor hangs on it: small suites that go wrong."""
+"""A suite that a launcher starts in each rank neither hides a failure nor hangs on it: small suites that go wrong."""
 
 import re
-import shutil
 import textwrap
 from pathlib import Path
 
@@ -10,18 +9,17 @@ import pytest
 pytestmark = pytest.mark.fault
 mpich = pytest.mark.mpich  # what a launcher makes of it
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def run_suite(run_ranks, tmp_path):
-    """Run the text of a test file, with the real conftest.py beside it, under n ranks."""
+    """Run the text of a test file under n ranks."""
 
     def run(n, text, *options):
-        shutil.copy(HERE / "ranks" / "conftest.py", tmp_path)
         test = tmp_path / "test_it.py"
         test.write_text("from hypothesis import given, strategies\nimport pytest\n" + textwrap.dedent(text))
-        configuration = ["-c", HERE.parent / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:cacheprovider"]
+        configuration = ["-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:cacheprovider"]
         return run_ranks(n, "-m", "pytest", test, "--color=no", *configuration, *options, limit=150)
 
     return run
@@ -85,14 +83,14 @@ def test_failure_while_the_other_waits_ends_the_job(run_suite):
                 raise KeyError("lost", "x" * 200_000)
             comm.Barrier()
         """,
-        "--patience=2",
+        "--ranks-patience=2",
     )
     assert ended.status not in (0, None), ended
-    ended.shows("rank 1 of 2: test_it.py::test, call: failed", "x" * 200_000, "test_it.py:6: KeyError")
+    ended.shows("rank 1 of 2: failed: KeyError", "test_it.py::test, call", "x" * 200_000, "test_it.py:6: KeyError")
 
 
-@pytest.mark.parametrize("phase", ["setup", "teardown"])
-def test_failure_in_a_fixture_of_one_rank_ends_the_job(run_suite, phase):
+@pytest.mark.parametrize(("phase", "count"), [("setup", "1 failed, 2 passed"), ("teardown", "3 passed, 1 error")])
+def test_failure_in_a_fixture_of_one_rank_is_shown_and_goes_on(run_suite, phase, count):
     ended = run_suite(
         2,
         f"""
@@ -101,15 +99,16 @@ def test_failure_in_a_fixture_of_one_rank_ends_the_job(run_suite, phase):
             yield from [None] * (comm.rank == 0 or "{phase}" == "teardown")
             if comm.rank == 1:
                 raise OSError("no resource")
+        def test_before(comm): pass
         def test(comm, resource):
             pass
         def test_after(comm):
             comm.Barrier()
         """,
-        "--patience=2",
     )
-    assert ended.status not in (0, None), ended
-    ended.shows("rank 1 of 2", f"test_it.py::test, {phase}: failed", "OSError: no resource")
+    assert ended.status == 1, ended
+    assert counts(ended) == [count], ended
+    ended.shows(f"failed in {phase} on rank 1 of 2", "OSError: no resource")
 
 
 def test_failure_in_a_fixture_of_all_ranks_goes_on(run_suite):
@@ -147,12 +146,12 @@ def test_hang_shows_every_stack(run_suite):
         def test(comm):
             rank_1_stands_here() if comm.rank else rank_0_stands_here(comm)
         """,
-        *("-o", "faulthandler_timeout=2", "-o", "timeout=6"),
+        *("-o", "faulthandler_timeout=2", "--ranks-timeout=6"),
     )
     assert ended.status not in (0, None), ended
-    for rank in range(2):
+    for rank, line in enumerate((6, 8)):
         # Once from faulthandler, which needs no lock of the interpreter, and once with the rank's name.
-        ended.shows(f"in rank_{rank}_stands_here", f"rank {rank} of 2: test_it.py::test takes longer than 6 s")
+        ended.shows(f"rank {rank} of 2: at test_it.py:{line} in rank_{rank}_stands_here after 6 s")
     assert ended.output.count("Timeout (0:00:02)!") == 2
 
 
@@ -201,15 +200,16 @@ def test_property_needs_equal_examples(run_suite):
     ended.shows("The ranks drew different examples")
 
 
-def test_mark_that_no_launch_satisfies_is_an_error(run_suite):
-    ended = run_suite(2, "@pytest.mark.ranks(min=9)\ndef test(): pass")
-    assert ended.status == 4, ended
-    ended.shows("no launch of the suite runs")
+@pytest.mark.parametrize("mark", ["ranks(0)", "ranks('3')", "ranks(min=3, max=2)", "ranks(2, max=3)", "ranks(size=2)"])
+def test_mark_that_is_not_of_numbers_is_an_error(run_suite, mark):
+    ended = run_suite(1, f"@pytest.mark.{mark}\ndef test(): pass")
+    assert ended.status not in (0, 1), ended
+    ended.shows("are not numbers of ranks: write ranks(3)")
 
 
 def test_ranks_mark_skips_and_says_so(run_suite):
     ended = run_suite(2, "@pytest.mark.ranks(min=3)\ndef test(): pass").check()
-    ended.shows("for 3 to 4 ranks, this run has 2")
+    ended.shows("for at least 3 ranks, this run has 2")
 
 
 @mpich

@@ -1,0 +1,78 @@
+"""What a test asks for: numbers of ranks, by its marker ``ranks``, and time."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+
+PARAMETER = "ranks of the job"
+
+
+class Sizes(NamedTuple):
+    """Each of ``listed``, or any number from ``least`` to ``most`` if none is listed."""
+
+    listed: tuple[int, ...] = ()
+    least: int = 1
+    most: int = 1 << 20
+
+    def chosen(self, preferred: int) -> tuple[int, ...]:
+        """Return the numbers of ranks to start. ``preferred`` is taken where it is possible and none is listed."""
+        return self.listed or (min(max(preferred, self.least), self.most),)
+
+    def __contains__(self, size: object) -> bool:
+        return isinstance(size, int) and (size in self.listed if self.listed else self.least <= size <= self.most)
+
+    def __str__(self) -> str:
+        if self.listed:
+            text = " or ".join(map(str, self.listed))
+        elif self.most == Sizes().most:
+            text = f"at least {self.least}"
+        else:
+            text = f"{self.least} to {self.most}" if self.least < self.most else f"{self.least}"
+        return f"{text} rank{'s' * (text != '1')}"
+
+
+def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
+    """Return the numbers of ranks that a test asks for, or None if it asks for no ranks."""
+    mark = node.get_closest_marker("ranks")
+    return None if mark is None else _of_ranks(node.nodeid, mark)
+
+
+def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:
+    bounds = {"least": mark.kwargs.get("min", 1), "most": mark.kwargs.get("max", Sizes().most)}
+    numbers = [*mark.args, *bounds.values()]
+    wrong = set(mark.kwargs) - {"min", "max"} or (mark.args and mark.kwargs)
+    if wrong or not all(type(each) is int and each > 0 for each in numbers) or bounds["least"] > bounds["most"]:
+        raise pytest.UsageError(
+            f"{name}: {mark.args} {mark.kwargs} are not numbers of ranks: write ranks(3), ranks(1, 3) or "
+            "ranks(min=2, max=4)"
+        )
+    return Sizes(mark.args, **bounds)
+
+
+def parametrize(metafunc: pytest.Metafunc, sizes: tuple[int, ...]) -> None:
+    """Let a test function run once for each number of ranks, which its name then shows."""
+    metafunc.fixturenames.append(PARAMETER)
+    metafunc.parametrize(PARAMETER, sizes, ids=[f"ranks{size}" for size in sizes])
+
+
+def size_of(item: pytest.Item, preferred: int) -> int | None:
+    """Return the number of ranks under which an item runs, or None if it asks for no ranks."""
+    call = getattr(item, "callspec", None)
+    if call is not None and PARAMETER in call.params:
+        return int(call.params[PARAMETER])
+    sizes = sizes_of(item)
+    if sizes is None:
+        return None
+    if len(sizes.listed) > 1:
+        raise pytest.UsageError(f"{item.nodeid}: only a function or class that pytest collects can ask for {sizes}")
+    return sizes.chosen(preferred)[0]
+
+
+def seconds_of(item: pytest.Item) -> float:
+    """Return the seconds that a test may take: those of ``--ranks-timeout``, or of a marker of pytest-timeout."""
+    mark = item.get_closest_marker("timeout")
+    asked = mark.args[0] if mark is not None and mark.args else 0
+    return max(item.config.getoption("--ranks-timeout") or math.inf, asked)

@@ -1,0 +1,44 @@
+"""What a session of pytest and the ranks of a job that it has started tell each other, by a socket for each rank.
+
+A socket tells the session also when its rank ends, at once and in order: the first one is the rank that the job has
+lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _pytest._code.code import ReprExceptionInfo
+
+
+class RankEnd:
+    """The channel of a rank to the session that has started its job."""
+
+    def __init__(self, address: str, rank: int):
+        import socket
+        from multiprocessing.connection import Connection
+
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(address)
+        self._connection = Connection(connected.detach())
+        self._connection.send(rank)
+
+    def send(self, kind: str, content: object) -> None:
+        """Send something to the session."""
+        self._connection.send((kind, content))
+
+    def receive(self) -> Any:
+        """Return what the session sends next, or None if it has closed the channel."""
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            return None
+
+
+def error_shown(path: str, line: int, message: str, text: str) -> ReprExceptionInfo:
+    """Return an error of a test that is known as a text, in a form that pytest shows, summarizes and sends."""
+    from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+
+    place = ReprFileLocation(path, line, message)
+    return ReprExceptionInfo(reprtraceback=ReprTracebackNative([text.rstrip() + "\n"]), reprcrash=place)

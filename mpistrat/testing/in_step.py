@@ -1,0 +1,288 @@
+"""A rank of pytest: all ranks run the same tests, and all of them know how each test went.
+
+The ranks exchange their verdicts when a test has run and when it is torn down. What failed anywhere fails everywhere,
+rank 0 shows the traceback of every rank that failed, and the run goes on. A rank that failed waits only
+``--ranks-patience`` seconds: the others may stand in a collective call that it never reached. It then shows its
+traceback and ends the job. A test that takes longer than ``--ranks-timeout`` shows where each rank stands, and ends the
+job as well. Only rank 0 reports: to the terminal, or to the session outside that has started this job.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import warnings
+import zlib
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from _pytest.runner import pytest_runtest_teardown
+from mpi4py import MPI
+
+from mpistrat.process.own_files import is_own
+from mpistrat.testing.asked import seconds_of
+from mpistrat.testing.channel import RankEnd, error_shown
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+_COLLECTION_S = 300.0  # at least: a file system may be slow in imports
+_OTHERS_S = 2.0  # for the other ranks to show where they stand as well
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+
+class Told(NamedTuple):
+    """What a rank tells the others: how a test went, its error as a line and as a text, and the line of the error."""
+
+    verdict: str = "passed"
+    message: str = ""
+    text: str = ""
+    path: str = ""
+    line: int = 0
+
+    @classmethod
+    def of(cls, report: pytest.TestReport) -> Told:
+        """Return what a report tells. A traceback of another rank needs its output beside it."""
+        if report.passed:
+            return cls()
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            return cls("skipped", text=reason)
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = report.longreprtext
+        if RANK > 0:
+            text += "".join(f"\n{f' {name} ':-^80}\n{content}" for name, content in report.sections)
+        verdict = "failed" if report.when == "call" else f"failed in {report.when}"
+        if crash is None:
+            return cls(verdict, "", text, report.location[0], (report.location[1] or 0) + 1)
+        return cls(verdict, crash.message, text, crash.path, crash.lineno)
+
+    @property
+    def comparable(self) -> tuple[str, str]:
+        """The verdict, and the text without addresses, which differ between ranks."""
+        return self.verdict, re.sub("0x[0-9a-f]+", "", self.text)
+
+
+def merge(told: list[Told]) -> Told:
+    """Return what several ranks have told as one, with a text that ranks share only once."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, each in enumerate(told):
+        alike.setdefault(each.comparable, []).append(rank)
+    texts, summary = [], Told("failed", "the ranks disagree")
+    for ranks in alike.values():
+        each = told[ranks[0]]
+        name = f"{each.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
+        texts.append(f"{f' {name} ':-^100}\n{each.text}".rstrip())
+        if each.verdict.startswith("failed") and not summary.path:
+            summary = each._replace(message=f"{name}: {each.message}")
+    return summary._replace(text="\n\n".join(texts))
+
+
+class NotCollected(pytest.Item):
+    """A test that some ranks have not collected."""
+
+    def __init__(self, *, told: list[Told], **kwargs: Any):
+        super().__init__(**kwargs)
+        self._told = told
+
+    def runtest(self) -> None:
+        has = [self.nodeid in each.message.splitlines() for each in self._told]
+        without = ", ".join(str(rank) for rank, found in enumerate(has) if not found)
+        errors = merge([each._replace(verdict="errors of the collection") for each in self._told]).text
+        pytest.fail(f"rank {without} of {SIZE} did not collect this test, which others did\n{errors}", pytrace=False)
+
+
+class InStep:
+    """All ranks of this run, kept in step by exchanging what each has to say at the same points."""
+
+    def __init__(self, config: pytest.Config, outside: RankEnd | None):
+        self._config = config
+        self._outside = outside
+        self._comm = MPI.COMM_WORLD.Dup()
+        self._patience = config.getoption("--ranks-patience")
+        self._timeout = config.getoption("--ranks-timeout") or math.inf
+        self._stderr = os.dup(2)  # the real one: pytest captures the other
+        self._collect_errors: list[str] = []
+        self._expect("the collection", max(_COLLECTION_S, self._timeout))
+        threading.Thread(target=self._watch, name="mpistrat-ranks-timeout", daemon=True).start()
+
+    # --- verdicts ----------------------------------------------------------------------------------------
+
+    def exchange(self, point: str, mine: Told) -> list[Told]:
+        """Return what every rank has to tell, by rank. A rank that did not pass waits for a limited time."""
+        limit = math.inf if mine.verdict == "passed" else time.monotonic() + self._patience
+        # Most have nothing to tell: one small collective call, and a second one only for those that have.
+        told = b"" if mine == Told() else json.dumps(mine).encode()
+        head = np.array([zlib.crc32(point.encode()), len(told)], np.int64)
+        heads = np.empty((SIZE, 2), np.int64)
+        if not _wait(self._comm.Iallgather(head, heads), limit):
+            self._abort(
+                f"{mine.verdict}: {mine.message}",
+                f"{point}\n{mine.text}\nThe others did not come so far within {self._patience:g} s: they may wait for "
+                "this rank.",
+            )
+        if (heads[:, 0] != heads[0, 0]).any():
+            self._abort(f"{mine.verdict} at {point}", f"{mine.text}\nThe ranks are out of step.")
+        counts = heads[:, 1]
+        if not counts.any():
+            return [Told()] * SIZE
+        told_by_all = np.empty(counts.sum(), np.uint8)
+        _wait(self._comm.Iallgatherv(np.frombuffer(told, np.uint8), [told_by_all, counts]), math.inf)
+        parts = np.split(told_by_all, np.cumsum(counts)[:-1])
+        return [Told(*json.loads(part.tobytes())) if part.size else Told() for part in parts]
+
+    def _abort(self, title: str, text: str) -> None:
+        sys.stdout.flush()
+        self._say(title, text)
+        time.sleep(1)  # for the launcher to pass it on, and for others that failed as well
+        self._comm.Abort(1)
+
+    def _say(self, title: str, text: str) -> None:
+        """Show why this rank ends the job."""
+        if self._outside is not None:
+            self._outside.send("says", (title, text))
+            return
+        # In one piece: no output of another rank comes between.
+        rest = f"\n{'=' * 100}\nrank {RANK} of {SIZE}: {title}\n{text.rstrip()}\n{'=' * 100}\n".encode()
+        while rest:
+            rest = rest[os.write(self._stderr, rest) :]
+
+    # --- time --------------------------------------------------------------------------------------------
+
+    def _expect(self, what: str, seconds: float) -> None:
+        """End the job unless this method is called again within some seconds."""
+        self._deadline = time.monotonic() + seconds, what, seconds
+
+    def _watch(self) -> None:
+        """Wait until a deadline has passed, then show where this rank stands, and end it."""
+        while time.monotonic() < self._deadline[0]:
+            time.sleep(0.2)
+        _, what, seconds = self._deadline
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        where, stacks = "", []
+        for thread, frame in sys._current_frames().items():
+            if thread != threading.get_ident():
+                stack = traceback.extract_stack(frame)
+                users = [number for number, each in enumerate(stack) if _is_users(each.filename)] or [0, -1]
+                stacks += [f"{names.get(thread, thread)}:\n", *traceback.format_list(stack[users[0] :])]
+                if thread == threading.main_thread().ident:
+                    last = stack[users[-1]]
+                    where = f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name} "
+        self._say(f"{where}after {seconds:g} s", "".join([f"{what}\n", *stacks]))
+        time.sleep(_OTHERS_S)
+        os._exit(1)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self._expect(item.nodeid, seconds_of(item))
+        try:
+            return (yield)
+        finally:
+            self._expect("", math.inf)
+
+    # --- collection --------------------------------------------------------------------------------------
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._collect_errors.append(report.longreprtext)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Give all ranks the same items. Those that some ranks do not have fail."""
+        items = {item.nodeid: item for item in session.items}
+        mine = Told(message="\n".join(items), text="\n".join(self._collect_errors))
+        told = self.exchange("collection", mine)
+        self._expect("", math.inf)
+        if self._outside is None and any(each.comparable != mine.comparable for each in told):
+            pytest.exit("The ranks did not collect the same tests.\n" + merge(told).text, returncode=2)
+        found = [each.message.splitlines() for each in told]
+        if all(names == found[0] for names in found):
+            return
+        everywhere = set.intersection(*map(set, found))
+        session.items[:] = [
+            items[name] if name in everywhere else NotCollected.from_parent(session, name=name, nodeid=name, told=told)
+            for name in dict.fromkeys(name for names in found for name in names)
+        ]
+
+    # --- the run -----------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run the tests that the session outside asks for."""
+        if self._outside is None:
+            return None
+        items = {item.nodeid: item for item in session.items}
+        self._tell_outside("ready", list(items))
+        while (asked := self._outside.receive()) is not None:
+            item, following = items[asked[0]], items.get(asked[1])
+            pytest_runtest_teardown(item, item)  # where another test was announced as the following one
+            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._tell_outside("done", None)
+        return True
+
+    def _tell_outside(self, kind: str, content: object) -> None:
+        if self._outside is not None and RANK == 0:
+            self._outside.send(kind, content)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.passed and call.when == "setup":
+            return report  # the call follows
+        mine = Told.of(report)
+        told = self.exchange(f"{item.nodeid}, {'teardown' if call.when == 'teardown' else 'call'}", mine)
+        if len({each.verdict for each in told}) > 1 or (report.failed and len({each.comparable for each in told}) > 1):
+            report.outcome = "failed"
+            merged = merge(told)
+            report.longrepr = error_shown(merged.path, merged.line, merged.message, merged.text)
+            if hasattr(report, "wasxfail"):
+                del report.wasxfail
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._outside is not None:
+            hook = self._config.hook.pytest_report_to_serializable
+            self._tell_outside("report", hook(config=self._config, report=report))
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
+    ) -> None:
+        if self._outside is not None:
+            shown = str(warning_message.message), warning_message.category.__name__
+            place = warning_message.filename, warning_message.lineno
+            self._tell_outside("warning", (*shown, *place, when, nodeid, location))
+
+    def pytest_unconfigure(self) -> None:
+        # The ranks whose program fails may be ended at once: rank 0 has to have reported before.
+        sys.stdout.flush()
+        self._expect("the end of the run", self._timeout)
+        self.exchange("the end", Told())
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        if SIZE > 1:
+            self._abort("an error of pytest itself", str(excrepr))
+
+
+def _wait(request: MPI.Request, limit: float) -> bool:
+    """Wait until a request is complete, and return whether it is before the limit."""
+    start = time.monotonic()
+    while not request.Test():
+        now = time.monotonic()
+        if now > limit:
+            return False
+        time.sleep(0 if now - start < 0.002 else 0.001)
+    return True
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file is neither of a library nor of this package."""
+    return not (file.startswith((*_LIBRARIES, "<")) or is_own(file))

@@ -1,0 +1,103 @@
+"""The plugin: its options and fixtures, and the choice between a rank of a job and a session that starts jobs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import mpistrat
+    from mpistrat.testing.programs import EndedProgram
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mpistrat", "tests of several MPI ranks")
+    group.addoption(
+        "--ranks", type=int, default=2, metavar="N", help="ranks of tests whose marker gives no number [default: 2]"
+    )
+    group.addoption(
+        "--ranks-patience",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="for the other ranks to end a test that failed on one rank, before the job is ended [default: 10]",
+    )
+    group.addoption(
+        "--ranks-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="that a test may take before the job is ended, 0 for no limit [default: 60]",
+    )
+    group.addoption("--ranks-job", default="", help=argparse.SUPPRESS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "ranks(*sizes, min=1, max=None): run the test under each of these numbers of MPI ranks"
+    )
+    if config.getoption("--ranks") < 1:
+        raise pytest.UsageError("--ranks: give a number of ranks, at least 1")
+    if config.getoption("--ranks-job") or _is_rank():
+        from mpistrat.testing.rank import join
+
+        join(config)
+    else:
+        from mpistrat.testing.jobs import RanksJobs
+
+        config.pluginmanager.register(RanksJobs(config), "mpistrat-ranks")
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_configure")
+def restore_stdout(config: pytest.Config) -> None:
+    if (rank := config.pluginmanager.get_plugin("mpistrat-rank")) is not None:
+        rank.restore_stdout()
+
+
+def _is_rank() -> bool:
+    """Return whether a launcher has started this process as one of its ranks."""
+    # Importing the table of launchers takes 5 ms, so it comes second. All have a variable with one of these ends.
+    if not any(name.endswith(("RANK", "RANKID", "PROCID")) for name in os.environ):
+        return False
+    from mpistrat.launch import launch, launchers
+
+    started = launch.started_tasks(os.environ)
+    # A shell of Slurm is one task of srun, too.
+    return started is not None and (started.tasks > 1 or started.variable not in launchers.SRUN.size)
+
+
+@pytest.fixture(scope="session")
+def comm() -> Iterator[Any]:
+    """Duplicate ``MPI.COMM_WORLD`` for the messages of tests."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    yield comm
+    comm.Free()
+
+
+@pytest.fixture(scope="session")
+def rank(comm: Any) -> int:
+    """Return the rank of this process in ``comm``."""
+    return int(comm.rank)
+
+
+@pytest.fixture
+def strategy() -> mpistrat.Strategy:
+    """Make a `MultiWorkerMirroredStrategy` over all ranks."""
+    import mpistrat
+
+    return mpistrat.MultiWorkerMirroredStrategy()
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[..., EndedProgram]:
+    """Return ``run_ranks(size, *arguments, limit=120, cwd=None, **environ)``: this Python under several ranks."""
+    from mpistrat.testing import programs
+
+    return programs.run_ranks

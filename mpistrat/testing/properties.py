@@ -1,0 +1,68 @@
+"""Property tests of Hypothesis under several ranks: equal examples, which end alike on every rank."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+
+from mpistrat.testing.in_step import InStep, Told, merge
+
+
+class InStepProperties:
+    """Lets all ranks draw equal examples: nothing random, nothing remembered, nothing that depends on time."""
+
+    def __init__(self, in_step: InStep):
+        self._in_step = in_step
+        hypothesis.settings.register_profile(
+            "ranks",
+            hypothesis.settings.default,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink),
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        hypothesis.settings.load_profile("ranks")
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        test: Any = getattr(item, "obj", None)
+        if hypothesis.is_hypothesis_test(test) and not hasattr(test.hypothesis.inner_test, "in_step"):
+            fixtures = frozenset(getattr(item, "fixturenames", ()))
+            test.hypothesis.inner_test = self._of_all_ranks(test.hypothesis.inner_test, fixtures)
+
+    def _of_all_ranks(self, test: Callable[..., Any], fixtures: frozenset[str]) -> Callable[..., None]:
+        """Return a property test that ends alike on every rank, with the same error at the same place.
+
+        Otherwise the rank that failed would go on to shrink its example, alone.
+        """
+
+        @functools.wraps(test)
+        def example(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+            drawn = {name: value for name, value in kwargs.items() if name not in fixtures}
+            mine = Told(text=repr(drawn))
+            told = self._in_step.exchange(f"example of {test.__qualname__}", mine)
+            if any(each.comparable != mine.comparable for each in told):
+                raise RuntimeError("The ranks drew different examples:\n" + merge(told).text)
+            mine, rejected = Told(), None
+            try:
+                test(*args, **kwargs)
+            except (hypothesis.errors.UnsatisfiedAssumption, hypothesis.errors.StopTest) as error:
+                mine, rejected = Told("rejected"), error
+            except (Exception, pytest.fail.Exception) as error:
+                message = traceback.format_exception_only(error)[-1].strip()
+                mine = Told("failed", message, "".join(traceback.format_exception(error)))
+            told = self._in_step.exchange(f"end of an example of {test.__qualname__}", mine)
+            if rejected is not None and all(each.verdict == "rejected" for each in told):
+                raise rejected
+            if any(each.verdict != "passed" for each in told):
+                merged = merge(told)
+                raise AssertionError(f"{merged.message}\n{merged.text}")
+
+        example.in_step = True  # type: ignore[attr-defined]
+        return example

@@ -1,0 +1,161 @@
+"""A job of some ranks that run the tests for which a session of pytest asks them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from mpistrat.testing.programs import OWN_GROUP
+
+_LAUNCHER_S = 5.0  # for the launcher to end a job, once a rank has ended
+_END_S = 30.0  # for ranks that have nothing left to do
+_MOST_OUTPUT = 20_000  # bytes of the output of a job that are shown
+
+
+class JobEndError(Exception):
+    """A job has ended before its test. ``title`` says in a line why, and ``text`` what its ranks had to say."""
+
+    def __init__(self, title: str, text: str):
+        super().__init__(title)
+        self.title, self.text = title, text
+
+
+class RanksJob:
+    """A job of some ranks that collect tests of ``files``, by the arguments of a session of pytest."""
+
+    def __init__(self, size: int, arguments: list[str], directory: Path, files: list[str], *, shown: bool):
+        self._size = size
+        self._files = files
+        self._folder = tempfile.TemporaryDirectory(prefix="mpistrat-ranks-", ignore_cleanup_errors=True)
+        address = os.path.join(self._folder.name, "socket")
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(address)
+        self._server.listen(size)
+        self._channels: dict[Any, int] = {}  # those of ranks that run
+        self._ended: list[int] = []  # ranks, the first one first
+        self._said: dict[int, tuple[str, str]] = {}
+        self._tests: frozenset[str] = frozenset()
+        self._output_before = 0  # bytes before this test
+        self._output = open(os.path.join(self._folder.name, "output"), "a+b")  # noqa: SIM115 - `end` closes it
+        launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(size)]
+        self._process = subprocess.Popen(
+            [*launcher, "-m", "pytest", *arguments, f"--ranks-job={address}"],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=None if shown else self._output,
+            stderr=None if shown else subprocess.STDOUT,
+            **OWN_GROUP,  # Ctrl-C is for the session, which then ends its jobs
+        )
+
+    def runs(self) -> bool:
+        """Return whether no rank has ended."""
+        return not self._ended and self._process.poll() is None
+
+    def wait_for_start(self, seconds: float) -> None:
+        """Wait until the ranks have collected their tests. Raise JobEndError if they do not in time."""
+        for kind, content in self._messages(seconds):
+            if kind == "ready":
+                self._tests = frozenset(content)
+                return
+        raise self._error("the collection", seconds)
+
+    def run(self, test: str, following: str | None, seconds: float) -> Iterator[tuple[str, Any]]:
+        """Run a test, and yield its reports and warnings. Raise JobEndError if the job ends or takes too long."""
+        if test not in self._tests:
+            title = f"the {self._size} ranks did not collect this test, which the session outside did"
+            raise JobEndError(title, title)
+        self._output_before = self._output.seek(0, os.SEEK_END)
+        for channel in self._channels:
+            with contextlib.suppress(OSError):  # a rank that has just ended
+                channel.send((test, following))
+        for kind, content in self._messages(seconds):
+            if kind == "done":
+                return
+            yield kind, content
+        raise self._error(test, seconds)
+
+    def _messages(self, seconds: float) -> Iterator[tuple[str, Any]]:
+        """Yield what rank 0 sends, until the job has ended or the time is over."""
+        deadline = time.monotonic() + seconds
+        while True:
+            ready: list[Any] = connection.wait([self._server, *self._channels], 0.2)
+            for channel in ready:
+                if channel is self._server:
+                    self._accept()
+                    continue
+                try:
+                    kind, content = channel.recv()
+                except (EOFError, OSError):
+                    self._ended.append(self._channels.pop(channel))
+                    deadline = min(deadline, time.monotonic() + _LAUNCHER_S)
+                    continue
+                if kind == "says":
+                    self._said[self._channels[channel]] = content
+                else:
+                    yield kind, content
+            if not ready and (self._process.poll() is not None or time.monotonic() > deadline):
+                return
+
+    def _accept(self) -> None:
+        channel = connection.Connection(self._server.accept()[0].detach())
+        self._channels[channel] = channel.recv()
+        channel.send(self._files)
+
+    def _error(self, what: str, seconds: float) -> JobEndError:
+        """End the job, and return why it has ended."""
+        status = self._process.poll()
+        self._end_process()
+        self._output.seek(max(self._output_before, self._output.seek(0, os.SEEK_END) - _MOST_OUTPUT))
+        output = self._output.read().decode(errors="replace").strip()
+        alike: dict[str, list[int]] = {}
+        for rank, (title, _) in sorted(self._said.items()):
+            alike.setdefault(title, []).append(rank)
+        if alike:  # what one rank says first: the others wait for it
+            titles = sorted(alike.items(), key=lambda each: len(each[1]))
+            title = "; ".join(f"{self._name(*ranks)}: {each}" for each, ranks in titles)
+        elif self._ended:
+            found = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("mpistrat run: ")]
+            title = ": ".join([f"{self._name(self._ended[0])} has ended", *found[:1]])
+        elif status is not None:
+            title = f"a job of {self._size} ranks has ended with exit status {status}, in {what}"
+        else:
+            title = f"{what} has taken longer than {seconds:g} s under {self._size} ranks, which did not react"
+        texts = [title, *(f"\n{self._name(rank)}: {each}\n{text}" for rank, (each, text) in sorted(self._said.items()))]
+        if output:
+            texts.append(f"{' output of the job ':-^80}\n{output}")
+        self.end(at_once=True)
+        return JobEndError(title, "\n".join(texts))
+
+    def _name(self, *ranks: int) -> str:
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {self._size}"
+
+    def end(self, *, at_once: bool) -> None:
+        """End the job, ``at_once`` or when the ranks have done what they do at their end."""
+        for channel in self._channels:
+            channel.close()  # a rank that has no test ends then
+        if not at_once:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        self._end_process()
+        self._channels.clear()
+        self._ended.append(-1)
+        self._server.close()
+        self._output.close()
+        self._folder.cleanup()
+
+    def _end_process(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # a launcher that is killed may leave its ranks behind
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LAUNCHER_S)
