@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -29,8 +28,7 @@ from mpistrat.data.pipeline.definition import Definition
 from mpistrat.data.pipeline.mapping import generators_of
 from mpistrat.data.pipeline.optional import Element
 from mpistrat.data.pipeline.transforms import Map, Seeded, Transform
-from mpistrat.data.rows.contracts import Seed, ranks_of_node
-from mpistrat.process.own_files import level_of_program
+from mpistrat.data.rows.contracts import Seed, ranks_of_node, warn_together
 from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime.environment import rc
 
@@ -116,10 +114,11 @@ class DistributedDataset(Generic[Element]):
         }
         if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
             mine["checksum"] = definition.source.checksum()
-        if ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF:
-            _warn_of_generators(definition)
-        everyone = ranks.all_gather_object((mine, definition.seeds()))
-        _check_equal([description for description, _ in everyone])
+        looks = ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF
+        generators = _generators(definition) if looks else []
+        everyone = ranks.all_gather_object((mine, definition.seeds(), generators))
+        _check_equal([description for description, _, _ in everyone])
+        warn_together(ranks, everyone[0][2])
         definition.agree(ranks)
         drawn = everyone[0][1]
         if all_ranks is not None and all_ranks is not ranks:  # the ranks of one replica read the same rows
@@ -223,18 +222,17 @@ class DistributedDataset(Generic[Element]):
         return state
 
 
-def _warn_of_generators(definition: Definition) -> None:
-    """Warn of functions of ``map`` that draw from a generator of the program: the numbers depend on the ranks."""
-    for part in getattr(definition.source, "parts", ()):
-        _warn_of_generators(part)
-    for each in definition.transforms:
-        if isinstance(each, Map) and (names := generators_of(each.fn)):
-            warnings.warn(
-                f"the function {getattr(each.fn, '__qualname__', each.fn)} of map() draws from the random generator "
-                f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
-                "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)",
-                stacklevel=level_of_program(),
-            )
+def _generators(definition: Definition) -> list[str]:
+    """Return warnings of functions of ``map`` that draw from a generator of the program: each rank has its own."""
+    found = [text for part in getattr(definition.source, "parts", ()) for text in _generators(part)]
+    called = [(each.fn, generators_of(each.fn)) for each in definition.transforms if isinstance(each, Map)]
+    return found + [
+        f"the function {getattr(fn, '__qualname__', fn)} of map() draws from the random generator "
+        f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
+        "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)"
+        for fn, names in called
+        if names
+    ]
 
 
 def _description(transform: Transform) -> str:

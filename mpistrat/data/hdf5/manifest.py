@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,8 +30,8 @@ from mpistrat.data.hdf5.records import (
     without_times,
 )
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
+from mpistrat.data.rows.contracts import warn_together
 from mpistrat.process.files import appearing, local_path
-from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
@@ -238,7 +237,8 @@ class Manifests:
         self._known |= self._described(range(len(self.files.paths())), kept)
         if kept is None:
             self._keep()
-        return self._joined(warn=True)
+        warn_together(None, self._remarks())
+        return self._joined()
 
     def shared(self, ranks: Topology) -> Manifest:
         """Return the manifest, described by the ranks together. Collective; a fault in a file raises on all ranks."""
@@ -281,7 +281,8 @@ class Manifests:
             self._known |= records
         if kept is None and self._kept_in is not None:
             on_first(self._keep)
-        manifest = self._joined(ranks.rank == 0, lambda number: where(number % ranks.size))
+        warn_together(ranks, self._remarks())
+        manifest = self._joined(lambda number: where(number % ranks.size))
         if ranks.rank == 0:
             _log.info("%d files described in %.3f s", len(self._known), time.perf_counter() - start)
         return manifest
@@ -333,16 +334,21 @@ class Manifests:
             files = self.files.paths()
             _write(self._kept_in, files, self._names, self._reader, [self._known[i] for i in range(len(files))])
 
-    def _joined(self, warn: bool, where: Callable[[int], str] = lambda number: "") -> Manifest:
+    def _remarks(self) -> list[str]:
+        """Return what to warn of: rows that are left out, and files without rows beside others."""
+        known = [(file, self._known[number]) for number, file in enumerate(self.files.paths())]
+        empty = not self._filtered and any(record.rows for _, record in known)
+        return [
+            f"file {file!r}: {record.left_out}" if record.left_out else f"file {file!r} has no rows and is skipped"
+            for file, record in known
+            if record.left_out or (empty and not record.rows)
+        ]
+
+    def _joined(self, where: Callable[[int], str] = lambda number: "") -> Manifest:
         """Return the manifest of the known records, of all files. ``where`` names the rank that described a file."""
         files = self.files.paths()
         records = [self._known[i] for i in range(len(files))]
         kept = [number for number, record in enumerate(records) if record.rows]
-        for number, record in enumerate(records if warn else ()):
-            if record.left_out:
-                warnings.warn(f"file {files[number]!r}: {record.left_out}", stacklevel=level_of_program())
-            elif kept and not record.rows and not self._filtered:
-                warnings.warn(f"file {files[number]!r} has no rows and is skipped", stacklevel=level_of_program())
         if not kept:
             raise errors.EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,8 +11,7 @@ from mpistrat.data.options import Options
 from mpistrat.data.pipeline.plan import PipelinePlan
 from mpistrat.data.pipeline.stream import StreamPlan
 from mpistrat.data.pipeline.transforms import Batch, Seeded, Shard, Shuffle, Transform, before_batch, length_of
-from mpistrat.data.rows.contracts import Seed
-from mpistrat.process.own_files import level_of_program
+from mpistrat.data.rows.contracts import Seed, warn_together
 from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -103,13 +101,14 @@ class Definition:
                 of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
             source = source.for_shuffle(memory, length_of(source.length, of_rows), sharing, ranks)
             exact = next((each for each in of_rows if isinstance(each, Seeded) and each.by_row), None)
-            if exact and source.decodes_again and (ranks is None or ranks.rank == 0):
+            if exact:
                 what = "shuffle(mode='exact')" if isinstance(exact, Shuffle) else "sample()"
-                warnings.warn(
+                text = (
                     f"{what} takes the rows of {source} one by one, and decodes nearly all chunks again "
-                    "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows",
-                    stacklevel=level_of_program(),
+                    "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows"
                 )
+                again = source.decodes_again if ranks is None else ranks.all_gather_object(source.decodes_again)[0]
+                warn_together(ranks, [text] * again)
         return self if source is self.source else replace(self, source=source)
 
     def __str__(self) -> str:

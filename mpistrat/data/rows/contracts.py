@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from mpistrat.data.rows import spec
 from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.elements import rows_of
 from mpistrat.data.rows.lanes import MOST_LANES
+from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 if TYPE_CHECKING:
@@ -33,6 +35,20 @@ def ranks_of_node(ranks: Topology) -> int:
     """Return how many of the ranks are on this node; all of them if that is not known."""
     node = getattr(ranks, "node", None)
     return int(ranks.size if node is None else node.size)
+
+
+def warn_together(ranks: Topology | None, texts: Sequence[str]) -> None:
+    """Warn on rank 0. All ranks have the texts, and raise alike where the program makes errors of warnings."""
+    failure = None
+    try:
+        for text in texts if ranks is None or ranks.rank == 0 else ():
+            warnings.warn(text, stacklevel=level_of_program())
+    except Warning as error:
+        failure = error
+    if ranks is not None and texts:
+        failure = ranks.all_gather_object(failure)[0]
+    if failure is not None:
+        raise failure
 
 
 class AnySource(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +14,11 @@ from mpistrat.data.errors import DataFileError
 from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.formats.tar import image_of
 from mpistrat.data.rows import elements
-from mpistrat.data.rows.contracts import Source
+from mpistrat.data.rows.contracts import Source, warn_together
 from mpistrat.data.rows.spec import of_array
 from mpistrat.data.sources.objects import ArraySource
 from mpistrat.process import mpi
 from mpistrat.process.files import local_path
-from mpistrat.process.own_files import level_of_program
 from mpistrat.runtime.topology import Topology
 
 
@@ -48,12 +46,12 @@ class ImageSource(Source):
                 found.append((path, reason(error)))
         return found
 
-    def _leave_out(self, bad: Sequence[tuple[str, str]], warn: bool = True) -> None:
+    def _leave_out(self, bad: Sequence[tuple[str, str]], ranks: Topology | None = None) -> None:
         """Leave out images, with a warning."""
         paths = {path for path, _ in bad}
         self._found = [each for each in self._files() if each[0] not in paths]
-        if bad and warn:
-            warnings.warn(f"{self}: {left_out([what for _, what in bad])}", stacklevel=level_of_program())
+        if bad:
+            warn_together(ranks, [f"{self}: {left_out([what for _, what in bad])}"])
         if not self._found:
             raise DataFileError(f"{self}: none of the {len(paths)} images can be read; fix: copy them again")
 
@@ -124,7 +122,7 @@ class ImageSource(Source):
         if error is not None:
             raise error
         bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
-        self._leave_out(sorted(each for some in bad for each in some), ranks.rank == 0)
+        self._leave_out(sorted(each for some in bad for each in some), ranks)
 
     def versions(self) -> dict[str, list[int]]:
         stats = {path: os.stat(os.path.join(self._folder, path)) for path, _ in self._files()}

@@ -1,10 +1,12 @@
 """Tests of files of other formats than HDF5 under several ranks: one description for all, each row once, one error."""
 
+import contextlib
 import io
 import os
 import tarfile
 import warnings
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -15,6 +17,7 @@ from mpistrat.data.formats.zarr import Zarr
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 SIZES = (13, 4, 7, 20)
+GENERATOR = np.random.default_rng(0)
 pytestmark = pytest.mark.skipif(SIZE > 4, reason="four files")
 
 
@@ -191,3 +194,51 @@ def test_bad_rows_are_left_out_alike(strategy, tmp_path, kind):
     assert steps == [sorted(batch.tolist()) for batch in alone]
     texts = [str(each.message) for each in told if "left out" in str(each.message)]
     assert len(texts) == (0 if RANK else 1 if kind == "images" else len(SIZES))
+
+
+def write_warned_of(path):
+    (path / "a.csv").write_text("x\n" + "".join(f"{x}\n" for x in (1, 2, "bad", 4, 5)))
+    (path / "a.txt").write_bytes(b"a\nb\n\xff\nd\n")
+    np.save(path / "a.npy", np.arange(4))
+    np.save(path / "b.npy", np.arange(0))
+    with h5py.File(path / "c.h5", "w") as file:
+        file.create_dataset("x", data=np.zeros((60, 1 << 17)), chunks=(10, 1 << 17), compression="gzip")
+    (path / "images" / "class").mkdir(parents=True)
+    for number in range(5):
+        (path / "images" / "class" / f"{number}.png").write_bytes(b"png")
+        with contextlib.suppress(ImportError):
+            from PIL import Image
+
+            Image.new("RGB", (4, 4)).save(path / "images" / "class" / f"{max(1, number)}.png")
+
+
+@pytest.mark.parametrize(
+    ("needed", "read", "match"),
+    [
+        ("PIL.Image", lambda path: Dataset.from_images(path / "images", on_bad_row="skip"), "1 row cannot be read"),
+        ("pyarrow.csv", lambda path: Dataset.from_csv(path / "a.csv", "x", on_bad_row="skip"), r"a\.csv.*1 row cannot"),
+        ("numpy", lambda path: Dataset.from_text(path / "a.txt", on_bad_row="skip"), r"a\.txt.*1 row cannot be read"),
+        ("numpy", lambda path: Dataset.from_npy(str(path / "*.npy")), r"b\.npy' has no rows and is skipped"),
+        (
+            "h5py",
+            lambda path: Dataset.from_hdf5(path / "c.h5", "x").shuffle(seed=1, mode="exact"),
+            "decodes nearly all chunks again",
+        ),
+        ("numpy", lambda path: Dataset.range(9).map(lambda x: x + GENERATOR.random()), "random generator 'GENERATOR'"),
+    ],
+)
+@pytest.mark.skipif(SIZE == 1, reason="needs another rank")
+def test_a_warning_that_is_an_error_is_raised_on_all_ranks(strategy, comm, tmp_path, needed, read, match):
+    pytest.importorskip(needed)
+    path = comm.bcast(tmp_path)
+    if RANK == 0:
+        write_warned_of(path)
+    comm.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=match):
+            strategy.experimental_distribute_dataset(read(path).batch(4))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        strategy.experimental_distribute_dataset(read(path).batch(4))
+    assert comm.allgather(len(seen)) == [1] + [0] * (SIZE - 1)
