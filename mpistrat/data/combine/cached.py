@@ -149,10 +149,6 @@ class CachedInFolder(CombinedSource):
     def length(self) -> int | None:
         return len(self._rows()) if self._part.streamed else self._part.length
 
-    @property
-    def in_memory(self) -> bool:
-        return False
-
     def element_spec(self) -> Any:
         return self._rows().element_spec()
 
@@ -172,6 +168,8 @@ class CachedInFolder(CombinedSource):
         part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))
         shared = len(writers(ranks, self._folder)) == ranks.size
         self._opened = _opened(part, self._folder, ranks if shared else Topology.of(ranks.node))
+        if len({*map(str, ranks.all_gather_object(self._opened.identity()))}) > 1:
+            raise ValueError(f"{self._folder} has another order on each node, of seeds that were drawn; fix: remove it")
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Any:
         """Return the source of the rows in the folder."""
@@ -189,12 +187,8 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     from mpistrat.data.formats.hdf5 import Hdf5
     from mpistrat.data.sources.files import FileSource
 
-    def record() -> tuple[dict[str, Any], bool]:
-        wanted = _record(part)
-        found = _found(folder, wanted)
-        return (wanted, False) if found is None else (found, True)
-
-    kept, is_there = record() if ranks is None else ranks.on_first(record)
+    look = partial(_found, folder, part)
+    file, record = look() if ranks is None else ranks.on_first(look)
     like = part.plan.element_spec()
     leaves, rebuild = nest.flatten(like)
     names = [f"{at} {'.'.join(map(str, path))}".strip().replace("/", "_") for at, path in enumerate(nest.paths(like))]
@@ -204,15 +198,14 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
                 f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
                 "or map() to numbers or bytes (astype('S')) before"
             )
-    file = folder / kept["file"]
-    if not is_there:
+    if record is not None:
         _write(part, file, names, ranks)
-        publish = partial(replace_text, folder / _RECORD, json.dumps(kept))
+        publish = partial(replace_text, folder / _RECORD, json.dumps(record))
         publish() if ranks is None else ranks.on_first(publish)
     rows = FileSource.open(Hdf5(), [file], rebuild(names))
     if ranks is not None:
         rows.agree(ranks)
-    return rows.known_as({"source": f"cache, seeds {kept['seeds']}", "parts": [part.identity()]})
+    return rows
 
 
 def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology | None) -> None:
@@ -238,9 +231,12 @@ def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology 
         write_together(ranks, [file], given, None, None, True)
 
 
-def _record(part: DatasetPart) -> dict[str, Any]:
-    """Return what tells a cache from those of other datasets."""
-    found = {
+def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None]:
+    """Return the file of the rows, and the record of this dataset if they must be written.
+
+    Raise ValueError if the folder has the rows of another dataset.
+    """
+    wanted = {
         "version": _VERSION,
         "pipeline": part.fingerprint(),
         "functions": _functions(part),
@@ -248,30 +244,25 @@ def _record(part: DatasetPart) -> dict[str, Any]:
         "checksum": 0 if part.streamed else part.source.checksum(),
         "files": part.source.versions(),
         "seeds": [each.value for each in part.seeds()],
-        "given": [each.given for each in part.seeds()],
     }
-    name = hashlib.blake2b(json.dumps(found).encode(), digest_size=8).hexdigest()
-    return {**found, "file": f"rows-{name}.h5"}  # so a record is never that of other rows
-
-
-def _found(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the record of a folder, or None if it has no rows. Raise ValueError if it has those of another dataset."""
+    name = hashlib.blake2b(json.dumps(wanted).encode(), digest_size=8).hexdigest()
+    wanted["file"] = f"rows-{name}.h5"  # so a record is never that of other rows
     path = folder / _RECORD
     if not path.exists():
-        return None
+        return folder / wanted["file"], wanted
     with naming_damage(str(path)):
         found = dict(json.loads(path.read_text()))
         told = [f"{what}: {found[what]}, not {wanted[what]}" for what in _COMPARED if found[what] != wanted[what]]
         for file in sorted({*found["files"], *wanted["files"]}):
             then, now = (each["files"].get(file, "absent") for each in (found, wanted))
             told += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
-        pairs = zip(found["seeds"], wanted["seeds"], wanted["given"], strict=False)
-        told += [f"a seed is {then}, not {now}" for then, now, given in pairs if given and then != now]
-        is_there = (folder / found["file"]).exists()
+        pairs = zip(found["seeds"], part.seeds(), strict=False)
+        told += [f"a seed is {then}, not {now.value}" for then, now in pairs if now.given and then != now.value]
+        file = folder / found["file"]
     if told:
         more = f", and {len(told) - 1} more differences" if len(told) > 1 else ""
         raise ValueError(f"{folder} has the cache of another dataset: {told[0]}{more}; fix: remove it, or name another")
-    return found if is_there else None
+    return (file, None) if file.exists() else (folder / wanted["file"], wanted)
 
 
 def _functions(part: DatasetPart) -> list[str]:
@@ -301,10 +292,8 @@ def _digest(function: Any) -> str:
         elif isinstance(each, CodeType):
             parts.append(f"{each.co_code!r} {each.co_names}")
             left += each.co_consts
-        elif isinstance(each, frozenset):
-            parts += sorted(map(repr, each))
-        elif isinstance(each, tuple):
-            left += each
+        elif isinstance(each, (tuple, frozenset)):
+            left += each if isinstance(each, tuple) else sorted(each, key=repr)
         elif isinstance(each, np.ndarray) or type(each) in _VALUES:
             parts.append(f"{each.dtype} {each.tobytes()!r}" if isinstance(each, np.ndarray) else repr(each))
     return hashlib.blake2b("".join(parts).encode(), digest_size=6).hexdigest()

@@ -7,7 +7,7 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -169,7 +169,6 @@ class FileSource(Source):
     """The rows of files of one format, one file after another. The manifest is built when it is first needed."""
 
     _built: Manifest | None = None
-    _known_as: Mapping[str, Any] | None = None
     _identified: tuple[Manifest, dict[str, Any]] | None = None
     _blocks: Blocks | None = None
     _shuffle_bytes: int | None = None
@@ -487,17 +486,13 @@ class FileSource(Source):
         manifest = self._manifest
         if self._identified is None or self._identified[0] is not manifest:
             blocks = self.blocks()
-            identity = {**(self._known_as or manifest.identity()), "blocks": [int(blocks.rows), int(blocks.window)]}
+            identity = {**manifest.identity(), "blocks": [int(blocks.rows), int(blocks.window)]}
             self._identified = manifest, identity
         return dict(self._identified[1])
 
     def versions(self) -> dict[str, list[int]]:
         manifest = self._manifest
         return {file: [each.size, each.mtime_ns] for file, each in zip(manifest.files, manifest.records, strict=True)}
-
-    def known_as(self, identity: Mapping[str, Any]) -> FileSource:
-        """Return the source whose rows have another identity than that of the files."""
-        return self._but(_known_as=identity)
 
     def fingerprint(self) -> Any:
         return f"{self._manifests.names()}, {self._format}, {self._format.named} {self._structure!r}"

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -137,5 +138,12 @@ def test_nodes_with_folders_of_their_own_keep_all_rows(comm, tmp_path, monkeypat
         made = DistributedDataset(noted([]).cache("kept").batch(5), Topology.of(on))
         assert sorted(of_all(comm, made)) == [*range(31)]
     assert len([name for name in os.listdir("kept") if name.endswith(".h5")]) == 1
+    comm.Barrier()
+    if "1" in layout:
+        if layout.index("1") == RANK:
+            shutil.rmtree("kept")
+        comm.Barrier()
+        with pytest.raises(ValueError, match="another order on each node"):
+            DistributedDataset(noted([]).cache("kept").batch(5), Topology.of(on))
     Topology.of(on).free()
     on.Free()
