@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
+
+from mpistrat.testing import other_plugins
+from mpistrat.testing.sizes import Sizes
 
 PARAMETER = "ranks of the job"
 
 
-class Sizes(NamedTuple):
-    """Each of ``listed``, or any number from ``least`` to ``most`` if none is listed."""
-
-    listed: tuple[int, ...] = ()
-    least: int = 1
-    most: int = 1 << 20
-
-    def chosen(self, preferred: int) -> tuple[int, ...]:
-        """Return the numbers of ranks to start. ``preferred`` is taken where it is possible and none is listed."""
-        return self.listed or (min(max(preferred, self.least), self.most),)
-
-    def __contains__(self, size: object) -> bool:
-        return isinstance(size, int) and (size in self.listed if self.listed else self.least <= size <= self.most)
-
-    def __str__(self) -> str:
-        if self.listed:
-            text = " or ".join(map(str, self.listed))
-        elif self.most == Sizes().most:
-            text = f"at least {self.least}"
-        else:
-            text = f"{self.least} to {self.most}" if self.least < self.most else f"{self.least}"
-        return f"{text} rank{'s' * (text != '1')}"
-
-
 def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     """Return the numbers of ranks that a test asks for, or None if it asks for no ranks."""
-    mark = node.get_closest_marker("ranks")
-    return None if mark is None else _of_ranks(node.nodeid, mark)
+    if (mark := node.get_closest_marker("ranks")) is not None:
+        return _of_ranks(node.nodeid, mark)
+    return other_plugins.sizes_of(node)
 
 
 def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:
@@ -54,8 +33,10 @@ def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:
 
 def parametrize(metafunc: pytest.Metafunc, sizes: tuple[int, ...]) -> None:
     """Let a test function run once for each number of ranks, which its name then shows."""
-    metafunc.fixturenames.append(PARAMETER)
-    metafunc.parametrize(PARAMETER, sizes, ids=[f"ranks{size}" for size in sizes])
+    name = other_plugins.name_of_size(metafunc.definition)
+    if name:
+        metafunc.fixturenames.append(PARAMETER)
+        metafunc.parametrize(PARAMETER, sizes, ids=[f"{name}{size}" for size in sizes])
 
 
 def size_of(item: pytest.Item, preferred: int) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpistrat.testing import asked
+from mpistrat.testing import asked, other_plugins
 
 if TYPE_CHECKING:
     from mpistrat.testing.ranks_job import JobEndError, RanksJob
@@ -41,6 +41,10 @@ class RanksJobs:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if (sizes := asked.sizes_of(metafunc.definition)) is not None:
             asked.parametrize(metafunc, sizes.chosen(self._preferred))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        other_plugins.mark_items(config, items, None)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mpistrat.testing import other_plugins
+from mpistrat.testing.other_plugins import mpi_file_name, mpi_tmp_path, mpi_tmpdir  # noqa: F401 - fixtures
+
 if TYPE_CHECKING:
     import mpistrat
     from mpistrat.testing.programs import EndedProgram
@@ -33,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="that a test may take before the job is ended, 0 for no limit [default: 60]",
     )
+    other_plugins.add_options(group)
     group.addoption("--ranks-job", default="", help=argparse.SUPPRESS)
 
 
@@ -41,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ranks(*sizes, min=1, max=None): run the test under each of these numbers of MPI ranks"
     )
+    other_plugins.add_markers(config)
     if config.getoption("--ranks") < 1:
         raise pytest.UsageError("--ranks: give a number of ranks, at least 1")
     if config.getoption("--ranks-job") or _is_rank():
@@ -53,10 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RanksJobs(config), "mpistrat-ranks")
 
 
-@pytest.hookimpl(trylast=True, specname="pytest_configure")
-def restore_stdout(config: pytest.Config) -> None:
+@pytest.hookimpl(trylast=True, specname="pytest_configure")  # pytest wants its own prefix
+def pytest_restore_stdout(config: pytest.Config) -> None:
     if (rank := config.pluginmanager.get_plugin("mpistrat-rank")) is not None:
         rank.restore_stdout()
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return other_plugins.header(config)
 
 
 def _is_rank() -> bool:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from mpistrat.launch import launch
 from mpistrat.runtime.environment import RuntimeOptions
-from mpistrat.testing import asked
+from mpistrat.testing import asked, other_plugins
 from mpistrat.testing.channel import RankEnd
 from mpistrat.testing.in_step import RANK, SIZE, InStep
 
@@ -82,7 +82,8 @@ class _Rank:
             asked.parametrize(metafunc, (SIZE,))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        other_plugins.mark_items(config, items, SIZE)
         for item in items:
             sizes = asked.sizes_of(item)
             if sizes is not None and SIZE not in sizes:

@@ -1,0 +1,153 @@
+"""Tests that ask for ranks where no launcher has started pytest: names, options, and markers of other plugins."""
+
+import textwrap
+
+import pytest
+
+
+@pytest.fixture
+def run_pytest(run_alone, tmp_path):
+    """Run pytest on the text of a test file."""
+
+    def run(text, *options):
+        (tmp_path / "test_it.py").write_text("import pytest\n" + textwrap.dedent(text))
+        return run_alone("-m", "pytest", "--strict-markers", "--ranks-timeout=30", *options, cwd=tmp_path)
+
+    return run
+
+
+SIZES = """
+@pytest.mark.ranks(3)
+def test_three(): pass
+@pytest.mark.parametrize("x", ["a"])
+@pytest.mark.ranks(1, 3)
+def test_each(x): pass
+@pytest.mark.ranks(min=2, max=4)
+class TestRange:
+    def test_range(self): pass
+@pytest.mark.ranks
+def test_any(): pass
+def test_alone(): pass
+@pytest.mark.parallel([1, 3])
+def test_parallel(): pass
+@pytest.mark.mpi(min_size=2)
+def test_mpi(): pass
+"""
+
+
+def test_names_show_the_number_of_ranks(run_pytest):
+    ended = run_pytest(SIZES, "--collect-only", "-q", "--ranks=5").check()
+    assert ended.output.split("\n\n")[0].splitlines() == [
+        "test_it.py::test_three[ranks3]",
+        "test_it.py::test_each[a-ranks1]",
+        "test_it.py::test_each[a-ranks3]",
+        "test_it.py::TestRange::test_range[ranks4]",
+        "test_it.py::test_any[ranks5]",
+        "test_it.py::test_alone",
+        "test_it.py::test_parallel[nprocs=1]",
+        "test_it.py::test_parallel[nprocs=3]",
+        "test_it.py::test_mpi",
+    ]
+
+
+def test_a_session_without_ranks_loads_no_mpi(run_pytest):
+    run_pytest(
+        """
+        import sys
+        def test():
+            assert not {"mpi4py", "h5py", "mpistrat.launch.launch", "mpistrat.testing.ranks_job"} & set(sys.modules)
+        """,
+        *("-p", "no:hypothesispytest", "-p", "no:zarr"),
+    ).check()
+
+
+def test_pdb_is_refused(run_pytest):
+    ended = run_pytest("@pytest.mark.ranks(3)\ndef test(): pass", "--pdb")
+    assert ended.status == 4, ended
+    ended.shows("write breakpoint() in the test under `if comm.rank == 0:`, and start `mpistrat run -n 3 -m pytest -s")
+
+
+SUITE = """
+import warnings
+pytestmark = pytest.mark.ranks(2)
+@pytest.fixture(scope="module")
+def made(comm):
+    made = [comm.rank]
+    yield made
+    assert made == [comm.rank, "m", "n"]
+class Test:
+    def test_m(self, made): made.append("m")
+    def test_n(self, made): made.append("n")
+@pytest.mark.parametrize("i", range(3))
+def test_some(comm, i):
+    print("said by", comm.rank)
+    assert i != 1
+@pytest.mark.skip(reason="not today")
+def test_skipped(): pass
+@pytest.mark.xfail(strict=True)
+def test_xfail(comm): assert comm.rank > 5
+def test_tmp_path(comm, tmp_path, caplog, capsys):
+    assert comm.allgather(tmp_path) == [tmp_path] * 2
+    warnings.warn("careful")
+@pytest.mark.usefixtures("comm")
+def test_property(): pass
+@pytest.mark.ranks(1)
+def test_one(comm, strategy): assert strategy.num_replicas_in_sync == comm.size == 1
+"""
+
+
+@pytest.mark.core
+@pytest.mark.mpich
+def test_reports_are_those_of_normal_tests(run_pytest):
+    ended = run_pytest(SUITE, "-rA", "--color=no")
+    assert ended.status == 1, ended
+    ended.shows(
+        "1 failed, 7 passed, 1 skipped, 1 xfailed, 1 warning in ",
+        "FAILED test_it.py::test_some[1-ranks2] - failed on rank 0 of 2: assert 1 != 1",
+        "SKIPPED [1] test_it.py:17: not today",
+        "XFAIL test_it.py::test_xfail[ranks2]",
+        "UserWarning: careful",
+        "said by 1",
+        "PASSED test_it.py::test_one[ranks1]",
+    )
+
+
+@pytest.mark.full
+def test_options_of_pytest(run_pytest):
+    run_pytest(SUITE, "-x").shows("1 failed, 3 passed")
+    run_pytest(SUITE, "--lf").shows("1 failed, 2 deselected")
+    run_pytest(SUITE, "-s", "-k", "some and not 1-").shows("said by 0", "said by 1", "2 passed, 8 deselected")
+    run_pytest(SUITE, "-n2", "--durations=2").shows("1 failed, 7 passed, 1 skipped, 1 xfailed")
+
+
+OTHERS = """
+from mpi4py import MPI
+SIZE = MPI.COMM_WORLD.size
+@pytest.mark.mpi
+def test_mpi(mpi_tmpdir): assert SIZE > 1
+@pytest.mark.mpi(min_size=3)
+def test_min(mpi_file_name): assert MPI.COMM_WORLD.allgather(mpi_file_name) == [mpi_file_name] * SIZE
+@pytest.mark.mpi_skip
+def test_skip(): assert SIZE == 1
+@pytest.mark.mpi_xfail
+def test_xfail(): assert SIZE == 1
+@pytest.mark.mpi_break
+def test_break(): assert SIZE == 1
+@pytest.mark.parallel
+def test_parallel(): assert SIZE == 3
+@pytest.mark.parallel(nprocs=2)
+def test_nprocs(): assert SIZE == 2
+@pytest.mark.parallel([1, 3])
+def test_each(): assert SIZE in (1, 3)
+def test_alone(): pass
+"""
+
+
+@pytest.mark.full
+def test_markers_of_other_plugins(run_pytest, run_ranks, tmp_path):
+    if "pytest-mpi" in (ended := run_pytest(OTHERS)).output:
+        pytest.skip("pytest-mpi is installed")
+    ended.check().shows("10 passed")
+    run_pytest(OTHERS, "--only-mpi").check().shows("2 passed, 8 skipped")
+    ended = run_ranks(3, "-m", "pytest", "--with-mpi", cwd=tmp_path).check()
+    ended.shows("5 passed, 3 skipped, 1 xfailed")
