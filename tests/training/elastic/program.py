@@ -10,6 +10,7 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import sys
 import time
 import types
@@ -31,11 +32,12 @@ def lose(here, rank):
     """End this rank, if this is the place where it ends in this run."""
     if here != place or not (ranks == "all" or rank in ranks):
         return
-    while how.startswith("wait") and not any(b"mpistrat.process.standby" in each for each in commands()):
-        time.sleep(0.02)  # until ranks of the next run wait, or begin to
-    if how == "wait, then raise":
-        raise ValueError("on purpose")
-    if how == "raise":
+    if "wait" in how:
+        while len(found := waiting()) < 2:  # until the launcher of the next run has begun to start ranks
+            time.sleep(0.02)
+        if "next" in how:  # the next run is lost, too, while it waits
+            os.kill(found[rank % 2], signal.SIGKILL)
+    if "raise" in how:
         raise ValueError("on purpose")
     if how == "exit":
         os._exit(3)
@@ -47,19 +49,26 @@ def lose(here, rank):
         return
     if how == "hang":
         time.sleep(100)
+    if how == "stop" or how.startswith("later"):  # the program goes on until the signal comes
+        signals = f"kill -STOP {os.getpid()}; sleep 0.3; kill -CONT {os.getpid()}"
+        if how != "stop":
+            signals = f"sleep {how.split()[1]}; kill -KILL {os.getpid()}"
+        subprocess.Popen(["/bin/sh", "-c", signals])
+        return
     os.kill(os.getpid(), signal.SIGSEGV if how == "crash" else signal.SIGKILL)
 
 
-def commands():
-    """Return the commands of processes that name the directory of the copies."""
-    mine = os.fsencode(os.environ["MPISTRAT_ELASTIC"])
+def waiting():
+    """Return the processes of the next run, which waits: its launcher, and the ranks that have started."""
+    found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        if mine in command:
-            yield command
+        if b"mpistrat.process.standby" in command and os.fsencode(os.environ["MPISTRAT_ELASTIC"]) in command:
+            found.append(int(process.name))
+    return sorted(found)
 
 
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -84,7 +93,14 @@ write = MemoryCopies.write
 def lost_in_copy(self, step, arrays):
     """Write a copy, in which ranks end when the old one is gone, and the new one has no checksum yet."""
     if place == f"copy:{step}" and (ranks == "all" or rank in ranks):
-        copies.xxhash = types.SimpleNamespace(xxh3_64_intdigest=lambda _: lose(place, rank))
+        hashes = copies.xxhash
+
+        def digest(*content):
+            copies.xxhash = hashes
+            lose(place, rank)
+            return hashes.xxh3_64_intdigest(*content)
+
+        copies.xxhash = types.SimpleNamespace(xxh3_64_intdigest=digest)
     write(self, step, arrays)
 
 
@@ -104,7 +120,8 @@ state = {"weights": weights, "seen": seen, "optimizer": optimizer, "mean": mean,
 
 
 def by_loop():
-    loop = mpistrat.experimental.ElasticLoop(rows, EPOCHS, sys.argv[1], copy_share=1, **state)
+    every = float(os.environ.get("EVERY", "600"))
+    loop = mpistrat.experimental.ElasticLoop(rows, EPOCHS, sys.argv[1], every, copy_share=1, **state)
     lose("restored", rank)
     for batch in loop:
         lose(f"step:{loop.step}", rank)

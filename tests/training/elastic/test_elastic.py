@@ -1,36 +1,12 @@
 """Programs that lose ranks at any moment: they end with the bits of a run without a loss."""
 
-import os
 import re
 
-import numpy as np
 import pytest
 
 from tests.training.elastic.conftest import result
 
 pytestmark = pytest.mark.fault
-PLACES = ("start", "built", "restored", "step:{}", "end:{}", "copy:{}", "after")
-STEPS = 18
-
-
-def random_losses(seed):
-    rng = np.random.default_rng(seed)
-    ranks, losses = int(rng.integers(1, 5)), []
-    for _ in range(int(rng.integers(1, 3))):  # three at one step would be the program's fault
-        place = str(rng.choice(PLACES)).format(rng.integers(1, STEPS + 1))
-        victims = "all" if rng.random() < 0.25 else sorted({*rng.integers(0, ranks, int(rng.integers(1, 3))).tolist()})
-        losses.append((place, victims, str(rng.choice(["kill", "kill", "crash"]))))
-    return ranks, losses, str(rng.choice(["same", "fewer"]))
-
-
-few, many = range(2), range(2, int(os.environ.get("MPISTRAT_TEST_LOSSES", "4")))
-
-
-@pytest.mark.mpich
-@pytest.mark.parametrize("seed", [*few, *(pytest.param(seed, marks=pytest.mark.full) for seed in many)])
-def test_the_bits_of_a_run_without_a_loss(run, seed, undisturbed):
-    ranks, losses, mode = random_losses(seed)
-    assert result(run(ranks, losses, "--elastic", mode)) == undisturbed, (ranks, losses, mode)
 
 
 @pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("terminate", 143)])
