@@ -24,6 +24,10 @@ def variables(v: mpistrat.Variable) -> None:
     assert_type(v @ np.ones(3), Array)
     assert_type(-v, Array)
     assert_type(v > 1, Array)
+    assert_type(v << 1, Array)
+    assert_type(divmod(v, 2), tuple[Array, Array])
+    v += 1
+    assert_type(v, mpistrat.Variable)
     assert_type(v.numpy(), Array)
     assert_type(v.shape, tuple[int, ...])
     assert_type(v.assign_add(np.ones(3)), mpistrat.Variable)
@@ -48,6 +52,7 @@ def step(context: mpistrat.ReplicaContext, x: Floats) -> float:
     assert_type(context.all_reduce("SUM", [x, x]), list[Floats])
     assert_type(context.all_reduce("SUM", mpistrat.Variable(x)), Any)
     assert_type(context.all_gather(x, axis=0), Floats)
+    assert_type(context.all_gather(mpistrat.Variable(x), axis=0), Any)
     return float(x.sum())
 
 
@@ -74,6 +79,7 @@ def batches(strategy: mpistrat.MultiWorkerMirroredStrategy) -> None:
         assert_type(row["image"], Array)
     assert_type(Dataset.from_hdf5("*.h5", "x").map(scaled).batch(2), Dataset[dict[str, Floats]])
     assert_type(Dataset.from_arrays(np.ones(3)), Dataset[Floats])
+    assert_type(Dataset.from_tensor_slices([1, 2]), Dataset[Array])
     assert_type(Dataset.range(3).batch(2).take(1), Dataset[Array])
     assert_type(len(pairs), int)
     assert_type(Dataset.from_csv("a.csv", ("x",)), Dataset[Any])

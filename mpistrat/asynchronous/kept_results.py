@@ -13,22 +13,19 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType
 from typing import Any
 
 import h5py
 import numpy as np
-import xxhash
 
 from mpistrat.arrays import json_arrays
-from mpistrat.messages.pickling import captured
+from mpistrat.messages.fingerprint import fingerprint
 from mpistrat.process import failure
 from mpistrat.process.files import appearing, local_path
 
 _PAUSE = 19  # times the seconds of a write, until the next one: writes take 5 % of the time at most
 _DEEPEST = 100  # levels of lists, tuples and dicts: a reader of JSON has a limit, too
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class KeptResults:
@@ -226,64 +223,3 @@ def _columns(texts: dict[int, str]) -> dict[str, Any]:
             if len({(each.dtype, each.shape) for each in column}) == 1 and column[0].dtype != object:
                 found[f"values/{name}"] = np.stack(column)
     return {"numbers": numbers, **found} if found else {}
-
-
-# --- functions and arguments as digests --------------------------------------------------------------------
-
-
-def fingerprint(value: Any, home: str | None = None) -> str:
-    """Return a digest of a function or arguments that is the same in every process, unlike that of a pickle.
-
-    Those of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be compared.
-    """
-    digest = xxhash.xxh3_128()
-    _feed(digest, value, home, {})
-    return str(digest.hexdigest())
-
-
-def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) -> None:
-    kind = type(value)
-    digest.update(f"({kind.__module__}.{kind.__qualname__} ".encode())
-    if kind in _PLAIN:
-        digest.update((hex(value) if kind is int and value.bit_length() > 64 else repr(value)).encode())
-    elif kind is np.ndarray and value.dtype.kind != "O":
-        digest.update(f"{value.dtype if value.dtype.kind == 'V' else value.dtype.str} {value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-    elif kind is FunctionType and id(value) in functions:  # it calls itself
-        digest.update(str(functions[id(value)]).encode())
-    elif kind in (set, frozenset):  # their order differs from process to process
-        digest.update("".join(sorted(fingerprint(each, home) for each in value)).encode())
-    else:
-        if kind is FunctionType:
-            functions[id(value)] = len(functions)
-        for part in _parts(value, home):
-            _feed(digest, part, home, functions)
-    digest.update(b")")
-
-
-def _parts(value: Any, home: str | None) -> Iterator[Any]:
-    if isinstance(value, ModuleType):
-        yield value.__name__
-    elif isinstance(value, (type, BuiltinFunctionType)):
-        yield from (value.__module__, value.__qualname__)
-    elif isinstance(value, (FunctionType, MethodType)):
-        yield value.__qualname__
-        if value.__module__ not in (home, "__main__"):
-            yield value.__module__
-            return
-        yield value.__code__
-        for pair in captured(value):
-            yield from pair
-    elif isinstance(value, CodeType):
-        yield from (value.co_code, value.co_names, *value.co_consts)
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, (list, tuple)):
-        yield from value
-    elif isinstance(value, dict):
-        for pair in value.items():
-            yield from pair
-    else:
-        reduced = value.__reduce_ex__(4)
-        for part in [reduced] if isinstance(reduced, str) else reduced:
-            yield [*part] if isinstance(part, Iterator) else part

@@ -108,8 +108,14 @@ class Dataset(FromFiles, Access, Sequential, Generic[Element], metaclass=_Explai
         """
         return cls(ArraySource(tree))
 
+    @overload
     @classmethod
-    def from_tensor_slices(cls, tensors: _Rows) -> Dataset[_Rows]:
+    def from_tensor_slices(cls, tensors: list[Any]) -> Dataset[np.ndarray]: ...
+    @overload
+    @classmethod
+    def from_tensor_slices(cls, tensors: _Rows) -> Dataset[_Rows]: ...
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any) -> Dataset[Any]:
         """Return a dataset of the rows of arrays: the name that tf.data has for `from_arrays`.
 
         Parameters

@@ -409,8 +409,14 @@ class ReplicaContext:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
         return rebuild([any_library.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
+    @overload
+    def all_gather(
+        self, value: ArrayLike | DistributedValues, axis: int, options: CommunicationOptions | None = None
+    ) -> Any: ...
+    @overload
+    def all_gather(self, value: _Value, axis: int, options: CommunicationOptions | None = None) -> _Value: ...
     @_collective_call
-    def all_gather(self, value: _Value, axis: int, options: CommunicationOptions | None = None) -> _Value:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along an axis; every replica gets the result.
 
         Parameters

@@ -20,17 +20,24 @@ READING = (
 
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
 
     class _Operators:
         """The operators. Those of NumPy's mixin return Any there, of which an editor completes nothing."""
 
         def __add__(self, other: Any) -> np.ndarray: ...
         def __neg__(self) -> np.ndarray: ...
+        def __divmod__(self, other: Any) -> tuple[np.ndarray, np.ndarray]: ...
+        def __iadd__(self, other: Any) -> Self: ...
 
         __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __add__
         __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __add__
         __lt__ = __le__ = __gt__ = __ge__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __add__
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __add__
         __pos__ = __abs__ = __invert__ = __neg__
+        __rdivmod__ = __divmod__
+        __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = __iadd__
+        __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __iadd__
 
 else:
     _Operators = np.lib.mixins.NDArrayOperatorsMixin

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 
 from mpistrat.asynchronous import statistics
-from mpistrat.asynchronous.kept_results import fingerprint
 from mpistrat.coordinator import Executor
+from mpistrat.messages.fingerprint import fingerprint
 
 PROGRAM = Path(__file__).parent / "programs" / "kept_farm.py"
 RESULTS = [

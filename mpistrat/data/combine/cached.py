@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.combine.combined import CombinedSource, DatasetPart
-from mpistrat.data.combine.streamed import StreamByFunction
 from mpistrat.data.errors import naming_damage
 from mpistrat.data.pipeline.chosen import ColumnFilter
 from mpistrat.data.pipeline.prefetch import MakingLock
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 _RECORD = "cache.json"
 _COMPARED = ("version", "pipeline", "functions", "rows", "checksum")
+_COMPARED_ROWS = 8
 _STREAMED_ROWS = 1024
-_VALUES = bool, int, float, complex, str, bytes, type(None)
 
 
 class CachedSource(CombinedSource):
@@ -166,7 +165,9 @@ class CachedInFolder(CombinedSource):
 
         super().agree(ranks)
         part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))
-        shared = len(writers(ranks, self._folder)) == ranks.size
+        # Who only reads needs no right to write.
+        there = ranks.all_true((self._folder / _RECORD).exists())
+        shared = not there and len(writers(ranks, self._folder)) == ranks.size
         self._opened = _opened(part, self._folder, ranks if shared else Topology.of(ranks.node))
         if len({*map(str, ranks.all_gather_object(self._opened.identity()))}) > 1:
             raise ValueError(f"{self._folder} has another order on each node, of seeds that were drawn; fix: remove it")
@@ -187,10 +188,18 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     from mpistrat.data.formats.hdf5 import Hdf5
     from mpistrat.data.sources.files import FileSource
 
+    like: Any = None
+
+    def know() -> None:
+        nonlocal like
+        like = part.plan.element_spec()
+
     look = partial(_found, folder, part)
-    file, record = look() if ranks is None else ranks.on_first(look)
-    like = part.plan.element_spec()
+    file, record, seeds = look() if ranks is None else ranks.on_first(look)
+    know() if ranks is None else ranks.on_all_ranks(know)  # it makes a row, which may fail on one rank
     leaves, rebuild = nest.flatten(like)
+    if not leaves:
+        raise TypeError("cache(filename) keeps arrays, but the elements of this dataset have none: call cache()")
     names = [f"{at} {'.'.join(map(str, path))}".strip().replace("/", "_") for at, path in enumerate(nest.paths(like))]
     for name, leaf in zip(names, leaves, strict=True):
         if leaf.dtype.kind in "OU":  # HDF5 would return bytes
@@ -198,6 +207,9 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
                 f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
                 "or map() to numbers or bytes (astype('S')) before"
             )
+    part = part.with_drawn([each._replace(value=then) for each, then in zip(part.seeds(), seeds, strict=True)])
+    if not part.streamed:
+        part = part.ready(None if ranks is None else ranks_of_node(ranks), ranks)
     if record is not None:
         _write(part, file, names, ranks)
         publish = partial(replace_text, folder / _RECORD, json.dumps(record))
@@ -205,7 +217,37 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     rows = FileSource.open(Hdf5(), [file], rebuild(names))
     if ranks is not None:
         rows.agree(ranks)
+    compare = partial(_compare, part, rows, folder)
+    compare() if ranks is None else ranks.on_first(compare)
     return rows
+
+
+def _compare(part: DatasetPart, kept: FileSource, folder: Path) -> None:
+    """Raise ValueError if some rows that the dataset makes now are not those of the folder.
+
+    Arrays of the program, and what its functions refer to, may differ in ways that no record tells.
+    """
+    which = np.unique(np.linspace(0, len(kept) - 1, _COMPARED_ROWS).astype(int))
+    if part.streamed:
+        made = [*itertools.islice(part.plan.elements(0), _COMPARED_ROWS)]
+        which = np.arange(len(made))
+    else:
+        made = part.shared_plan.each(part.shared_plan.locate(which, 0))
+    for row, one, other in zip(which.tolist(), made, kept.each(which), strict=True):
+        if _comparable(one) != _comparable(other):
+            raise ValueError(
+                f"row {row} of this dataset is not the one that {folder} keeps: arrays or functions have changed, or "
+                "draw at random; fix: remove the folder or name another, and draw in map(fn, seed=...)"
+            )
+
+
+def _comparable(row: Any) -> list[Any]:
+    found = []
+    for each in map(np.asarray, nest.flatten(row)[0]):
+        native = each.astype(each.dtype.newbyteorder("="), copy=False)
+        # Structured values may have bytes between their fields, of any content.
+        found.append((each.shape, native.dtype, repr(native.tolist()) if native.dtype.names else native.tobytes()))
+    return found
 
 
 def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology | None) -> None:
@@ -222,78 +264,76 @@ def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology 
         write = partial(write_stream, file, map(named, batches.plan.elements(0)), storage, True, False)
         write() if ranks is None else ranks.on_first(write)
         return
-    ready, rows = part.ready(None if ranks is None else ranks_of_node(ranks), ranks), part.length or 0
+    rows = part.length or 0
     which = range(rows) if ranks is None else range(*piece(rows, ranks.size, ranks.rank))
-    given = partial(rows_of_plan, ready.shared_plan, which, 0, named)
+    given = partial(rows_of_plan, part.shared_plan, which, 0, named)
     if ranks is None:
         write_rows([file], given(), storage, True, False)
     else:
         write_together(ranks, [file], given, None, None, True)
 
 
-def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None]:
-    """Return the file of the rows, and the record of this dataset if they must be written.
+def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None, list[int]]:
+    """Return the file of the rows, the record of this dataset if they must be written, and the seeds of the rows.
 
     Raise ValueError if the folder has the rows of another dataset.
     """
-    wanted = {
-        "version": _VERSION,
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, and cache(filename) keeps rows in a folder: name another")
+    if part.length == 0:
+        raise ValueError("this dataset has no rows, and cache(filename) writes none: call cache()")
+    own = {
         "pipeline": part.fingerprint(),
-        "functions": _functions(part),
         "rows": None if part.streamed else part.length,
-        "checksum": 0 if part.streamed else part.source.checksum(),
-        "files": part.source.versions(),
         "seeds": [each.value for each in part.seeds()],
     }
-    name = hashlib.blake2b(json.dumps(wanted).encode(), digest_size=8).hexdigest()
-    wanted["file"] = f"rows-{name}.h5"  # so a record is never that of other rows
+    # Of orders of rows alone: a state stays good where files are copied, and the cache is made again.
+    name = hashlib.blake2b(json.dumps(own).encode(), digest_size=8).hexdigest()
+    wanted = {
+        "version": _VERSION,
+        **own,
+        "functions": _functions(part),
+        "checksum": 0 if part.streamed else part.source.checksum(),
+        "files": part.source.versions(),
+        "file": f"rows-{name}.h5",
+    }
     path = folder / _RECORD
     if not path.exists():
-        return folder / wanted["file"], wanted
+        return folder / wanted["file"], wanted, wanted["seeds"]
     with naming_damage(str(path)):
         found = dict(json.loads(path.read_text()))
-        told = [f"{what}: {found[what]}, not {wanted[what]}" for what in _COMPARED if found[what] != wanted[what]]
-        for file in sorted({*found["files"], *wanted["files"]}):
-            then, now = (each["files"].get(file, "absent") for each in (found, wanted))
+        known = found if found["version"] == _VERSION else {**wanted, "version": found["version"]}
+        told = [f"{what}: {known[what]}, not {wanted[what]}" for what in _COMPARED if known[what] != wanted[what]]
+        for file in sorted({*known["files"], *wanted["files"]}):
+            then, now = (each["files"].get(file, "absent") for each in (known, wanted))
             told += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
-        pairs = zip(found["seeds"], part.seeds(), strict=False)
+        pairs = zip(known["seeds"], part.seeds(), strict=False)
         told += [f"a seed is {then}, not {now.value}" for then, now in pairs if now.given and then != now.value]
-        file = folder / found["file"]
+        file = folder / known["file"]
     if told:
-        more = f", and {len(told) - 1} more differences" if len(told) > 1 else ""
+        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
         raise ValueError(f"{folder} has the cache of another dataset: {told[0]}{more}; fix: remove it, or name another")
-    return (file, None) if file.exists() else (folder / wanted["file"], wanted)
+    if not file.exists():
+        return folder / wanted["file"], wanted, wanted["seeds"]
+    return file, None, known["seeds"]
 
 
 def _functions(part: DatasetPart) -> list[str]:
-    """Return the names of the functions of a dataset, and digests of what they are."""
+    """Return the names of the functions of the program in a dataset, and digests of what they are."""
+    from mpistrat.messages.pickling import captured  # a late import: takes 9 ms
+
     found = [text for each in getattr(part.source, "parts", ()) for text in _functions(each)]
-    called = [part.source.function] if isinstance(part.source, StreamByFunction) else []
+    called = [each for _, each in captured(getattr(part.source, "function", None)) if callable(each)]
     for each in part.transforms:
         called += [each.fn] if isinstance(each, Map) else each.keys.functions if isinstance(each, ColumnFilter) else []
-    return found + [f"{getattr(fn, '__qualname__', type(fn).__name__)} {_digest(fn)}" for fn in called]
+    own = [each for each in called if not str(getattr(each, "__module__", "")).startswith("mpistrat")]
+    return found + [f"{getattr(each, '__qualname__', type(each).__name__)} {_digest(each)}" for each in own]
 
 
 def _digest(function: Any) -> str:
-    """Return a digest of the code of a function, and of the values and functions of its module that it refers to."""
-    from mpistrat.messages.pickling import captured  # a late import: takes 9 ms
+    """Return a digest of the code of a function. What it captures may change with each call: `_compare` judges it."""
+    from mpistrat.messages.fingerprint import fingerprint  # a late import: takes 9 ms
 
-    parts: list[str] = []
-    left, seen = [function], []
-    while left:
-        each = left.pop()
-        if isinstance(each, partial):
-            left += [each.func, *each.args, *each.keywords.values()]
-        elif isinstance(each, (FunctionType, MethodType)) and each not in seen:
-            seen.append(each)
-            parts.append(each.__qualname__)
-            if each.__module__ == getattr(function, "__module__", None) or each.__name__ == "<lambda>":
-                left += [each.__code__, *(value for _, value in captured(each))]
-        elif isinstance(each, CodeType):
-            parts.append(f"{each.co_code!r} {each.co_names}")
-            left += each.co_consts
-        elif isinstance(each, (tuple, frozenset)):
-            left += each if isinstance(each, tuple) else sorted(each, key=repr)
-        elif isinstance(each, np.ndarray) or type(each) in _VALUES:
-            parts.append(f"{each.dtype} {each.tobytes()!r}" if isinstance(each, np.ndarray) else repr(each))
-    return hashlib.blake2b("".join(parts).encode(), digest_size=6).hexdigest()
+    inner = function.func if isinstance(function, partial) else function
+    code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+    return fingerprint(code)[:12] if code else ""

@@ -144,8 +144,9 @@ class Combining(Chain):
         ------
         ValueError
             If the dataset is endless, or if anything follows `batch`. When rows are needed, if the folder has those of
-            another dataset: files, their times of writing, transforms, seeds or functions differ. Of functions the code
-            is compared, with the numbers, texts, arrays, and functions of its module that it refers to.
+            another dataset: files, their times of writing, transforms, seeds or the code of functions differ, or one
+            of eight rows that are made again. A change that none of these shows is not seen, as of a value in a Zarr
+            store. Also if the dataset has no rows, or other ones each time that they are made.
         DatasetMismatchError, TypeError
             When rows are written to a folder, if their shapes or dtypes differ, or HDF5 has no type for them.
 
