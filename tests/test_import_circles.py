@@ -5,6 +5,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "mpistrat"
+MIXINS_OF_DATASET = [
+    *("mpistrat.data.pipeline.chain", "mpistrat.data.from_files"),
+    *(f"mpistrat.data.combine.{name}" for name in ("access", "methods", "sequential")),
+]
 
 
 def module_of(path: Path, root: Path) -> str:
@@ -46,6 +50,9 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 def test_no_circle():
     graph = imports(PACKAGE)
     assert "mpistrat.runtime.topology" in graph["mpistrat.strategy.extended"]
+    # The classes that give a dataset its methods name it as what these return, for type checkers alone.
+    for mixin in MIXINS_OF_DATASET:
+        graph[mixin].remove("mpistrat.data.dataset")
     assert circle(graph) == []
 
 
