@@ -112,7 +112,7 @@ class GrowingHdf5:
     def __init__(self, path: Path, compress: str | None):
         self._path, self._codes = path, _CODES[compress]
         self._filters = Storage(None, compress).filters
-        self.guard = path
+        self.guard, self.guards = path, (path,)
         self.end = _FIRST
         self._trees: dict[str, _ChunkTree] = {}
         self._descriptor = -1

@@ -47,13 +47,16 @@ class GrowingZarr:
         self._encode: Callable[[Any], Any] = partial(gzip.compress, compresslevel=4, mtime=0)
         if compress == "zstd":
             self._encode = needed("numcodecs", "Zarr stores with compress='zstd'").Zstd(3).encode
-        self.guard, self.end = path / ".zgroup", 0
+        self.guards = path / ".zgroup", path / "zarr.json"  # one of each version: a store may replace one of the other
+        self.guard, self.end = self.guards[0], 0
         self._begun = path / ".commit"  # the shapes of a commit of several arrays, until all have them
         self._unsynced: set[Path] = set()
 
     def make(self, replace: bool) -> None:
-        """Make a group without arrays. Raise FileExistsError if there is one, unless it may be replaced."""
-        if self._path.exists() and not (replace and self.guard.exists()):
+        """Make a group without arrays. Raise FileExistsError unless it may replace what is there, a group."""
+        if self._path.exists() and not (
+            replace and (self.guards[0].exists() or _read_json(self.guards[1]).get("node_type") == "group")
+        ):
             raise FileExistsError(f"{self._path} exists already: choose another name, or remove it")
         new, old = (self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp") for _ in range(2))
         new.mkdir()
@@ -121,7 +124,9 @@ class GrowingZarr:
         _json(dict(attributes))
 
     def create(self, series: StepSeries) -> None:
-        """Make the folder of a new array. Raise TypeError if Zarr has no such type."""
+        """Make the folder of a new array. Raise TypeError or ValueError if Zarr has no such type or name."""
+        if "zarr.json" in series.name.split("/"):
+            raise ValueError(f"{series.name!r}: Zarr gives the name 'zarr.json' to metadata; fix: choose another name")
         if series.dtype.kind not in "biufc":
             raise TypeError(f"{series.name!r}: {series.dtype} is not written to Zarr; fix: write numbers, or to HDF5")
         folder = self._path / series.name
@@ -214,21 +219,25 @@ class GrowingZarr3(GrowingZarr):
             raise ImportError(
                 f"zarr {zarr.__version__} writes version 2 only; fix: pip install 'zarr>=3', or leave out 3"
             )
-        self.guard, self.shards = path / self._array_file, shards
+        self.guard, self.shards = self.guards[1], shards
         codecs = {"gzip": partial(zarr.codecs.GzipCodec, level=4), "zstd": partial(zarr.codecs.ZstdCodec, level=3)}
         self._codec = None if compress is None else codecs[compress]()
         self._filling: dict[tuple[str, int], tuple[StepSeries, int, np.ndarray]] = {}
         self._changed: set[tuple[str, int]] = set()
 
     def mark(self, attributes: Mapping[str, Any]) -> bool:
-        changed = self._attributes(self._path) != attributes
+        changed = _json(self._attributes(self._path)) != _json(attributes)  # it may have arrays
         if changed:
             _write_json(self.guard, {**self._group, "attributes": attributes})
         return changed
 
     def create(self, series: StepSeries) -> None:
+        try:
+            self._about(series)
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"{series.name!r}: zarr does not take {series.dtype} ({error}); fix: write float64 or complex128"
+            raise TypeError(what) from error
         super().create(series)
-        self._about(series)  # raises for a dtype that zarr does not have
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
         """Take the chunks that this rank has of the next step. Write shards that are complete."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -20,6 +21,7 @@ import numpy as np
 from mpistrat import context
 from mpistrat.arrays.arrays import as_numpy
 from mpistrat.data.errors import DatasetMismatchError
+from mpistrat.data.pipeline.transforms import integer
 from mpistrat.data.write.growing import GrowingHdf5, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.output_file import column_of
@@ -92,7 +94,7 @@ class Writer:
     ValueError
         On every rank, if the arguments differ between the ranks or are wrong.
     TypeError
-        On every rank, if the file cannot have an attribute.
+        On every rank, if the file cannot have an attribute, or ``shards`` is not an integer.
     FileExistsError, FileNotFoundError, PermissionError
         On every rank, as for other files.
     DataFileError
@@ -192,25 +194,23 @@ class Writer:
         found: list[StepSeries] = []
         goes_on = goes_on and self._path.exists()
         if not goes_on:
-            replaced = self._locked() if overwrite and self._store.guard.exists() else None
-            try:
+            with contextlib.ExitStack() as replaced:
+                for each in filter(Path.exists, self._store.guards if overwrite else ()):
+                    replaced.enter_context(self._locked(each))
                 self._store.make(overwrite)
-            finally:
-                if replaced is not None:
-                    replaced.close()
         if self._store.guard.exists():
-            self._guard = self._locked()
+            self._guard = self._locked(self._store.guard)
         if goes_on:
             found, attributes = self._store.found()
             self._attributes = {**attributes, **self._attributes}
         if self._store.mark(self._attributes):
-            old, self._guard = self._guard, self._locked()
+            old, self._guard = self._guard, self._locked(self._store.guard)
             old.close()
         return {each.name: each for each in found}
 
-    def _locked(self) -> Any:
-        """Return the open file of the guard, locked. Raise OSError if another writer has the lock."""
-        guard = self._store.guard.open("r+b")
+    def _locked(self, path: Path) -> Any:
+        """Return the open file of a guard, locked. Raise OSError if another writer has the lock."""
+        guard = path.open("r+b")
         try:
             # Of the open file: a lock of the process would end when it closes the file anywhere, as a reader does.
             fcntl.fcntl(guard, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _GUARDED, 1, 0))
@@ -459,13 +459,14 @@ class Writer:
 
 def _store_of(path: Path, compress: str | None, zarr_format: Any, shards: Any) -> Any:
     is_zarr = path.suffix == ".zarr"
-    if zarr_format not in (2, 3) or (shards is not None and (isinstance(shards, bool) or not isinstance(shards, int))):
+    if zarr_format not in (2, 3):
+        raise ValueError(f"zarr_format must be 2 or 3, not {zarr_format!r}")
+    if shards is not None:
+        shards = integer(shards, "shards", 1)
+    if (zarr_format == 3 or shards is not None) and not (zarr_format == 3 and is_zarr):
         raise ValueError(
-            f"zarr_format must be 2 or 3, and shards a number of steps, not {zarr_format!r} and {shards!r}"
-        )
-    if shards is not None and (shards < 1 or zarr_format != 3 or not is_zarr):
-        raise ValueError(
-            f"shards={shards} needs at least 1 step, zarr_format=3 and a path that ends in .zarr, not {path}"
+            "shards= needs zarr_format=3, and zarr_format=3 a path that ends in '.zarr', but these are "
+            f"{shards}, {zarr_format}, and {path} ends in {path.suffix!r}; fix: change the path, or leave them out"
         )
     if not is_zarr:
         return GrowingHdf5(path, compress)

@@ -184,6 +184,28 @@ def test_version_3_needs_zarr_3(tmp_path, monkeypatch):
         Writer(tmp_path / "u.zarr", zarr_format=3)
 
 
+def test_attributes_of_arrays_that_stay(tmp_path):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    for step in range(2):
+        with Writer(tmp_path / "u.zarr", "a", zarr_format=3, attributes={"grid": np.array([1, 2])}) as writer:
+            writer.append("u", step)
+    assert dict(zarr.open_group(tmp_path / "u.zarr").attrs) == {"grid": [1, 2]}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_zarr_cannot_have_is_refused_before_anything_is_written(tmp_path, version):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    with Writer(tmp_path / "u.zarr", zarr_format=version) as writer:
+        with pytest.raises(ValueError, match=r"'flow/zarr\.json'.* choose another name"):
+            writer.append("flow/zarr.json", 1)
+        if version == 3:
+            with pytest.raises(TypeError, match=r"'far/u': zarr does not take .*; fix: write float64"):
+                writer.append("far/u", np.longdouble(1))
+        writer.append("u", 1)
+    assert sorted(zarr.open_group(tmp_path / "u.zarr")) == ["u"]
+    assert not {"flow", "far"} & {*os.listdir(tmp_path / "u.zarr")}
+
+
 PROGRAM = """
 import sys
 from mpistrat.data import Writer

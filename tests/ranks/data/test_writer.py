@@ -154,11 +154,36 @@ def test_shards_of_zarr_3(tmp_path, shards, width, compress):
         ("f.zarr", {"zarr_format": 3, "shards": 0}),
         ("f.zarr", {"zarr_format": 3, "shards": True}),
         ("f.h5", {"zarr_format": 3, "shards": 3}),
+        ("f.h5", {"shards": 3}),
+        ("f.zarr3", {"zarr_format": 3}),
     ],
 )
 def test_shards_that_cannot_be(tmp_path, name, how):
-    with pytest.raises(ValueError, match=r"zarr_format|shards"):
+    text = r"zarr_format|shards" if name == "f.zarr" else f"ends in '{name[1:]}'"
+    with pytest.raises((TypeError, ValueError), match=text):
         Writer(tmp_path / name, **how)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("versions", [(2, 3), (3, 2)])
+def test_a_store_of_the_other_version_is_replaced(tmp_path, versions):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    path = tmp_path / "f.zarr"
+    for version in versions:
+        with Writer(path, overwrite=True, zarr_format=version) as writer:
+            writer.append("u", version)
+            writer.flush()
+            for other in versions:
+                with pytest.raises(OSError, match="another program writes to it"):
+                    Writer(path, overwrite=True, zarr_format=other)
+    if RANK == 0:
+        store = zarr.open_group(path, mode="r")
+        assert store.metadata.zarr_format == versions[1]
+        np.testing.assert_array_equal(store["u"][...], versions[1:])
+        zarr.create_array(tmp_path / "array.zarr", shape=(3,), dtype="f4", zarr_format=versions[0])
+    MPI.COMM_WORLD.Barrier()
+    with pytest.raises(FileExistsError, match="choose another name"):  # a store, but not a group
+        Writer(tmp_path / "array.zarr", overwrite=True, zarr_format=versions[1])
 
 
 @pytest.mark.four_ranks
