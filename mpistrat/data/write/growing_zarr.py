@@ -95,12 +95,17 @@ class GrowingZarr:
                     if about.get("node_type") == "group":
                         continue
                     one = self._series(os.path.relpath(folder, self._path), about)
-                    is_own = one.steps >= 0 and self._about(one) == about
-                    rows = range(-(-one.steps // self._steps_of_file(one)) if is_own else 0)
+                    steps = self._steps_of_file(one)
+                    is_own = one.steps >= 0 and steps % one.chunk[0] == 0 and self._about(one) == about
+                    rows = range(-(-one.steps // steps) if is_own else 0)
                     chunks = (self._file_name(one, row, cell) for row in rows for cell in range(one.cells))
-                    lost = next((each for each in chunks if each not in there), None)
+                    # zarr reads an empty shard as zeros. Other empty chunks are errors of all readers.
+                    lost = next(
+                        (c for c in chunks if c not in there or (self.shards and not Path(folder, c).stat().st_size)),
+                        None,
+                    )
                 if lost is not None:
-                    what = f"it lacks the file of chunk {lost}; fix: bring it back, or write another store"
+                    what = f"it lacks the file of chunk {lost}; fix: bring it back if gone or empty, or write anew"
                     raise DataFileError.of_file(folder, what)
                 (series if is_own else others).append(one)
         if others:
@@ -250,11 +255,12 @@ class GrowingZarr3(GrowingZarr):
             self._filling[key][2][slot] = chunk[0]
             self._changed.add(key)
             if slot + 1 == steps:
-                self._write(key)
+                self._write(key, steps)
 
     def sync(self) -> None:
         for key in [*self._changed]:
-            self._write(key)
+            series, row, _ = self._filling[key]
+            self._write(key, series.steps - row * self._steps_of_file(series))
 
     def _begun_shard(self, series: StepSeries, row: int, cell: int, slot: int) -> np.ndarray:
         """Return a shard with the steps that an earlier writer has put in it."""
@@ -268,10 +274,11 @@ class GrowingZarr3(GrowingZarr):
             shard[tuple(map(slice, old.shape))] = old
         return shard
 
-    def _write(self, key: tuple[str, int]) -> None:
+    def _write(self, key: tuple[str, int], steps: int) -> None:
+        """Replace the file of a shard by one that has its first steps. Later chunks are left out."""
         series, row, shard = self._filling[key]
         files, array = self._shard(series)
-        array[...] = shard
+        array[:steps] = shard[:steps]
         (data,) = (each for name, each in files.items() if name != self._array_file)
         with appearing(self._path / series.name / self._file_name(series, row, key[1]), replace=True) as temporary:
             temporary.write_bytes(data.to_bytes())
@@ -316,7 +323,7 @@ class GrowingZarr3(GrowingZarr):
         return {**about, "shape": [series.steps, *series.shape], "attributes": series.attributes}
 
     def _steps_of_file(self, series: StepSeries) -> int:
-        return -(-(self.shards or 1) // series.chunk[0]) * series.chunk[0]
+        return self.shards or series.chunk[0]
 
     def _file_name(self, series: StepSeries, row: int, cell: int) -> str:
         return f"c.{super()._file_name(series, row, cell)}"

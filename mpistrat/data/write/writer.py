@@ -438,7 +438,8 @@ class Writer:
             if any(f"{one}/".startswith(f"{name}/") or name.startswith(f"{one}/") for one in self._series):
                 raise ValueError(f"{name!r} would be a group and a dataset; the file has {known}")
             steps = max(1, _SMALL // (math.prod(shape) * dtype.itemsize))
-            steps = min(steps, self._store.shards or steps)
+            whole = self._store.shards or steps
+            steps = next(each for each in range(min(steps, whole), 0, -1) if whole % each == 0)
             compressed = self._store.encodes or (self._compress and steps == 1)  # a chunk of several steps changes
             part, largest = shape, _LARGEST
             if compressed or not self._store.whole_steps:

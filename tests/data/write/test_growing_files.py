@@ -192,6 +192,28 @@ def test_attributes_of_arrays_that_stay(tmp_path):
     assert dict(zarr.open_group(tmp_path / "u.zarr").attrs) == {"grid": [1, 2]}
 
 
+@pytest.mark.parametrize(("shards", "numbers", "chunk"), [(np.int64(100), 1125, 5), (3, 1, 3), (101, 1125, 1)])
+def test_a_shard_has_the_steps_that_are_asked_for(tmp_path, shards, numbers, chunk):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    with Writer(tmp_path / "u.zarr", zarr_format=3, shards=shards) as writer:
+        writer.append("u", np.ones(numbers))
+    array = zarr.open_group(tmp_path / "u.zarr")["u"]
+    assert (array.shards, array.chunks) == ((shards, numbers), (chunk, numbers))
+
+
+def test_a_shard_grows_by_the_steps_that_are_flushed(tmp_path):
+    pytest.importorskip("zarr", minversion="3")
+    path, how = tmp_path / "u.zarr", {"zarr_format": 3, "shards": 64}
+    with Writer(path, **how) as writer:
+        for steps in (1, 2):
+            writer.append("u", np.ones(10_000))
+            writer.flush()
+            assert 80_000 * steps < (path / "u" / "c.0.0").stat().st_size < 80_000 * steps + 2000
+    os.truncate(path / "u" / "c.0.0", 0)  # zarr reads it as zeros
+    with pytest.raises(DataFileError, match=r"file of chunk c\.0\.0; fix: bring it back if gone or empty"):
+        Writer(path, "a", **how)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_what_zarr_cannot_have_is_refused_before_anything_is_written(tmp_path, version):
     zarr = pytest.importorskip("zarr", minversion="3")
