@@ -21,7 +21,12 @@ def fingerprint(value: Any, home: str | None = None) -> str:
     Those of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be compared.
     """
     digest = xxhash.xxh3_128()
-    _feed(digest, value, home, {})
+    try:
+        _feed(digest, value, home, {})
+    except RecursionError:
+        raise TypeError(
+            f"a {type(value).__name__} that contains itself, or is nested too deeply, has no digest"
+        ) from None
     return str(digest.hexdigest())
 
 

@@ -371,6 +371,13 @@ print(tests.fingerprint(tests.calls_helper, tests.__name__))
 """
 
 
+def test_a_list_that_contains_itself_has_no_fingerprint():
+    own = []
+    own.append(own)
+    with pytest.raises(TypeError, match="a list that contains itself"):
+        fingerprint(own)
+
+
 def test_one_rank_alone(executor):
     assert executor.workers == 1
     given = [1]
