@@ -1,8 +1,8 @@
 """A rank of the next run of a program, which waits for the end of this one with the program's imports done.
 
 The launcher has started it, but it has not started MPI. It imports what the same rank of this run has imported by the
-end of its first step, but not the program's own files. Then it reads from a named pipe whose other end `mpistrat run`
-has: a byte lets it run the program, and the end of `mpistrat run` ends it.
+end of its first step, but not the program's own files. Then it makes the file `READY`, and reads from a named pipe
+whose other end `mpistrat run` has: a byte lets it run the program, and the end of `mpistrat run` ends it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import Any
 from mpistrat.launch import launch, proc
 
 GO, INPUT = "go", "stdin"  # the named pipes in the folder of a job
+READY = "ready"  # there, a file for each rank whose imports are done
 IMPORTS = "imports"  # in the folder of copies, a folder for what ranks note
-_IDLE = 4.0  # times the time that it computes, which it leaves to the run that goes on
+_IDLE = 4.0  # times the time that it computes, which it leaves to the run that computes
 _INSTALLED = tuple(f"{os.sep}{each}{os.sep}" for each in ("site-packages", "dist-packages"))
 
 
@@ -45,26 +46,26 @@ def note_imports(folder: Path, run: int, rank: int) -> None:
 
 def _is_installed(name: str, module: Any) -> bool:
     file = getattr(module, "__file__", None) or ""
-    return name != "__main__" and (name.startswith("mpistrat.") or any(each in file for each in _INSTALLED))
-
-
-class _StartsMPI(BaseException):
-    """An import of ``mpi4py.MPI``, which starts MPI. Libraries do not handle it as an ImportError."""
+    # Submodules of mpi4py start MPI, or cost next to nothing.
+    return not name.startswith(("__main__", "mpi4py.")) and (
+        name.startswith("mpistrat.") or any(each in file for each in _INSTALLED)
+    )
 
 
 class _SlowFinder:
-    """The first finder of modules, which finds none. It pauses, until the pipe ``go`` has a byte.
+    """The first finder of modules, which finds none. It pauses, and ends the process when the pipe ``go`` does.
 
-    Niceness would serve as well, but only root may lower it again.
+    Niceness would serve as well, but only root may lower it again. An import of ``mpi4py.MPI`` would start MPI. An
+    exception would leave half of the importing package behind, which may not be imported twice. So it ends the process.
     """
 
     def __init__(self, go: int):
         self._go, self._computed = go, time.process_time()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "mpi4py.MPI":
-            raise _StartsMPI
-        select.select([self._go], [], [], _IDLE * (time.process_time() - self._computed))
+        pause = _IDLE * (time.process_time() - self._computed)
+        if name == "mpi4py.MPI" or select.select([self._go], [], [], pause)[0]:
+            os._exit(1)
         self._computed = time.process_time()
 
 
@@ -89,6 +90,7 @@ def _main(folder: str, imports: str, *program: str) -> None:
     os.set_blocking(go, True)
     rank = (launch.rank_and_size(os.environ) or (0, 1))[0]
     _import(json.loads(Path(f"{imports}.{rank}").read_text()), _SlowFinder(go))
+    Path(folder, f"{READY}.{rank}").touch()
     if not os.read(go, 1):
         os._exit(1)
     os.close(go)

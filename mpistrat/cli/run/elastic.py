@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mpistrat.cli.run.job import Job
-from mpistrat.cli.run.running_job import SHARED, RunningJob
+from mpistrat.cli.run.running_job import SHARED, RunningJob, handlers
 from mpistrat.launch.launch import HANG
 from mpistrat.process.standby import IMPORTS
 from mpistrat.runtime import affinity
@@ -47,7 +49,15 @@ def run_elastic(
     environ[RuntimeOptions.elastic_ranks.variable] = "fewer" if fewer else "same"
     jobs: list[RunningJob] = []  # the one that runs, and the one that waits
     prepared: set[int] = set()  # runs whose next one was started
-    with tempfile.TemporaryDirectory(prefix=f"mpistrat-elastic-{os.geteuid()}-", dir=SHARED) as name:
+    early: list[int] = []  # signals between two runs, which are for the next one
+
+    def keep(number: int, frame: Any) -> None:
+        early.append(number)
+
+    with (
+        handlers(keep, keep),
+        tempfile.TemporaryDirectory(prefix=f"mpistrat-elastic-{os.geteuid()}-", dir=SHARED) as name,
+    ):
         folder = Path(name)
         environ[RuntimeOptions.elastic.variable] = name
         if standby:
@@ -60,7 +70,9 @@ def run_elastic(
             numbered = {**environ, RuntimeOptions.restart.variable: str(run)}
             jobs.append(RunningJob(plan_for(count(run)), numbered, output, tag=tag, run=run, imports=imports))
 
-        def prepare() -> None:
+        def meanwhile() -> None:
+            while early:
+                signal.raise_signal(early.pop(0))
             run = len(at)
             noted = folder / IMPORTS / str(run)
             if run < restarts and run not in prepared and len([*noted.parent.glob(f"{run}.*")]) == count(run):
@@ -75,7 +87,7 @@ def run_elastic(
             from mpistrat.training.elastic import copies
 
             while True:
-                ended = jobs[0].finish(prepare if standby else bool)
+                ended = jobs[0].finish(meanwhile)
                 if ended.by_signal or not (ended.status > 128 or ended.status == HANG):
                     return ended.status
                 at.append(copies.newest_steps(folder))

@@ -83,7 +83,8 @@ class EndOrder:
 
     def wait(self, seconds: float) -> bool:
         """Wait until a process ends, at most so long. Return whether one has ended."""
-        return self._notices is not None and bool(select.select([self._notices], [], [], seconds)[0])
+        notices = self._notices  # another thread may close it
+        return notices is not None and bool(select.select([notices], [], [], seconds)[0])
 
     def close(self) -> list[int]:
         """Return the processes that have ended, the first one first."""
@@ -251,7 +252,7 @@ class RunningJob:
         self._hurries = self._open_mpi and run is not None
         self._streams = Streams(folder, job.ranks, output=output, tag=tag, appends=bool(run))
         self._go: int | None = None  # the pipe from which ranks that wait read
-        self._waits = imports is not None
+        self._finished = False
         program = job.program
         if imports is not None:
             os.mkfifo(folder / standby.GO, 0o600)
@@ -260,7 +261,7 @@ class RunningJob:
         self._guard = Guard(signal.SIGTERM if self._open_mpi else signal.SIGKILL)
         self._started = time.time()
         self._process = subprocess.Popen(
-            [*job.command, *self._streams.around(program, waits=self._waits)],
+            [*job.command, *self._streams.around(program, waits=imports is not None)],
             env={**environ, **settings, _SESSIONS: str(folder), lifetime.VARIABLE: str(ends)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -271,10 +272,11 @@ class RunningJob:
         self._messages = LauncherMessages(self._process.stdout, family, socket.gethostname())
 
     def begin(self) -> bool:
-        """Let ranks that wait run the program. Return False if there are none, or their launcher has ended."""
-        if self._go is None or self._process.poll() is not None:
+        """Let ranks that wait run the program. Return False if not all are ready, or their launcher has ended."""
+        ready = len([*self._folder.glob(f"{standby.READY}.*")])
+        if self._go is None or ready < self._job.ranks or self._process.poll() is not None:
             return False
-        self._waits, self._started = False, time.time()
+        self._started = time.time()
         os.write(self._go, bytes(self._job.ranks))
         return True
 
@@ -291,13 +293,19 @@ class RunningJob:
         return JobEnd(status, not self._passed_on.isdisjoint(_ENDING), self.lost)
 
     def close(self) -> None:
-        """Remove what the job has left. Ranks that wait end: their pipe does, and their launcher is killed."""
+        """Remove what the job has left. Kill the launcher and the ranks if the job was not finished: they may wait."""
         if self._go is not None:
             os.close(self._go)
-        if self._waits:
+        if not self._finished:
+            ranks = ranks_below(self._process.pid) if self._process.poll() is None else {}
             self._process.kill()
+            for rank in ranks:  # one may be in a long import
+                _kill(rank, signal.SIGKILL)
             self._process.wait()
             self._guard.end()
+            self._streams.close()
+            self._messages.join(_DRAINED)
+        self._ends.close()
         try:
             self._keep()
         except OSError as error:
@@ -308,7 +316,7 @@ class RunningJob:
 
     def _run(self, meanwhile: Callable[[], object]) -> int:
         self._streams.start(self._process.terminate)
-        with _handlers(self._pass_on, self._stop):
+        with handlers(self._pass_on, self._stop):
             # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
             end = threading.Thread(target=self._process.wait, daemon=True)
             end.start()
@@ -327,6 +335,7 @@ class RunningJob:
         self._guard.end()
         self._streams.finish()
         self._messages.join(_DRAINED)
+        self._finished = True
         code = self._process.returncode
         if code < 0:  # the launcher was killed: end the ranks that still run
             for process, rank in self.ranks.items():
@@ -534,7 +543,7 @@ def _kill(process: int, number: int) -> None:
 
 
 @contextlib.contextmanager
-def _handlers(pass_on: Callable[[int, Any], None], stop: Callable[[int, Any], None]) -> Iterator[None]:
+def handlers(pass_on: Callable[[int, Any], None], stop: Callable[[int, Any], None]) -> Iterator[None]:
     """Handle the signals that are for the ranks. A signal that this process ignores stays ignored."""
     before = {}
     for number in (*_PASSED_ON, signal.SIGTSTP):

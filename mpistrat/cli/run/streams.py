@@ -238,8 +238,15 @@ class Streams:
 
     def finish(self) -> None:
         """Copy what ranks that have ended left in their channels, and lines without an end."""
-        os.close(self._ended)
+        os.write(self._ended, b"\0")
         self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Close the channels, without copying what they have. `finish` does it, too."""
+        for each in [*(key.fd for key in self._channels.get_map().values()), *self._kept, self._ended]:
+            os.close(each)
+        self._channels.close()
 
     @property
     def write_errors(self) -> list[OSError]:
@@ -252,19 +259,13 @@ class Streams:
             for key, _ in ready:
                 self._take(key.fd, *key.data)
             ready = self._channels.select()
-        self._channels.unregister(self._end)
-        os.close(self._end)
-        for key in list(self._channels.get_map().values()):
+        for key in [each for each in self._channels.get_map().values() if each.data]:
             blocks = 0  # a process that a rank left behind may write for ever
             while blocks < _MOST_BLOCKS and self._take(key.fd, *key.data):
                 blocks += 1
             target, tag = key.data
             if rest := self._held.get(key.fd):
                 self._write(target, b"%s%s\n" % (tag, rest) if tag else rest)
-            os.close(key.fd)
-        for theirs in self._kept:
-            os.close(theirs)
-        self._channels.close()
 
     def _take(self, channel: int, target: int, tag: bytes) -> bool:
         """Copy what a channel has, up to a block. Return whether it had something."""
@@ -297,7 +298,7 @@ class Streams:
     def _copy_input(self, end: int) -> None:
         assert self._pipe is not None
         # Opening waits for rank 0. The errors: rank 0 has closed its end, or the terminal is gone.
-        with contextlib.suppress(OSError), open(self._pipe, "wb", buffering=0) as pipe:
+        with open(end, "rb", buffering=0), contextlib.suppress(OSError), open(self._pipe, "wb", buffering=0) as pipe:
             while True:
                 if end in select.select([0, end], [], [])[0]:
                     return  # what follows is for the next run of an elastic job

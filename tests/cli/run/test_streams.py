@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mpistrat.cli.run.streams import Streams
+
 ROOT = Path(__file__).parents[3]
 # More than two pipes and a block hold, and then a line without an end.
 LINES = "import os\nfor _ in range(5000): os.write(1, b'x' * 99 + b'\\n')\nos.write(1, b'no end')"
@@ -60,3 +62,13 @@ def test_the_banner_that_a_rank_prints_itself_is_left_out():
     with job.stderr:
         assert job.stderr.read().decode() == f"before\n{line}"
     assert job.wait(60) == 0
+
+
+def test_channels_of_a_job_that_never_ran_are_closed(tmp_path):
+    found = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        Streams(folder, 3).close()
+        found.append(len(os.listdir("/dev/fd")))
+    assert found[0] == found[1]

@@ -37,6 +37,11 @@ def lose(here, rank):
             time.sleep(0.02)
         if "next" in how:  # the next run is lost, too, while it waits
             os.kill(found[rank % 2], signal.SIGKILL)
+        else:
+            words = pathlib.Path(f"/proc/{found[0]}/cmdline").read_bytes().split(b"\0")
+            folder = pathlib.Path(os.fsdecode(words[words.index(b"mpistrat.process.standby") + 1]))
+            while len([*folder.glob("ready.*")]) < next_size():
+                time.sleep(0.02)
     if "raise" in how:
         raise ValueError("on purpose")
     if how == "exit":
@@ -63,12 +68,18 @@ def waiting():
     found = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_bytes()
+            words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"mpistrat.process.standby" in command and os.fsencode(os.environ["MPISTRAT_ELASTIC"]) in command:
+        if os.fsencode(pathlib.Path(os.environ["MPISTRAT_ELASTIC"], "imports", str(RUN))) in words:
             found.append(int(process.name))
     return sorted(found)
+
+
+def next_size():
+    """Return the number of ranks of the next run."""
+    size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
+    return max(1, size - (os.environ["MPISTRAT_ELASTIC_RANKS"] == "fewer"))
 
 
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))

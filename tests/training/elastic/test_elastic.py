@@ -1,10 +1,12 @@
 """Programs that lose ranks at any moment: they end with the bits of a run without a loss."""
 
+import json
+import os
 import re
 
 import pytest
 
-from tests.training.elastic.conftest import result
+from tests.training.elastic.conftest import PROGRAM, nothing_left, result
 
 pytestmark = pytest.mark.fault
 
@@ -28,6 +30,31 @@ def test_three_losses_at_one_step_are_taken_for_the_fault_of_the_program(run):
     assert re.search("gives up after the loss of (a rank|rank 0): 3 losses, 3 of them at step 4", ended.output)
     ended = run(2, [("step:4", [0], "kill")] * 4, "--elastic", "--restarts", "1")
     assert re.search("gives up after the loss of (a rank|rank 0): 2 losses", ended.output)
+
+
+SIGNALLED = """
+import os, signal
+from mpistrat.cli import main
+from mpistrat.training.elastic import copies
+
+newest = copies.newest_steps
+
+def signalled(folder):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return newest(folder)
+
+copies.newest_steps = signalled
+main()
+"""
+
+
+def test_a_signal_between_two_runs_ends_the_next_one(run_alone, tmp_path):
+    before = {*os.listdir("/dev/shm")}
+    (tmp_path / "main.py").write_text(SIGNALLED)
+    losses = json.dumps([["step:4", [1], "kill"], ["built", [0, 1], "hang"]])
+    ended = run_alone(tmp_path / "main.py", "run", "-n", "2", "--elastic", PROGRAM, tmp_path, losses)
+    assert ended.status == 143, ended
+    nothing_left(tmp_path, before)
 
 
 def test_fewer_ranks_need_virtual_replicas(run):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_program
 from tests.training.elastic.conftest import PROGRAM, named, nothing_left, result
 
 pytestmark = pytest.mark.fault
@@ -57,6 +57,62 @@ def test_ranks_that_wait_end_with_their_launcher(tmp_path):
     nothing_left(folder, {*os.listdir("/dev/shm")})
     for each in left:  # a process that is killed leaves the copies
         subprocess.run(["rm", "-r", f"/dev/shm/{each}"], check=False)
+
+
+AGAIN = """
+import os, pathlib, signal, sys, time
+from mpistrat.process import standby
+
+import once
+run, folder = os.environ["MPISTRAT_RESTART"], pathlib.Path(os.environ["MPISTRAT_ELASTIC"])
+print("run", run, flush=True)
+standby.note_imports(folder, int(run), 0)
+while len(pathlib.Path(once.imports).read_text()) < 2 + int(run):
+    time.sleep(0.02)
+if run == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+ONCE = """
+import builtins, time
+imports = __file__ + ".imports"
+with open(imports, "a") as file:
+    file.write("x")
+number = len(open(imports).read())
+"""
+# The second import, and the fourth, are those of the ranks that wait.
+STARTS_MPI = """
+assert not hasattr(builtins, "once"), "registered before"
+builtins.once = True
+from mpi4py import MPI
+"""
+HANGS = """
+if number % 2 == 0:
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("rest", [STARTS_MPI, HANGS], ids=["starts MPI", "hangs"])
+def test_a_package_that_ranks_cannot_import_while_they_wait(tmp_path, monkeypatch, rest):
+    """It starts MPI, and cannot be imported twice, or does not come to an end: the next run is started."""
+    before = {*os.listdir("/dev/shm")}
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "once.py").write_text(ONCE + rest)
+    (tmp_path / "program.py").write_text(AGAIN)
+    command = [
+        sys.executable,
+        "-m",
+        "mpistrat",
+        "run",
+        "-n",
+        "1",
+        "--elastic",
+        "--standby",
+        str(tmp_path / "program.py"),
+    ]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
+    ended = run_program([*command, str(tmp_path)], 120)
+    assert re.findall("^run .", ended.check().output, re.MULTILINE) == ["run 0", "run 1"], ended
+    nothing_left(tmp_path, before)
 
 
 PRINTS = """
