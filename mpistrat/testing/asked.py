@@ -9,7 +9,9 @@ import pytest
 from mpistrat.testing import other_plugins
 from mpistrat.testing.sizes import Sizes
 
+OPTIONS = {"--ranks": 2, "--ranks-patience": 10.0, "--ranks-timeout": 60.0}  # with their defaults
 PARAMETER = "ranks of the job"
+_FIXTURES = ("comm", "rank", "strategy", "mpi_file_name", "mpi_tmp_path", "mpi_tmpdir")
 
 
 def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
@@ -17,6 +19,16 @@ def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     if (mark := node.get_closest_marker("ranks")) is not None:
         return _of_ranks(node.nodeid, mark)
     return other_plugins.sizes_of(node)
+
+
+def needs_ranks(item: pytest.Item) -> bool:
+    """Return whether a test asks for ranks, by a marker or by a fixture of this plugin."""
+    if sizes_of(item) is not None:
+        return True
+    info = getattr(item, "_fixtureinfo", None)
+    definitions = info.name2fixturedefs if info is not None else {}
+    # A suite may define a fixture of the same name.
+    return any(definitions[name][-1].func.__module__.startswith("mpistrat.") for name in definitions.keys() & _FIXTURES)
 
 
 def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:

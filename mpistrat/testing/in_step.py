@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
-from mpistrat.testing.asked import seconds_of
+from mpistrat.testing.asked import OPTIONS, needs_ranks, seconds_of
 from mpistrat.testing.channel import RankEnd, error_shown
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -50,16 +50,18 @@ class Told(NamedTuple):
     @classmethod
     def of(cls, report: pytest.TestReport) -> Told:
         """Return what a report tells. A traceback of another rank needs its output beside it."""
+        expected = hasattr(report, "wasxfail")
         if report.passed:
-            return cls()
-        if report.skipped:
+            return cls("xpassed") if expected else cls()
+        if report.skipped and not expected:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             return cls("skipped", text=reason)
         crash = getattr(report.longrepr, "reprcrash", None)
         text = report.longreprtext
         if RANK > 0:
             text += "".join(f"\n{f' {name} ':-^80}\n{content}" for name, content in report.sections)
-        verdict = "failed" if report.when == "call" else f"failed in {report.when}"
+        verdict = "xfailed" if expected else "failed"
+        verdict += f" in {report.when}" * (report.when != "call")
         if crash is None:
             return cls(verdict, "", text, report.location[0], (report.location[1] or 0) + 1)
         return cls(verdict, crash.message, text, crash.path, crash.lineno)
@@ -80,7 +82,7 @@ def merge(told: list[Told]) -> Told:
         each = told[ranks[0]]
         name = f"{each.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
         texts.append(f"{f' {name} ':-^100}\n{each.text}".rstrip())
-        if each.verdict.startswith("failed") and not summary.path:
+        if each.verdict.startswith(("failed", "xfailed")) and not summary.path:
             summary = each._replace(message=f"{name}: {each.message}")
     return summary._replace(text="\n\n".join(texts))
 
@@ -102,14 +104,16 @@ class NotCollected(pytest.Item):
 class InStep:
     """All ranks of this run, kept in step by exchanging what each has to say at the same points."""
 
-    def __init__(self, config: pytest.Config, outside: RankEnd | None):
+    def __init__(self, config: pytest.Config, outside: RankEnd | None, leave: Callable[[], None]):
         self._config = config
         self._outside = outside
+        self._leave = leave  # called where no test or option of this run is of this plugin
         self._comm = MPI.COMM_WORLD.Dup()
         self._patience = config.getoption("--ranks-patience")
         self._timeout = config.getoption("--ranks-timeout") or math.inf
         self._stderr = os.dup(2)  # the real one: pytest captures the other
         self._collect_errors: list[str] = []
+        self._in_time = threading.Lock()  # never released after a deadline: the main thread then does no more
         self._expect("the collection", max(_COLLECTION_S, self._timeout))
         threading.Thread(target=self._watch, name="mpistrat-ranks-timeout", daemon=True).start()
 
@@ -117,7 +121,8 @@ class InStep:
 
     def exchange(self, point: str, mine: Told) -> list[Told]:
         """Return what every rank has to tell, by rank. A rank that did not pass waits for a limited time."""
-        limit = math.inf if mine.verdict == "passed" else time.monotonic() + self._patience
+        with self._in_time:
+            limit = math.inf if mine.verdict in ("passed", "xpassed") else time.monotonic() + self._patience
         # Most have nothing to tell: one small collective call, and a second one only for those that have.
         told = b"" if mine == Told() else json.dumps(mine).encode()
         head = np.array([zlib.crc32(point.encode()), len(told)], np.int64)
@@ -158,13 +163,19 @@ class InStep:
 
     def _expect(self, what: str, seconds: float) -> None:
         """End the job unless this method is called again within some seconds."""
-        self._deadline = time.monotonic() + seconds, what, seconds
+        with self._in_time:
+            self._deadline = time.monotonic() + seconds, what, seconds
 
     def _watch(self) -> None:
         """Wait until a deadline has passed, then show where this rank stands, and end it."""
-        while time.monotonic() < self._deadline[0]:
+        while True:
+            with self._in_time:
+                end, what, seconds = self._deadline
+                if time.monotonic() > end:
+                    self._end_late(what, seconds)
             time.sleep(0.2)
-        _, what, seconds = self._deadline
+
+    def _end_late(self, what: str, seconds: float) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         where, stacks = "", []
         for thread, frame in sys._current_frames().items():
@@ -200,6 +211,10 @@ class InStep:
         mine = Told(message="\n".join(items), text="\n".join(self._collect_errors))
         told = self.exchange("collection", mine)
         self._expect("", math.inf)
+        if self._outside is None and not self._comm.allreduce(self._is_asked_for(session.items), MPI.LOR):
+            self._config.pluginmanager.unregister(self)
+            self._leave()
+            return
         if self._outside is None and any(each.comparable != mine.comparable for each in told):
             pytest.exit("The ranks did not collect the same tests.\n" + merge(told).text, returncode=2)
         found = [each.message.splitlines() for each in told]
@@ -211,6 +226,12 @@ class InStep:
             for name in dict.fromkeys(name for names in found for name in names)
         ]
 
+    def _is_asked_for(self, items: list[pytest.Item]) -> bool:
+        """Return whether a test or an option of this run is of this plugin."""
+        return any(map(needs_ranks, items)) or any(
+            self._config.getoption(name) != default for name, default in OPTIONS.items()
+        )
+
     # --- the run -----------------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
@@ -220,16 +241,22 @@ class InStep:
             return None
         items = {item.nodeid: item for item in session.items}
         self._tell_outside("ready", list(items))
+        following = None
         while (asked := self._outside.receive()) is not None:
-            item, following = items[asked[0]], items.get(asked[1])
-            pytest_runtest_teardown(item, item)  # where another test was announced as the following one
+            item, announced, following = items[asked[0]], following, items.get(asked[1])
+            if announced not in (item, None):
+                left = pytest.CallInfo.from_call(lambda item=item: pytest_runtest_teardown(item, item), "teardown")
+                report = self._config.hook.pytest_runtest_makereport(item=item, call=left)
+                if report.failed:
+                    self._config.hook.pytest_runtest_logreport(report=report)
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._tell_outside("done", None)
         return True
 
     def _tell_outside(self, kind: str, content: object) -> None:
         if self._outside is not None and RANK == 0:
-            self._outside.send(kind, content)
+            with self._in_time:
+                self._outside.send(kind, content)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -239,11 +266,17 @@ class InStep:
         if report.passed and call.when == "setup":
             return report  # the call follows
         mine = Told.of(report)
+        if mine.verdict == "skipped" and not needs_ranks(item):
+            mine = Told()  # such a test may run on one rank only
         told = self.exchange(f"{item.nodeid}, {'teardown' if call.when == 'teardown' else 'call'}", mine)
-        if len({each.verdict for each in told}) > 1 or (report.failed and len({each.comparable for each in told}) > 1):
-            report.outcome = "failed"
+        verdicts = {each.verdict for each in told}
+        if len(verdicts) > 1 or (report.failed and len({each.comparable for each in told}) > 1):
             merged = merge(told)
             report.longrepr = error_shown(merged.path, merged.line, merged.message, merged.text)
+            if all(verdict.startswith(("xfailed", "xpassed")) for verdict in verdicts):
+                report.outcome = "skipped"
+                return report
+            report.outcome = "failed"
             if hasattr(report, "wasxfail"):
                 del report.wasxfail
         return report

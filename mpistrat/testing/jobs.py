@@ -85,6 +85,9 @@ class RanksJobs:
         try:
             job = self._job(size)
             following = self._following.get(item.nodeid)
+            if hasattr(self._config, "workerinput"):  # pytest-xdist shares the tests out
+                same = nextitem is not None and asked.size_of(nextitem, self._preferred) == size
+                following = nextitem.nodeid if nextitem is not None and same else None
             for kind, content in job.run(item.nodeid, following, asked.seconds_of(item) + _LATER_S):
                 if kind == "warning":
                     self._warn(item, *content)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpistrat.testing import other_plugins
+from mpistrat.testing.asked import OPTIONS
 from mpistrat.testing.other_plugins import mpi_file_name, mpi_tmp_path, mpi_tmpdir  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
@@ -20,19 +21,23 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mpistrat", "tests of several MPI ranks")
     group.addoption(
-        "--ranks", type=int, default=2, metavar="N", help="ranks of tests whose marker gives no number [default: 2]"
+        "--ranks",
+        type=int,
+        default=OPTIONS["--ranks"],
+        metavar="N",
+        help="ranks of tests whose marker gives no number [default: 2]",
     )
     group.addoption(
         "--ranks-patience",
         type=float,
-        default=10.0,
+        default=OPTIONS["--ranks-patience"],
         metavar="SECONDS",
         help="for the other ranks to end a test that failed on one rank, before the job is ended [default: 10]",
     )
     group.addoption(
         "--ranks-timeout",
         type=float,
-        default=60.0,
+        default=OPTIONS["--ranks-timeout"],
         metavar="SECONDS",
         help="that a test may take before the job is ended, 0 for no limit [default: 60]",
     )
@@ -48,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     other_plugins.add_markers(config)
     if config.getoption("--ranks") < 1:
         raise pytest.UsageError("--ranks: give a number of ranks, at least 1")
-    if config.getoption("--ranks-job") or _is_rank():
+    if config.getoption("--ranks-job") or _is_rank(config):
         from mpistrat.testing.rank import join
 
         join(config)
@@ -58,17 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RanksJobs(config), "mpistrat-ranks")
 
 
-@pytest.hookimpl(trylast=True, specname="pytest_configure")  # pytest wants its own prefix
-def pytest_restore_stdout(config: pytest.Config) -> None:
-    if (rank := config.pluginmanager.get_plugin("mpistrat-rank")) is not None:
-        rank.restore_stdout()
-
-
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return other_plugins.header(config)
 
 
-def _is_rank() -> bool:
+def _is_rank(config: pytest.Config) -> bool:
     """Return whether a launcher has started this process as one of its ranks."""
     # Importing the table of launchers takes 5 ms, so it comes second. All have a variable with one of these ends.
     if not any(name.endswith(("RANK", "RANKID", "PROCID")) for name in os.environ):
@@ -76,8 +75,11 @@ def _is_rank() -> bool:
     from mpistrat.launch import launch, launchers
 
     started = launch.started_tasks(os.environ)
-    # A shell of Slurm is one task of srun, too.
-    return started is not None and (started.tasks > 1 or started.variable not in launchers.SRUN.size)
+    if started is None or started.tasks > 1:
+        return started is not None
+    # A shell of Slurm is one task of srun, too. And pytest-xdist may share the tests of one rank out.
+    shared = config.getoption("numprocesses", None) or hasattr(config, "workerinput")
+    return started.variable not in launchers.SRUN.size and not shared
 
 
 @pytest.fixture(scope="session")

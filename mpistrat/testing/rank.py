@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def join(config: pytest.Config) -> None:
             "--pdb would stop one rank while the others wait: leave it out, and write breakpoint() in a test under "
             "`if comm.rank == 0:`, with -s and --ranks-timeout 0"
         )
-    if config.getoption("numprocesses", None):
+    if SIZE > 1 and config.getoption("numprocesses", None):
         raise pytest.UsageError("-n: each rank runs all tests. Leave it out, or leave the launcher out")
     address = config.getoption("--ranks-job")
     outside = RankEnd(address, RANK) if address else None
@@ -48,9 +47,10 @@ def join(config: pytest.Config) -> None:
     if (limit := 0.75 * config.getoption("--ranks-timeout")) and limit < RuntimeOptions.hang_seconds.default:
         # The report of a hang that the package itself makes has to come before this one's.
         os.environ.setdefault(RuntimeOptions.hang_seconds.variable, f"{limit:g}")
-    in_step = InStep(config, outside)
+    rank = _Rank(silent=outside is not None or RANK > 0)
+    in_step = InStep(config, outside, rank.leave)
     config.pluginmanager.register(in_step, "mpistrat-in-step")
-    config.pluginmanager.register(_Rank(silent=outside is not None or RANK > 0), "mpistrat-rank")
+    config.pluginmanager.register(rank, "mpistrat-rank")
     if importlib.util.find_spec("hypothesis") is not None:
         from mpistrat.testing.properties import InStepProperties
 
@@ -62,15 +62,21 @@ class _Rank:
 
     def __init__(self, *, silent: bool):
         self._silent = silent
-        self._stdout = sys.stdout
-        if silent:
-            # The terminal reporter, made between this and `restore_stdout`, takes what is standard output now.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        self._apart = False
 
-    def restore_stdout(self) -> None:
-        """Let tests print, once the terminal reporter is made."""
-        if self._silent:
-            sys.stdout = self._stdout
+    @pytest.hookimpl(tryfirst=True)  # before the terminal reporter writes its first line
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if self._silent and session.config.pluginmanager.hasplugin("terminalreporter"):
+            writer = session.config.get_terminal_writer()
+            self._writer, self._file = writer, writer._file
+            writer._file = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+
+    def leave(self) -> None:
+        """Let this process report its tests: they are not in step with those of other ranks."""
+        if self._silent and hasattr(self, "_writer"):
+            self._writer._file.close()
+            self._writer._file = self._file
+        self._silent, self._apart = False, True
 
     def pytest_report_header(self) -> str:
         return f"ranks: {SIZE}, {launch.library_name(MPI.Get_library_version())}"
@@ -97,11 +103,10 @@ class _Rank:
             session.exitstatus = pytest.ExitCode.OK  # the session outside knows what has failed
 
     @pytest.fixture
-    def tmp_path(
-        self, comm: MPI.Comm, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-    ) -> Path:
-        """Make an empty directory, the same on every rank."""
-        path = None
-        if comm.rank == 0:
+    def tmp_path(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Make an empty directory, the same on every rank of a test that asks for ranks."""
+        alone = self._apart or not asked.needs_ranks(request.node)
+        path = Path()
+        if alone or RANK == 0:
             path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
-        return comm.bcast(path)
+        return path if alone else Path(request.getfixturevalue("comm").bcast(path))

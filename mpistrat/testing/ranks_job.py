@@ -58,8 +58,8 @@ class RanksJob:
         )
 
     def runs(self) -> bool:
-        """Return whether no rank has ended."""
-        return not self._ended and self._process.poll() is None
+        """Return whether no rank has ended. Between two tests a rank sends only why it ends the job."""
+        return not self._ended and self._process.poll() is None and not connection.wait([*self._channels], 0)
 
     def wait_for_start(self, seconds: float) -> None:
         """Wait until the ranks have collected their tests. Raise JobEndError if they do not in time."""
@@ -101,7 +101,7 @@ class RanksJob:
                     continue
                 if kind == "says":
                     self._said[self._channels[channel]] = content
-                else:
+                elif not self._said:  # else the test may still end, but too late
                     yield kind, content
             if not ready and (self._process.poll() is not None or time.monotonic() > deadline):
                 return

@@ -47,6 +47,8 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.get_closest_marker("ranks") is None and item.config.pluginmanager.hasplugin("mpistrat-rank"):
+            item.add_marker("ranks")  # a test without fixtures, too: all ranks run it alike
         for mark in item.iter_markers("ranks"):
             least, most = mark.kwargs.get("min", SIZES[0]), mark.kwargs.get("max", SIZES[-1])
             if mark.args or most > SIZES[-1] or least > SIZES[-1]:

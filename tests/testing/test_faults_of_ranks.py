@@ -49,7 +49,7 @@ FAULTS = {
     "endless_loop": Fault("while rank == 1: pass  # LINE", "rank 1 of 3: at ", ends=True),
     "long_output": Fault("print('x' * 10_000_000)\nassert rank != 1  # LINE", "failed on rank 1 of 3: assert 1 != 1"),
     "skip": Fault("if rank == 1: pytest.skip('not here')", "skipped on rank 1 of 3", found=False),
-    "xfail": Fault("if rank == 1: pytest.xfail('only here')", "skipped on rank 1 of 3", found=False),
+    "xfail": Fault("if rank == 1: pytest.xfail('only here')", "xfailed on rank 1 of 3", found=False),
     "warning": Fault(
         "warnings.simplefilter('error')\nif rank == 1: warnings.warn('careful')  # LINE",
         "failed on rank 1 of 3: UserWarning: careful",

@@ -133,6 +133,50 @@ def test_skip_on_one_rank_fails(run_suite):
     ended.shows("skipped on rank 1 of 2", "not I")
 
 
+def test_a_suite_without_ranks_is_left_alone(run_suite):
+    ended = run_suite(
+        2,
+        """
+        import os
+        from mpi4py import MPI
+        RANK = MPI.COMM_WORLD.rank
+        def test_skip():
+            if RANK: pytest.skip("rank 0 only")
+        if RANK:
+            def test_of_rank_1(tmp_path): assert tmp_path.exists()
+        """,
+    ).check()
+    assert sorted(counts(ended)) == ["1 passed", "1 passed, 1 skipped"], ended
+
+
+def test_a_test_without_ranks_may_skip_on_one_rank(run_suite):
+    ended = run_suite(
+        2,
+        """
+        from mpi4py import MPI
+        @pytest.mark.skipif(MPI.COMM_WORLD.rank > 0, reason="rank 0 only")
+        def test_alone(tmp_path): pass
+        def test(comm, tmp_path): assert comm.allgather(tmp_path) == [tmp_path] * 2
+        """,
+    ).check()
+    assert counts(ended) == ["2 passed"], ended
+
+
+def test_expected_failure_of_one_rank(run_suite):
+    ended = run_suite(
+        2,
+        """
+        @pytest.mark.xfail
+        def test_call(comm): assert comm.rank == 0
+        @pytest.fixture
+        def resource(comm): assert comm.rank == 0
+        @pytest.mark.xfail
+        def test_setup(resource): pass
+        """,
+    ).check()
+    assert counts(ended) == ["2 xfailed"], ended
+
+
 @mpich
 def test_hang_shows_every_stack(run_suite):
     ended = run_suite(

@@ -120,6 +120,41 @@ def test_options_of_pytest(run_pytest):
     run_pytest(SUITE, "-n2", "--durations=2").shows("1 failed, 7 passed, 1 skipped, 1 xfailed")
 
 
+def test_a_test_that_ends_too_late_fails_and_not_the_next_one(run_pytest):
+    ended = run_pytest(
+        """
+        import time
+        pytestmark = pytest.mark.ranks(2)
+        def test_late(comm): time.sleep(3)
+        def test_next(comm): time.sleep(1)
+        """,
+        "--ranks-timeout=2",
+    )
+    ended.shows("FAILED test_it.py::test_late[ranks2] - ranks 0, 1 of 2: at test_it.py:5", "1 failed, 1 passed")
+
+
+@pytest.mark.full
+def test_a_failure_of_a_teardown_shows_under_xdist(run_pytest):
+    ended = run_pytest(
+        """
+        pytestmark = pytest.mark.ranks(2)
+        @pytest.fixture(scope="class")
+        def ran():
+            yield (ran := [])
+            assert 0 not in ran
+        @pytest.mark.parametrize("i", range(4))
+        class TestA:
+            def test(self, ran, i): ran.append(i)
+        @pytest.mark.parametrize("i", range(4))
+        class TestB:
+            def test(self, i): pass
+        """,
+        *("-n2", "-p", "no:randomly"),
+    )
+    assert ended.status == 1, ended
+    ended.shows("8 passed, 1 error", "ERROR test_it.py::TestA::test[")
+
+
 OTHERS = """
 from mpi4py import MPI
 SIZE = MPI.COMM_WORLD.size
