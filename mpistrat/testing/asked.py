@@ -65,7 +65,13 @@ def size_of(item: pytest.Item, preferred: int) -> int | None:
 
 
 def seconds_of(item: pytest.Item) -> float:
-    """Return the seconds that a test may take: those of ``--ranks-timeout``, or of a marker of pytest-timeout."""
-    mark = item.get_closest_marker("timeout")
-    asked = mark.args[0] if mark is not None and mark.args else 0
-    return max(item.config.getoption("--ranks-timeout") or math.inf, asked)
+    """Return the seconds that a test may take: those of ``--ranks-timeout``, or a longer limit of pytest-timeout."""
+    config = item.config
+    limit = config.getoption("--ranks-timeout") or math.inf
+    if (mark := item.get_closest_marker("timeout")) is not None:
+        other = (*mark.args, mark.kwargs.get("timeout", limit))[0]
+    elif limit == OPTIONS["--ranks-timeout"] and config.pluginmanager.hasplugin("timeout"):
+        other = config.getoption("timeout", None) or config.getini("timeout") or limit
+    else:
+        return limit
+    return max(limit, float(other or math.inf))  # 0 is no limit

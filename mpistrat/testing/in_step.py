@@ -87,20 +87,6 @@ def merge(told: list[Told]) -> Told:
     return summary._replace(text="\n\n".join(texts))
 
 
-class NotCollected(pytest.Item):
-    """A test that some ranks have not collected."""
-
-    def __init__(self, *, told: list[Told], **kwargs: Any):
-        super().__init__(**kwargs)
-        self._told = told
-
-    def runtest(self) -> None:
-        has = [self.nodeid in each.message.splitlines() for each in self._told]
-        without = ", ".join(str(rank) for rank, found in enumerate(has) if not found)
-        errors = merge([each._replace(verdict="errors of the collection") for each in self._told]).text
-        pytest.fail(f"rank {without} of {SIZE} did not collect this test, which others did\n{errors}", pytrace=False)
-
-
 class InStep:
     """All ranks of this run, kept in step by exchanging what each has to say at the same points."""
 
@@ -206,7 +192,7 @@ class InStep:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Give all ranks the same items. Those that some ranks do not have fail."""
+        """Let all ranks have the same tests. Those that some ranks lack are not run."""
         items = {item.nodeid: item for item in session.items}
         mine = Told(message="\n".join(items), text="\n".join(self._collect_errors))
         told = self.exchange("collection", mine)
@@ -215,16 +201,15 @@ class InStep:
             self._config.pluginmanager.unregister(self)
             self._leave()
             return
-        if self._outside is None and any(each.comparable != mine.comparable for each in told):
-            pytest.exit("The ranks did not collect the same tests.\n" + merge(told).text, returncode=2)
-        found = [each.message.splitlines() for each in told]
-        if all(names == found[0] for names in found):
-            return
-        everywhere = set.intersection(*map(set, found))
-        session.items[:] = [
-            items[name] if name in everywhere else NotCollected.from_parent(session, name=name, nodeid=name, told=told)
-            for name in dict.fromkeys(name for names in found for name in names)
-        ]
+        self._found = [each.message.splitlines() for each in told]
+        everywhere = set.intersection(*map(set, self._found))
+        for rank, names in enumerate(self._found):
+            text = "\n".join([told[rank].text, *(name for name in names if name not in everywhere)])
+            told[rank] = Told("collected", text=text)
+        self._collected = merge(told).text
+        if self._outside is None and any(each.comparable != told[RANK].comparable for each in told):
+            pytest.exit("The ranks did not collect the same tests.\n" + self._collected, returncode=2)
+        session.items[:] = [items[name] for name in self._found[0] if name in everywhere]
 
     def _is_asked_for(self, items: list[pytest.Item]) -> bool:
         """Return whether a test or an option of this run is of this plugin."""
@@ -240,7 +225,7 @@ class InStep:
         if self._outside is None:
             return None
         items = {item.nodeid: item for item in session.items}
-        self._tell_outside("ready", list(items))
+        self._tell_outside("ready", (self._found, self._collected))
         following = None
         while (asked := self._outside.receive()) is not None:
             item, announced, following = items[asked[0]], following, items.get(asked[1])

@@ -99,7 +99,8 @@ class RanksJobs:
         except JobEndError as error:
             yield _failure(item, phase, error.title, error.text, start)
         except pytest.fail.Exception as error:  # of pytest-timeout
-            self._jobs.pop(size).end(at_once=True)
+            if size in self._jobs:  # else it fired before the job was started
+                self._jobs.pop(size).end(at_once=True)
             yield _failure(item, phase, str(error), str(error), start)
         except BaseException:
             self._end(at_once=True)
@@ -118,12 +119,15 @@ class RanksJobs:
             files = list(dict.fromkeys(str(item.path) for item in self._items[size]))
             directory = self._config.invocation_params.dir
             shown = self._config.getoption("capture") == "no"
-            job = self._jobs[size] = RanksJob(size, self._arguments(), directory, files, shown=shown)
             try:
+                job = self._jobs[size] = RanksJob(size, self._arguments(), directory, files, shown=shown)
                 job.wait_for_start(max(_START_S, self._config.getoption("--ranks-timeout")) + _LATER_S)
             except JobEndError as error:
                 self._not_started[size] = error
                 raise
+            except OSError as error:
+                self._not_started[size] = JobEndError(f"a job of {size} ranks has not started: {error}", repr(error))
+                raise self._not_started[size] from error
         return job
 
     def _arguments(self) -> list[str]:

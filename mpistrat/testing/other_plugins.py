@@ -6,6 +6,7 @@ Where one of them is installed, its markers are left to it.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     left = _left(node.config)
     if "mpi-pytest" not in left and (mark := node.get_closest_marker("parallel")) is not None:
         given: Any = (*mark.args, *mark.kwargs.values(), _PARALLEL)[0]
-        return Sizes((given,) if isinstance(given, int) else tuple(given))
+        listed = tuple(given) if isinstance(given, Iterable) else (given,)
+        return Sizes(listed) if all(type(each) is int and each > 0 for each in listed) else None
     if "pytest_mpi" not in left and (mark := node.get_closest_marker("mpi")) is not None:
         return Sizes(least=mark.kwargs.get("min_size") or 1)
     return None

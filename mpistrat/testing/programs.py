@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from mpistrat.process.children import running
+
 # A group of its own, not a session: Linux shares cores out between sessions. A rank that waits yields its core only to
 # processes of its own session, and three jobs of three ranks took 52 s as sessions, 44 s as groups.
 OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
@@ -83,5 +85,4 @@ def run_ranks(
     size: int, *arguments: str | Path, limit: float = 120, cwd: Path | None = None, **environ: str
 ) -> EndedProgram:
     """Run this Python with some arguments under ``size`` ranks, to its end or to its limit in seconds."""
-    launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(size)]
-    return run_program([*launcher, *map(str, arguments)], limit, cwd, **environ)
+    return run_program(running("mpistrat", "run", "-n", str(size), *map(str, arguments)), limit, cwd, **environ)

@@ -10,7 +10,10 @@ from typing import Any
 import hypothesis
 import pytest
 
+from mpistrat.testing.asked import needs_ranks
 from mpistrat.testing.in_step import InStep, Told, merge
+
+_PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
 
 
 class InStepProperties:
@@ -18,22 +21,26 @@ class InStepProperties:
 
     def __init__(self, in_step: InStep):
         self._in_step = in_step
-        hypothesis.settings.register_profile(
-            "ranks",
-            hypothesis.settings.default,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink),
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        hypothesis.settings.load_profile("ranks")
 
-    def pytest_itemcollected(self, item: pytest.Item) -> None:
-        test: Any = getattr(item, "obj", None)
-        if hypothesis.is_hypothesis_test(test) and not hasattr(test.hypothesis.inner_test, "in_step"):
-            fixtures = frozenset(getattr(item, "fixturenames", ()))
-            test.hypothesis.inner_test = self._of_all_ranks(test.hypothesis.inner_test, fixtures)
+    @pytest.hookimpl(trylast=True)  # markers may be added until then
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            test: Any = getattr(item, "obj", None)
+            if not hypothesis.is_hypothesis_test(test) or not needs_ranks(item):
+                continue
+            test = getattr(test, "__func__", test)
+            given: hypothesis.settings = test._hypothesis_internal_use_settings
+            test._hypothesis_internal_use_settings = hypothesis.settings(
+                given,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                phases=[each for each in given.phases if each in _PHASES],
+                suppress_health_check=list(hypothesis.HealthCheck),
+            )
+            if not hasattr(test.hypothesis.inner_test, "in_step"):
+                fixtures = frozenset(getattr(item, "fixturenames", ()))
+                test.hypothesis.inner_test = self._of_all_ranks(test.hypothesis.inner_test, fixtures)
 
     def _of_all_ranks(self, test: Callable[..., Any], fixtures: frozenset[str]) -> Callable[..., None]:
         """Return a property test that ends alike on every rank, with the same error at the same place.

@@ -16,7 +16,17 @@ from mpistrat.testing import asked, other_plugins
 from mpistrat.testing.channel import RankEnd
 from mpistrat.testing.in_step import RANK, SIZE, InStep
 
-_LEFT_TO_OTHERS = ("lf", "failedfirst", "newfirst", "stepwise", "xmlpath", "maxfail", "durations")
+_LEFT_TO_OTHERS = (
+    "lf",
+    "failedfirst",
+    "newfirst",
+    "stepwise",
+    "xmlpath",
+    "maxfail",
+    "durations",
+    "pastebin",
+    "report_log",
+)
 
 
 def join(config: pytest.Config) -> None:
@@ -37,7 +47,7 @@ def join(config: pytest.Config) -> None:
     if outside is not None:
         config.args = outside.receive()
     if outside is not None or RANK > 0:
-        config.option.xmlpath = None
+        config.option.xmlpath, config.option.log_file = None, os.devnull  # also where the configuration names a file
         if config.option.basetemp:
             config.option.basetemp = Path(f"{config.option.basetemp}-rank{RANK}-of-{SIZE}")
     if outside is not None:

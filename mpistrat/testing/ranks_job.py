@@ -15,10 +15,12 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from mpistrat.process import children
 from mpistrat.testing.programs import OWN_GROUP
 
 _LAUNCHER_S = 5.0  # for the launcher to end a job, once a rank has ended
 _END_S = 30.0  # for ranks that have nothing left to do
+_LONGEST_FOLDER = 60  # characters: the path of a socket has at most 107
 _MOST_OUTPUT = 20_000  # bytes of the output of a job that are shown
 
 
@@ -36,7 +38,8 @@ class RanksJob:
     def __init__(self, size: int, arguments: list[str], directory: Path, files: list[str], *, shown: bool):
         self._size = size
         self._files = files
-        self._folder = tempfile.TemporaryDirectory(prefix="mpistrat-ranks-", ignore_cleanup_errors=True)
+        short = "/tmp" if len(tempfile.gettempdir()) > _LONGEST_FOLDER else None
+        self._folder = tempfile.TemporaryDirectory("", "mpistrat-ranks-", short, ignore_cleanup_errors=True)
         address = os.path.join(self._folder.name, "socket")
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(address)
@@ -44,12 +47,14 @@ class RanksJob:
         self._channels: dict[Any, int] = {}  # those of ranks that run
         self._ended: list[int] = []  # ranks, the first one first
         self._said: dict[int, tuple[str, str]] = {}
-        self._tests: frozenset[str] = frozenset()
+        self._tests: list[frozenset[str]] = []  # by rank
+        self._collected = ""
         self._output_before = 0  # bytes before this test
         self._output = open(os.path.join(self._folder.name, "output"), "a+b")  # noqa: SIM115 - `end` closes it
-        launcher = [sys.executable, "-m", "mpistrat", "run", "-n", str(size)]
+        # Like this session, the ranks import from the current directory or do not.
+        program = ["-m", "pytest"] if {"", str(directory)} & set(sys.path) else children.words("pytest")
         self._process = subprocess.Popen(
-            [*launcher, "-m", "pytest", *arguments, f"--ranks-job={address}"],
+            children.running("mpistrat", "run", "-n", str(size), *program, *arguments, f"--ranks-job={address}"),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=None if shown else self._output,
@@ -65,15 +70,16 @@ class RanksJob:
         """Wait until the ranks have collected their tests. Raise JobEndError if they do not in time."""
         for kind, content in self._messages(seconds):
             if kind == "ready":
-                self._tests = frozenset(content)
+                tests, self._collected = content
+                self._tests = list(map(frozenset, tests))
                 return
         raise self._error("the collection", seconds)
 
     def run(self, test: str, following: str | None, seconds: float) -> Iterator[tuple[str, Any]]:
         """Run a test, and yield its reports and warnings. Raise JobEndError if the job ends or takes too long."""
-        if test not in self._tests:
-            title = f"the {self._size} ranks did not collect this test, which the session outside did"
-            raise JobEndError(title, title)
+        if without := [rank for rank, tests in enumerate(self._tests) if test not in tests]:
+            title = f"{self._name(*without)} did not collect this test"
+            raise JobEndError(title, f"{title}\n{self._collected}")
         self._output_before = self._output.seek(0, os.SEEK_END)
         for channel in self._channels:
             with contextlib.suppress(OSError):  # a rank that has just ended

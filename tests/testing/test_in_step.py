@@ -225,6 +225,7 @@ def test_property_fails_alike_on_every_rank(run_suite):
         def test_passes(comm, x):
             assert comm.allgather(x) == [x] * comm.size
         """,
+        "--hypothesis-profile=default",
     )
     assert ended.status == 1, ended
     assert counts(ended) == ["1 failed, 1 passed"], ended

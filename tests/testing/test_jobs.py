@@ -1,6 +1,8 @@
 """Tests that ask for ranks where no launcher has started pytest: names, options, and markers of other plugins."""
 
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -126,11 +128,43 @@ def test_a_test_that_ends_too_late_fails_and_not_the_next_one(run_pytest):
         import time
         pytestmark = pytest.mark.ranks(2)
         def test_late(comm): time.sleep(3)
-        def test_next(comm): time.sleep(1)
+        @pytest.mark.timeout(timeout=50)
+        def test_next(comm): time.sleep(3)
         """,
         "--ranks-timeout=2",
     )
     ended.shows("FAILED test_it.py::test_late[ranks2] - ranks 0, 1 of 2: at test_it.py:5", "1 failed, 1 passed")
+
+
+@pytest.mark.full
+def test_a_job_imports_and_writes_nothing_in_the_current_folder(run_alone, tmp_path):
+    (tmp_path / "click.py").write_text("raise ImportError('of the current folder')")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        "import logging, pytest\n"
+        "def test_alone(): logging.warning('said alone')\n"
+        "@pytest.mark.ranks(2)\ndef test(): logging.warning('said by a rank')\n"
+    )
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    pytest_program = Path(sys.executable).with_name("pytest")
+    ended = run_alone(pytest_program, "tests", "--log-file=x.log", cwd=tmp_path, TMPDIR=str(long)).check()
+    ended.shows("2 passed")
+    assert "said alone" in (tmp_path / "x.log").read_text()
+
+
+def test_an_error_of_the_import_in_all_ranks_is_shown(run_pytest):
+    ended = run_pytest(
+        """
+        import sys
+        if "mpi4py" in sys.modules: raise ImportError("no such library")
+        @pytest.mark.ranks(2)
+        def test(): pass
+        @pytest.mark.parallel("threads")
+        def test_of_another_plugin(): pass
+        """
+    )
+    ended.shows("ranks 0, 1 of 2 did not collect this test", "ImportError: no such library", "1 failed, 1 passed")
 
 
 @pytest.mark.full
