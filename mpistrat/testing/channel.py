@@ -1,7 +1,7 @@
-"""What a session of pytest and the ranks of a job that it has started tell each other, by a socket for each rank.
+"""Messages between a pytest session and the ranks of its job, one socket per rank.
 
-A socket tells the session also when its rank ends, at once and in order: the first one is the rank that the job has
-lost.
+The session reads the end of a socket when its rank ends. The first socket that ends is that of the rank which the job
+has lost.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from mpistrat.testing.asked import OPTIONS, needs_ranks, seconds_of
 from mpistrat.testing.channel import RankEnd, error_shown
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-_COLLECTION_S = 300.0  # at least: a file system may be slow in imports
-_OTHERS_S = 2.0  # for the other ranks to show where they stand as well
+_COLLECTION_LIMIT_S = 300.0  # at least: a file system may be slow in imports
+_OTHER_RANKS_REPORT_S = 2.0  # for the other ranks to show where they stand as well
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
@@ -100,7 +100,7 @@ class InStep:
         self._stderr = os.dup(2)  # the real one: pytest captures the other
         self._collect_errors: list[str] = []
         self._in_time = threading.Lock()  # never released after a deadline: the main thread then does no more
-        self._expect("the collection", max(_COLLECTION_S, self._timeout))
+        self._expect("the collection", max(_COLLECTION_LIMIT_S, self._timeout))
         threading.Thread(target=self._watch, name="mpistrat-ranks-timeout", daemon=True).start()
 
     # --- verdicts ----------------------------------------------------------------------------------------
@@ -131,14 +131,14 @@ class InStep:
 
     def _abort(self, title: str, text: str) -> None:
         sys.stdout.flush()
-        self._say(title, text)
+        self._send_reason(title, text)
         time.sleep(1)  # for the launcher to pass it on, and for others that failed as well
         self._comm.Abort(1)
 
-    def _say(self, title: str, text: str) -> None:
+    def _send_reason(self, title: str, text: str) -> None:
         """Show why this rank ends the job."""
         if self._outside is not None:
-            self._outside.send("says", (title, text))
+            self._outside.send("aborts", (title, text))
             return
         # In one piece: no output of another rank comes between.
         rest = f"\n{'=' * 100}\nrank {RANK} of {SIZE}: {title}\n{text.rstrip()}\n{'=' * 100}\n".encode()
@@ -172,8 +172,8 @@ class InStep:
                 if thread == threading.main_thread().ident:
                     last = stack[users[-1]]
                     where = f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name} "
-        self._say(f"{where}after {seconds:g} s", "".join([f"{what}\n", *stacks]))
-        time.sleep(_OTHERS_S)
+        self._send_reason(f"{where}after {seconds:g} s", "".join([f"{what}\n", *stacks]))
+        time.sleep(_OTHER_RANKS_REPORT_S)
         os._exit(1)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -20,8 +20,8 @@ from mpistrat.testing import asked, other_plugins
 if TYPE_CHECKING:
     from mpistrat.testing.ranks_job import JobEndError, RanksJob
 
-_START_S = 300.0  # for imports from a file system that is slow
-_LATER_S = 15.0  # after the limit at which the ranks end themselves
+_START_LIMIT_S = 300.0  # for imports from a file system that is slow
+_GRACE_AFTER_TIMEOUT_S = 15.0  # after the limit at which the ranks end themselves
 
 
 class RanksJobs:
@@ -88,7 +88,7 @@ class RanksJobs:
             if hasattr(self._config, "workerinput"):  # pytest-xdist shares the tests out
                 same = nextitem is not None and asked.size_of(nextitem, self._preferred) == size
                 following = nextitem.nodeid if nextitem is not None and same else None
-            for kind, content in job.run(item.nodeid, following, asked.seconds_of(item) + _LATER_S):
+            for kind, content in job.run(item.nodeid, following, asked.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
                 if kind == "warning":
                     self._warn(item, *content)
                     continue
@@ -121,7 +121,9 @@ class RanksJobs:
             shown = self._config.getoption("capture") == "no"
             try:
                 job = self._jobs[size] = RanksJob(size, self._arguments(), directory, files, shown=shown)
-                job.wait_for_start(max(_START_S, self._config.getoption("--ranks-timeout")) + _LATER_S)
+                job.wait_for_start(
+                    max(_START_LIMIT_S, self._config.getoption("--ranks-timeout")) + _GRACE_AFTER_TIMEOUT_S
+                )
             except JobEndError as error:
                 self._not_started[size] = error
                 raise

@@ -46,7 +46,7 @@ class RanksJob:
         self._server.listen(size)
         self._channels: dict[Any, int] = {}  # those of ranks that run
         self._ended: list[int] = []  # ranks, the first one first
-        self._said: dict[int, tuple[str, str]] = {}
+        self._abort_reasons: dict[int, tuple[str, str]] = {}
         self._tests: list[frozenset[str]] = []  # by rank
         self._collected = ""
         self._output_before = 0  # bytes before this test
@@ -105,9 +105,9 @@ class RanksJob:
                     self._ended.append(self._channels.pop(channel))
                     deadline = min(deadline, time.monotonic() + _LAUNCHER_S)
                     continue
-                if kind == "says":
-                    self._said[self._channels[channel]] = content
-                elif not self._said:  # else the test may still end, but too late
+                if kind == "aborts":
+                    self._abort_reasons[self._channels[channel]] = content
+                elif not self._abort_reasons:  # else the test may still end, but too late
                     yield kind, content
             if not ready and (self._process.poll() is not None or time.monotonic() > deadline):
                 return
@@ -124,7 +124,7 @@ class RanksJob:
         self._output.seek(max(self._output_before, self._output.seek(0, os.SEEK_END) - _MOST_OUTPUT))
         output = self._output.read().decode(errors="replace").strip()
         alike: dict[str, list[int]] = {}
-        for rank, (title, _) in sorted(self._said.items()):
+        for rank, (title, _) in sorted(self._abort_reasons.items()):
             alike.setdefault(title, []).append(rank)
         if alike:  # what one rank says first: the others wait for it
             titles = sorted(alike.items(), key=lambda each: len(each[1]))
@@ -136,7 +136,10 @@ class RanksJob:
             title = f"a job of {self._size} ranks has ended with exit status {status}, in {what}"
         else:
             title = f"{what} has taken longer than {seconds:g} s under {self._size} ranks, which did not react"
-        texts = [title, *(f"\n{self._name(rank)}: {each}\n{text}" for rank, (each, text) in sorted(self._said.items()))]
+        texts = [
+            title,
+            *(f"\n{self._name(rank)}: {each}\n{text}" for rank, (each, text) in sorted(self._abort_reasons.items())),
+        ]
         if output:
             texts.append(f"{' output of the job ':-^80}\n{output}")
         self.end(at_once=True)
