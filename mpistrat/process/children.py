@@ -11,7 +11,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+_PACKAGES = os.path.dirname(os.path.dirname(_HERE))
 _SAFE = 'import sys\nif sys.path[0] == "":\n    del sys.path[0]\n'  # the path has no such entry with PYTHONSAFEPATH
 
 
