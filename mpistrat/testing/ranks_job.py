@@ -46,6 +46,7 @@ class RanksJob:
         self._server.listen(size)
         self._channels: dict[Any, int] = {}  # those of ranks that run
         self._ended: list[int] = []  # ranks, the first one first
+        self._first: list[int] = []  # those that were seen to have ended at once: a launcher kills the others
         self._abort_reasons: dict[int, tuple[str, str]] = {}
         self._tests: list[frozenset[str]] = []  # by rank
         self._collected = ""
@@ -109,6 +110,7 @@ class RanksJob:
                     self._abort_reasons[self._channels[channel]] = content
                 elif not self._abort_reasons:  # else the test may still end, but too late
                     yield kind, content
+            self._first = self._first or self._ended.copy()
             if not ready and (self._process.poll() is not None or time.monotonic() > deadline):
                 return
 
@@ -131,7 +133,8 @@ class RanksJob:
             title = "; ".join(f"{self._name(*ranks)}: {each}" for each, ranks in titles)
         elif self._ended:
             found = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("mpistrat run: ")]
-            title = ": ".join([f"{self._name(self._ended[0])} has ended", *found[:1]])
+            first = sorted(self._first or self._ended)
+            title = ": ".join([f"{self._name(*first)} {'have' if len(first) > 1 else 'has'} ended", *found[:1]])
         elif status is not None:
             title = f"a job of {self._size} ranks has ended with exit status {status}, in {what}"
         else:
