@@ -9,7 +9,16 @@ import pytest
 from mpistrat.testing import other_plugins
 from mpistrat.testing.sizes import Sizes
 
-OPTIONS = {"--ranks": 2, "--ranks-patience": 10.0, "--ranks-timeout": 60.0}  # with their defaults
+#: The options by name: default, unit and help.
+OPTIONS: dict[str, tuple[int | float, str, str]] = {
+    "--ranks": (2, "N", "ranks of tests whose marker gives no number"),
+    "--ranks-patience": (
+        10.0,
+        "SECONDS",
+        "for the other ranks to end a test that failed on one rank, before the job is ended",
+    ),
+    "--ranks-timeout": (60.0, "SECONDS", "that a test may take before the job is ended, 0 for no limit"),
+}
 PARAMETER = "ranks of the job"
 _FIXTURES = ("comm", "rank", "strategy", "mpi_file_name", "mpi_tmp_path", "mpi_tmpdir")
 
@@ -70,7 +79,7 @@ def seconds_of(item: pytest.Item) -> float:
     limit = config.getoption("--ranks-timeout") or math.inf
     if (mark := item.get_closest_marker("timeout")) is not None:
         other = (*mark.args, mark.kwargs.get("timeout", limit))[0]
-    elif limit == OPTIONS["--ranks-timeout"] and config.pluginmanager.hasplugin("timeout"):
+    elif limit == OPTIONS["--ranks-timeout"][0] and config.pluginmanager.hasplugin("timeout"):
         other = config.getoption("timeout", None) or config.getini("timeout") or limit
     else:
         return limit

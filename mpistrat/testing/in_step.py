@@ -38,8 +38,8 @@ _OTHER_RANKS_REPORT_S = 2.0  # for the other ranks to show where they stand as w
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 
-class Told(NamedTuple):
-    """What a rank tells the others: how a test went, its error as a line and as a text, and the line of the error."""
+class Outcome(NamedTuple):
+    """How a test went on a rank: its verdict, its error as a line and as a text, and the place of the error."""
 
     verdict: str = "passed"
     message: str = ""
@@ -48,8 +48,8 @@ class Told(NamedTuple):
     line: int = 0
 
     @classmethod
-    def of(cls, report: pytest.TestReport) -> Told:
-        """Return what a report tells. A traceback of another rank needs its output beside it."""
+    def of(cls, report: pytest.TestReport) -> Outcome:
+        """Return the outcome in a report. The traceback of a rank other than 0 gets its output beside it."""
         expected = hasattr(report, "wasxfail")
         if report.passed:
             return cls("xpassed") if expected else cls()
@@ -72,14 +72,14 @@ class Told(NamedTuple):
         return self.verdict, re.sub("0x[0-9a-f]+", "", self.text)
 
 
-def merge(told: list[Told]) -> Told:
-    """Return what several ranks have told as one, with a text that ranks share only once."""
+def merge(outcomes: list[Outcome]) -> Outcome:
+    """Return the outcomes of all ranks as one. A text that several ranks have is in it once."""
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(outcomes):
         alike.setdefault(each.comparable, []).append(rank)
-    texts, summary = [], Told("failed", "the ranks disagree")
+    texts, summary = [], Outcome("failed", "the ranks disagree")
     for ranks in alike.values():
-        each = told[ranks[0]]
+        each = outcomes[ranks[0]]
         name = f"{each.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
         texts.append(f"{f' {name} ':-^100}\n{each.text}".rstrip())
         if each.verdict.startswith(("failed", "xfailed")) and not summary.path:
@@ -88,7 +88,7 @@ def merge(told: list[Told]) -> Told:
 
 
 class InStep:
-    """All ranks of this run, kept in step by exchanging what each has to say at the same points."""
+    """Keeps all ranks of this run in step: they exchange their outcomes at the same points."""
 
     def __init__(self, config: pytest.Config, outside: RankEnd | None, leave: Callable[[], None]):
         self._config = config
@@ -105,29 +105,29 @@ class InStep:
 
     # --- verdicts ----------------------------------------------------------------------------------------
 
-    def exchange(self, point: str, mine: Told) -> list[Told]:
-        """Return what every rank has to tell, by rank. A rank that did not pass waits for a limited time."""
+    def exchange(self, point: str, own: Outcome) -> list[Outcome]:
+        """Return the outcome of every rank. A rank that did not pass waits for a limited time."""
         with self._in_time:
-            limit = math.inf if mine.verdict in ("passed", "xpassed") else time.monotonic() + self._patience
-        # Most have nothing to tell: one small collective call, and a second one only for those that have.
-        told = b"" if mine == Told() else json.dumps(mine).encode()
-        head = np.array([zlib.crc32(point.encode()), len(told)], np.int64)
+            limit = math.inf if own.verdict in ("passed", "xpassed") else time.monotonic() + self._patience
+        # Most have passed: one small collective call, and a second one only where a rank has more to send.
+        encoded = b"" if own == Outcome() else json.dumps(own).encode()
+        head = np.array([zlib.crc32(point.encode()), len(encoded)], np.int64)
         heads = np.empty((SIZE, 2), np.int64)
         if not _wait(self._comm.Iallgather(head, heads), limit):
             self._abort(
-                f"{mine.verdict}: {mine.message}",
-                f"{point}\n{mine.text}\nThe others did not come so far within {self._patience:g} s: they may wait for "
+                f"{own.verdict}: {own.message}",
+                f"{point}\n{own.text}\nThe others did not come so far within {self._patience:g} s: they may wait for "
                 "this rank.",
             )
         if (heads[:, 0] != heads[0, 0]).any():
-            self._abort(f"{mine.verdict} at {point}", f"{mine.text}\nThe ranks are out of step.")
+            self._abort(f"{own.verdict} at {point}", f"{own.text}\nThe ranks are out of step.")
         counts = heads[:, 1]
         if not counts.any():
-            return [Told()] * SIZE
-        told_by_all = np.empty(counts.sum(), np.uint8)
-        _wait(self._comm.Iallgatherv(np.frombuffer(told, np.uint8), [told_by_all, counts]), math.inf)
-        parts = np.split(told_by_all, np.cumsum(counts)[:-1])
-        return [Told(*json.loads(part.tobytes())) if part.size else Told() for part in parts]
+            return [Outcome()] * SIZE
+        encoded_by_all = np.empty(counts.sum(), np.uint8)
+        _wait(self._comm.Iallgatherv(np.frombuffer(encoded, np.uint8), [encoded_by_all, counts]), math.inf)
+        parts = np.split(encoded_by_all, np.cumsum(counts)[:-1])
+        return [Outcome(*json.loads(part.tobytes())) if part.size else Outcome() for part in parts]
 
     def _abort(self, title: str, text: str) -> None:
         sys.stdout.flush()
@@ -194,27 +194,27 @@ class InStep:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Let all ranks have the same tests. Those that some ranks lack are not run."""
         items = {item.nodeid: item for item in session.items}
-        mine = Told(message="\n".join(items), text="\n".join(self._collect_errors))
-        told = self.exchange("collection", mine)
+        own = Outcome(message="\n".join(items), text="\n".join(self._collect_errors))
+        outcomes = self.exchange("collection", own)
         self._expect("", math.inf)
         if self._outside is None and not self._comm.allreduce(self._is_asked_for(session.items), MPI.LOR):
             self._config.pluginmanager.unregister(self)
             self._leave()
             return
-        self._found = [each.message.splitlines() for each in told]
+        self._found = [each.message.splitlines() for each in outcomes]
         everywhere = set.intersection(*map(set, self._found))
         for rank, names in enumerate(self._found):
-            text = "\n".join([told[rank].text, *(name for name in names if name not in everywhere)])
-            told[rank] = Told("collected", text=text)
-        self._collected = merge(told).text
-        if self._outside is None and any(each.comparable != told[RANK].comparable for each in told):
+            text = "\n".join([outcomes[rank].text, *(name for name in names if name not in everywhere)])
+            outcomes[rank] = Outcome("collected", text=text)
+        self._collected = merge(outcomes).text
+        if self._outside is None and any(each.comparable != outcomes[RANK].comparable for each in outcomes):
             pytest.exit("The ranks did not collect the same tests.\n" + self._collected, returncode=2)
         session.items[:] = [items[name] for name in self._found[0] if name in everywhere]
 
     def _is_asked_for(self, items: list[pytest.Item]) -> bool:
         """Return whether a test or an option of this run is of this plugin."""
         return any(map(needs_ranks, items)) or any(
-            self._config.getoption(name) != default for name, default in OPTIONS.items()
+            self._config.getoption(name) != default for name, (default, *_) in OPTIONS.items()
         )
 
     # --- the run -----------------------------------------------------------------------------------------
@@ -250,13 +250,13 @@ class InStep:
         report = yield
         if report.passed and call.when == "setup":
             return report  # the call follows
-        mine = Told.of(report)
-        if mine.verdict == "skipped" and not needs_ranks(item):
-            mine = Told()  # such a test may run on one rank only
-        told = self.exchange(f"{item.nodeid}, {'teardown' if call.when == 'teardown' else 'call'}", mine)
-        verdicts = {each.verdict for each in told}
-        if len(verdicts) > 1 or (report.failed and len({each.comparable for each in told}) > 1):
-            merged = merge(told)
+        own = Outcome.of(report)
+        if own.verdict == "skipped" and not needs_ranks(item):
+            own = Outcome()  # such a test may run on one rank only
+        outcomes = self.exchange(f"{item.nodeid}, {'teardown' if call.when == 'teardown' else 'call'}", own)
+        verdicts = {each.verdict for each in outcomes}
+        if len(verdicts) > 1 or (report.failed and len({each.comparable for each in outcomes}) > 1):
+            merged = merge(outcomes)
             report.longrepr = error_shown(merged.path, merged.line, merged.message, merged.text)
             if all(verdict.startswith(("xfailed", "xpassed")) for verdict in verdicts):
                 report.outcome = "skipped"
@@ -283,7 +283,7 @@ class InStep:
         # The ranks whose program fails may be ended at once: rank 0 has to have reported before.
         sys.stdout.flush()
         self._expect("the end of the run", self._timeout)
-        self.exchange("the end", Told())
+        self.exchange("the end", Outcome())
 
     def pytest_internalerror(self, excrepr: object) -> None:
         if SIZE > 1:

@@ -20,27 +20,8 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mpistrat", "tests of several MPI ranks")
-    group.addoption(
-        "--ranks",
-        type=int,
-        default=OPTIONS["--ranks"],
-        metavar="N",
-        help="ranks of tests whose marker gives no number [default: 2]",
-    )
-    group.addoption(
-        "--ranks-patience",
-        type=float,
-        default=OPTIONS["--ranks-patience"],
-        metavar="SECONDS",
-        help="for the other ranks to end a test that failed on one rank, before the job is ended [default: 10]",
-    )
-    group.addoption(
-        "--ranks-timeout",
-        type=float,
-        default=OPTIONS["--ranks-timeout"],
-        metavar="SECONDS",
-        help="that a test may take before the job is ended, 0 for no limit [default: 60]",
-    )
+    for name, (default, unit, text) in OPTIONS.items():
+        group.addoption(name, type=type(default), default=default, metavar=unit, help=f"{text} [default: {default:g}]")
     other_plugins.add_options(group)
     group.addoption("--ranks-job", default="", help=argparse.SUPPRESS)
 

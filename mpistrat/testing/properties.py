@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from mpistrat.testing.asked import needs_ranks
-from mpistrat.testing.in_step import InStep, Told, merge
+from mpistrat.testing.in_step import InStep, Outcome, merge
 
 _PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
 
@@ -52,23 +52,23 @@ class InStepProperties:
         def example(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
             drawn = {name: value for name, value in kwargs.items() if name not in fixtures}
-            mine = Told(text=repr(drawn))
-            told = self._in_step.exchange(f"example of {test.__qualname__}", mine)
-            if any(each.comparable != mine.comparable for each in told):
-                raise RuntimeError("The ranks drew different examples:\n" + merge(told).text)
-            mine, rejected = Told(), None
+            own = Outcome(text=repr(drawn))
+            outcomes = self._in_step.exchange(f"example of {test.__qualname__}", own)
+            if any(each.comparable != own.comparable for each in outcomes):
+                raise RuntimeError("The ranks drew different examples:\n" + merge(outcomes).text)
+            own, rejected = Outcome(), None
             try:
                 test(*args, **kwargs)
             except (hypothesis.errors.UnsatisfiedAssumption, hypothesis.errors.StopTest) as error:
-                mine, rejected = Told("rejected"), error
+                own, rejected = Outcome("rejected"), error
             except (Exception, pytest.fail.Exception) as error:
                 message = traceback.format_exception_only(error)[-1].strip()
-                mine = Told("failed", message, "".join(traceback.format_exception(error)))
-            told = self._in_step.exchange(f"end of an example of {test.__qualname__}", mine)
-            if rejected is not None and all(each.verdict == "rejected" for each in told):
+                own = Outcome("failed", message, "".join(traceback.format_exception(error)))
+            outcomes = self._in_step.exchange(f"end of an example of {test.__qualname__}", own)
+            if rejected is not None and all(each.verdict == "rejected" for each in outcomes):
                 raise rejected
-            if any(each.verdict != "passed" for each in told):
-                merged = merge(told)
+            if any(each.verdict != "passed" for each in outcomes):
+                merged = merge(outcomes)
                 raise AssertionError(f"{merged.message}\n{merged.text}")
 
         example.in_step = True  # type: ignore[attr-defined]
