@@ -168,8 +168,13 @@ class CachedInFolder(CombinedSource):
         # Who only reads needs no right to write.
         there = ranks.all_true((self._folder / _RECORD).exists())
         shared = not there and len(writers(ranks, self._folder)) == ranks.size
-        self._opened = _opened(part, self._folder, ranks if shared else Topology.of(ranks.node))
-        if len({*map(str, ranks.all_gather_object(self._opened.identity()))}) > 1:
+        together = ranks if shared else Topology.of(ranks.node)
+
+        def identity() -> dict[str, Any]:
+            self._opened = _opened(part, self._folder, together)
+            return self._opened.identity()
+
+        if len({*map(str, ranks.on_all_ranks(identity))}) > 1:  # another node may refuse its folder
             raise ValueError(f"{self._folder} has another order on each node, of seeds that were drawn; fix: remove it")
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Any:
@@ -188,15 +193,15 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     from mpistrat.data.formats.hdf5 import Hdf5
     from mpistrat.data.sources.files import FileSource
 
+    find = partial(_found, folder, part)
+    file, record, seeds = find() if ranks is None else ranks.on_first(find)
     like: Any = None
 
-    def know() -> None:
+    def describe() -> None:
         nonlocal like
         like = part.plan.element_spec()
 
-    look = partial(_found, folder, part)
-    file, record, seeds = look() if ranks is None else ranks.on_first(look)
-    know() if ranks is None else ranks.on_all_ranks(know)  # it makes a row, which may fail on one rank
+    describe() if ranks is None else ranks.on_all_ranks(describe)  # it makes a row, which may fail on one rank
     leaves, rebuild = nest.flatten(like)
     if not leaves:
         raise TypeError("cache(filename) keeps arrays, but the elements of this dataset have none: call cache()")
@@ -303,16 +308,20 @@ def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None
     with naming_damage(str(path)):
         found = dict(json.loads(path.read_text()))
         known = found if found["version"] == _VERSION else {**wanted, "version": found["version"]}
-        told = [f"{what}: {known[what]}, not {wanted[what]}" for what in _COMPARED if known[what] != wanted[what]]
+        differences = [
+            f"{what}: {known[what]}, not {wanted[what]}" for what in _COMPARED if known[what] != wanted[what]
+        ]
         for file in sorted({*known["files"], *wanted["files"]}):
             then, now = (each["files"].get(file, "absent") for each in (known, wanted))
-            told += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
+            differences += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
         pairs = zip(known["seeds"], part.seeds(), strict=False)
-        told += [f"a seed is {then}, not {now.value}" for then, now in pairs if now.given and then != now.value]
+        differences += [f"a seed is {then}, not {now.value}" for then, now in pairs if now.given and then != now.value]
         file = folder / known["file"]
-    if told:
-        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        raise ValueError(f"{folder} has the cache of another dataset: {told[0]}{more}; fix: remove it, or name another")
+    if differences:
+        more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+        raise ValueError(
+            f"{folder} has the cache of another dataset: {differences[0]}{more}; fix: remove it, or name another"
+        )
     if not file.exists():
         return folder / wanted["file"], wanted, wanted["seeds"]
     return file, None, known["seeds"]

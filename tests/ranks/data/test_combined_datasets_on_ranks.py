@@ -164,5 +164,14 @@ def test_nodes_with_folders_of_their_own_keep_all_rows(comm, tmp_path, monkeypat
         comm.Barrier()
         with pytest.raises(ValueError, match="another order on each node"):
             DistributedDataset(noted([]).cache("kept").batch(5), Topology.of(on))
+        if RANK in (layout.index("0"), layout.index("1")):
+            shutil.rmtree("kept", ignore_errors=True)
+        comm.Barrier()
+        # One node has the rows of another dataset: the others must not wait for it.
+        if layout.index("1") == RANK:
+            list(Dataset.range(5).cache("kept"))
+        comm.Barrier()
+        with pytest.raises((ValueError, RuntimeError), match="another dataset"):
+            DistributedDataset(noted([]).cache("kept").batch(5), Topology.of(on))
     Topology.of(on).free()
     on.Free()
