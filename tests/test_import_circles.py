@@ -4,6 +4,8 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "mpistrat"
 MIXINS_OF_DATASET = [
     *("mpistrat.data.pipeline.chain", "mpistrat.data.from_files"),
@@ -47,6 +49,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
+@pytest.mark.full
 def test_no_circle():
     graph = imports(PACKAGE)
     assert "mpistrat.runtime.topology" in graph["mpistrat.strategy.extended"]

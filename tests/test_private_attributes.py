@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1] / "mpistrat"
 # Of named tuples and of modules of Python: documented, in spite of the underscore.
 DOCUMENTED = {"_asdict", "_fields", "_make", "_replace", "_current_frames", "_exit", "_getframe"}
@@ -48,6 +50,7 @@ def foreign(trees: dict[Path, ast.AST]) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_no_private_attribute_of_another_room():
     assert foreign({path: ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}) == []
 

@@ -356,6 +356,7 @@ def calls_helper(x):
     return helper(x) if x in {"a", "b", "c"} else calls_helper(x)
 
 
+@pytest.mark.full
 def test_fingerprints_are_those_of_another_process(run_alone):
     """Unlike pickles: the order of a set depends on the process."""
     found = {run_alone("-c", PRINT, PYTHONHASHSEED=str(seed)).check().output for seed in (1, 2)}
@@ -415,6 +416,7 @@ def test_one_rank_tries_again_and_has_a_limit(tmp_path):
     assert concurrent.futures.wait(waiting, timeout=0).not_done == set()
 
 
+@pytest.mark.full
 def test_a_line_a_minute_in_a_log(monkeypatch, capsys):
     monkeypatch.delenv("MPISTRAT_PROGRESS", raising=False)
     monkeypatch.setattr(statistics, "_EVERY", 0.02)

@@ -100,6 +100,7 @@ MARKED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("subject", [pytest.param(each, marks=MARKED.get(each, [])) for each in COMPARISONS])
 def test_every_rival_is_measured(run_ranks, tmp_path, subject):
     arguments, expected = COMPARISONS[subject]

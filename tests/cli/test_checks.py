@@ -288,7 +288,7 @@ def test_hosts_shows_what_is_wrong_on_another_rank(run_ranks, tmp_path):
     ended.shows("the ranks, as MPI numbers them", "rank 1: size is 3 according to")
 
 
-@pytest.mark.parametrize("options", [[], ["--no-mpi"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.full), ["--no-mpi"]])
 def test_hosts_of_singletons(options, tmp_path):
     step = {
         "SLURM_PROCID": "0",

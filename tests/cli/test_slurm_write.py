@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mpistrat.cli import commands
 from mpistrat.cli.run import job
+from tests.selection import core
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("array", "container", "cpu", "cpu-mpirun", "elastic", "farm", "gpu", "hetjob", "mpich", "requeue")
@@ -238,9 +239,10 @@ def test_mpi_of_this_python(run_alone):
     found.shows("pmix}" if job.find().family == "openmpi" else "pmi2}")
 
 
-@pytest.mark.parametrize("options", ["", "--mpirun"])
+@pytest.mark.parametrize("options", core(["", "--mpirun"], ""))
 @pytest.mark.parametrize(
-    ("signals", "restarts", "told", "status"), [(2, 0, "requeue 17\n" * 2, 3), (1, 100, "", 3), (0, 0, "", 3)]
+    ("signals", "restarts", "told", "status"),
+    [(2, 0, "requeue 17\n" * 2, 3), pytest.param(1, 100, "", 3, marks=pytest.mark.full), (0, 0, "", 3)],
 )
 def test_farm(options, signals, restarts, told, status):
     """The shell puts the job back at each signal, and ends with the status of the ranks when these have ended."""

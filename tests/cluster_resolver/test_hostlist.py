@@ -151,6 +151,7 @@ def test_generated_lists(case):
     assert expand_hostlist(text) == hosts
 
 
+@pytest.mark.full
 @settings(max_examples=300, deadline=None)
 @pytest.mark.parametrize("expand", [expand_hostlist, expand_counts])
 @given(text=st.text("an19[],- (x", max_size=12))
@@ -213,7 +214,7 @@ TOO_MANY = {
 }
 
 
-@pytest.mark.parametrize("what", core(TOO_MANY, "two ranges", "many ranges", "three factors"))
+@pytest.mark.parametrize("what", core(TOO_MANY, "three factors"))
 def test_hosts_are_limited_in_all(what):
     text = TOO_MANY[what]
     began = time.monotonic()

@@ -31,7 +31,7 @@ def numbers():
     if given := os.environ.get("MPISTRAT_TEST_HOSTILE"):
         first, _, last = given.rpartition("-")
         return [(int(first or 0), int(last))]
-    return [(0, 40), pytest.param(40, 200, marks=pytest.mark.full)]
+    return [(0, 10), pytest.param(10, 40, marks=pytest.mark.full), pytest.param(40, 200, marks=pytest.mark.full)]
 
 
 def can_trace():

@@ -56,6 +56,7 @@ def test_check(run_alone, run_ranks):
     assert "not gpu_direct" not in ended.output, str(ended)
 
 
+@pytest.mark.full
 def test_a_probe_that_hangs(run_alone):
     """Under srun nothing else ends it."""
     hangs = "from mpistrat.cli.check import gpu_probe as p; import time; p._main = lambda: time.sleep(60)"

@@ -62,6 +62,7 @@ def test_a_rank_that_ended_before_it_was_known_is_kept_with_its_job(killed, dire
     assert not os.path.exists(other.stdout.strip())
 
 
+@pytest.mark.full
 def test_a_record_outlives_its_process(killed, directory):
     record = read.read(killed)
     assert not record.lives

@@ -88,6 +88,7 @@ def napping():
         yield lambda: pool.submit(watchdog.main_thread_kept_lock, 0.1)
 
 
+@pytest.mark.full
 @tells_who_had_a_core
 def test_c_code_keeps_the_lock(napping, monkeypatch):
     asleep, sleep = threading.Event(), time.sleep

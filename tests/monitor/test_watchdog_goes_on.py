@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from mpistrat.monitor import stacks
 from mpistrat.monitor.stacks import source_line, source_lines
 
@@ -18,6 +20,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 def test_a_reader_that_does_not_read_is_given_up():
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -122,6 +122,7 @@ def test_options_of_pytest(run_pytest):
     run_pytest(SUITE, "-n2", "--durations=2").shows("1 failed, 7 passed, 1 skipped, 1 xfailed")
 
 
+@pytest.mark.full
 def test_a_test_that_ends_too_late_fails_and_not_the_next_one(run_pytest):
     ended = run_pytest(
         """
@@ -153,6 +154,7 @@ def test_a_job_imports_and_writes_nothing_in_the_current_folder(run_alone, tmp_p
     assert "said alone" in (tmp_path / "x.log").read_text()
 
 
+@pytest.mark.full
 def test_an_error_of_the_import_in_all_ranks_is_shown(run_pytest):
     ended = run_pytest(
         """

@@ -14,6 +14,7 @@ from mpistrat.training.checkpoint import format as checkpoint_format
 from mpistrat.training.checkpoint.format import NewArray, checksum, divided, piece_of
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import NewCheckpoint, write
+from tests.selection import core
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 
@@ -47,6 +48,7 @@ def test_each_byte_has_one_writer(arrays, writers):
         assert large <= total / len(writers) + piece
 
 
+@pytest.mark.full
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=4), st.integers(0, 5), st.data())
 def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, columns, data):
@@ -80,7 +82,7 @@ def test_boxes_written_by_many_are_read_by_any(tmp_path_factory, lengths, column
         np.testing.assert_array_equal(found, whole[low:high, right:])
 
 
-@pytest.mark.parametrize("dtype", ["f4", "S3"])
+@pytest.mark.parametrize("dtype", core(["f4", "S3"], "f4"))
 @pytest.mark.parametrize("chunks", [False, True])
 @settings(max_examples=25)  # of each of the four
 @given(data=st.data())

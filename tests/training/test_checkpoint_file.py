@@ -57,6 +57,7 @@ def test_any_dtype_and_shape(tmp_path, small_pieces, shape):
         assert file["bfloat16"].attrs["dtype"] == b"bfloat16"
 
 
+@pytest.mark.full
 def test_many_arrays(tmp_path):
     """So many that HDF5 does not keep all of its index in its cache."""
     values = {f"layer {i // 100}/{i}": np.full(i % 7 * 100, i) for i in range(1500)}
@@ -151,6 +152,7 @@ def refused_or_right(values, path):
     return "right"
 
 
+@pytest.mark.full
 def test_truncated_anywhere(tmp_path):
     values = {"a": some(), "b": some((30, 50), seed=1)}
     write(values, tmp_path / "whole.h5")

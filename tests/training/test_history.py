@@ -122,6 +122,7 @@ def test_a_history_goes_on(tmp_path):
     assert path.read_text().splitlines()[1:] == [f"{i},{loss}" for i, loss in enumerate(losses)]
 
 
+@pytest.mark.full
 def test_tensorboard_goes_on(tmp_path):
     first, second = (History(tensorboard=tmp_path) for _ in range(2))
     logged(first, [4.0, 3.0])

@@ -82,6 +82,7 @@ def start(tmp_path):
         each.stdout.close()
 
 
+@pytest.mark.full
 def test_the_order_is_known_to_a_process_that_looks_later(start, tmp_path):
     order = EndOrder(tmp_path)
     ranks = [start() for _ in range(6)]
@@ -98,6 +99,7 @@ def test_the_order_is_known_to_a_process_that_looks_later(start, tmp_path):
     assert order.close() == []
 
 
+@pytest.mark.full
 def test_the_file_is_closed_before_a_pipe_that_a_launcher_may_watch(tmp_path):
     ended = subprocess.run([sys.executable, "-c", PAIRS, tmp_path], capture_output=True, text=True, check=True)
     assert ended.stdout == "200 of 200 in order\n"

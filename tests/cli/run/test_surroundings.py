@@ -40,6 +40,7 @@ def shell(tmp_path):
     return shell
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a device of Linux")
 @pytest.mark.parametrize("command", core(COMMANDS, "run", "info"))
 def test_a_full_disk_is_an_error(shell, command):
@@ -56,7 +57,7 @@ def test_a_reader_that_has_ended_is_no_news(shell):
 
 
 @pytest.mark.parametrize("closed", core(["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], ">&-", "<&- >&- 2>&-"))
-@pytest.mark.parametrize("command", ["run", "info"])
+@pytest.mark.parametrize("command", core(["run", "info"], "run"))
 def test_streams_may_be_closed(shell, command, closed):
     ended = shell(COMMANDS[command], closed)
     assert ended.returncode == 0, ended.stderr

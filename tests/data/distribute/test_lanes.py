@@ -20,6 +20,7 @@ from mpistrat.data.rows.blocks import Blocks
 from mpistrat.data.rows.lanes import LaneOrder, Lanes
 from mpistrat.replicas import ReplicaGroup
 from tests.data.distribute.test_state import Files, batches, divided, flat, joined
+from tests.selection import core
 
 MANY = settings(max_examples=40)
 LENGTHS = st.lists(st.integers(0, 50), min_size=1, max_size=60).filter(any)
@@ -262,7 +263,7 @@ def divided_files(dataset, replicas=1, rank=0):
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 1 << 10])
-@pytest.mark.parametrize("name", ["small", "large", "packed"])
+@pytest.mark.parametrize("name", core(["small", "large", "packed"], "small"))
 def test_files_of_lanes_are_read_by_one_rank_each(folder, name, memory, monkeypatch):
     """Rows that fit in memory, that do not, that are large, and that are decoded."""
     opened: list[str] = []
@@ -293,6 +294,7 @@ def test_files_of_lanes_are_read_by_one_rank_each(folder, name, memory, monkeypa
         assert sum(map(len, files)) <= 40 + 3 * (replicas - 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", [64, 256])
 def test_a_shuffle_without_memory_opens_short_files_about_twice(tmp_path, monkeypatch, batch):
     rows = np.arange(1500 * 8 * 9.0).reshape(1500, 8, 9)

@@ -113,7 +113,7 @@ def test_a_rank_cuts_its_rows_where_each_replica_would(n):
             assert found == [range(*piece(n, size, replica)) for replica in range(first, last)]
 
 
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("seed", core([None, 3], 3))
 @pytest.mark.parametrize("kind", ["arrays", "mapped", "files", "generator", "filter"])
 @pytest.mark.parametrize("cut", core(CUTS, (6, 13)), ids=str)
 def test_data_is_cut_as_numpy_splits(replicas, files, kind, cut, seed):
@@ -140,7 +140,7 @@ def test_data_is_cut_as_numpy_splits(replicas, files, kind, cut, seed):
     ("kind", "policy"),
     [("files", "FILE"), *itertools.product(["files", "arrays", "generator"], ["DATA", "OFF", "HINT"])],
 )
-@pytest.mark.parametrize(("size", "batch"), [(6, 13), (8, 8)])
+@pytest.mark.parametrize(("size", "batch"), [(6, 13), pytest.param(8, 8, marks=pytest.mark.full)])
 def test_no_policy_depends_on_the_number_of_ranks(replicas, files, kind, policy, size, batch, prefetch):
     def make(peer, group):
         rows = made(kind, files, 5)
@@ -278,7 +278,7 @@ def of_context(kind, files, seen=None):
 
 
 @pytest.mark.parametrize("kind", ["arrays", "files", "generator"])
-@pytest.mark.parametrize("size", [6, 8])
+@pytest.mark.parametrize("size", core([6, 8], 6))
 def test_each_virtual_replica_has_a_dataset(replicas, files, kind, size):
     kept = {}
     for ranks in (*RANKS, size):
@@ -375,7 +375,7 @@ def test_a_pipeline_for_each_device_on_request(replicas):
 # --- states -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["DATA", "FILE", "OFF", "HINT", "own", "own stream"])
+@pytest.mark.parametrize("policy", core(["DATA", "FILE", "OFF", "HINT", "own", "own stream"], "DATA", "FILE"))
 def test_an_epoch_goes_on_on_another_number_of_ranks(replicas, files, policy):
     def make(peer, group):
         if policy.startswith("own"):

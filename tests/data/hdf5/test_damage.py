@@ -125,6 +125,7 @@ INDEXES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", core(INDEXES, "fixed array"))
 def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     """Rows are right or refused, but for one thing: where no checksum is, a chunk may be said to lie elsewhere."""

@@ -103,7 +103,15 @@ old = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "way", ["two", pytest.param("arrays", marks=old), "programs_first", "programs_last", "forked", "replaced"]
+    "way",
+    [
+        "two",
+        pytest.param("arrays", marks=old),
+        *(
+            pytest.param(way, marks=pytest.mark.full)
+            for way in ("programs_first", "programs_last", "forked", "replaced")
+        ),
+    ],
 )
 def test_handles_of_one_file(way, tmp_path):
     done = subprocess.run(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpistrat.data import AutoShardPolicy, Dataset, DistributedDataset, Options
+from tests.selection import core
 
 ROWS, CHUNK, BATCH = 10**8, 10**5, 128
 LEAST = ROWS // 4  # bytes of the smallest array that would be noticed
@@ -32,7 +33,7 @@ def file(request, tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", core([1, 2], 2))
 @pytest.mark.parametrize("order", ["in order", "shuffled"])
 def test_nothing_has_an_entry_for_each_row(file, replicas, order, size):
     options = Options()

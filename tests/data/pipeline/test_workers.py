@@ -82,6 +82,7 @@ def test_structures(name):
     same(lambda workers: Dataset.range(3).map(MAPS[name], workers=workers), epochs=1)
 
 
+@pytest.mark.full
 def test_rows_of_structures():
     rows = Dataset.from_arrays({"x": np.random.default_rng(0).random((ROWS, 20_000)), "y": np.arange(ROWS)})
     same(lambda workers: rows.map(lambda row: Pair(row["x"] + row["y"], 1), workers=workers).batch(9))
@@ -142,6 +143,7 @@ def test_rows_by_number():
 # --- the processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_processes_start_once_and_end_with_the_dataset():
     dataset = Dataset.range(64).map(lambda x: [time.sleep(0.002), os.getpid()][1], workers=2).batch(64)
     first, second = processes(dataset), processes(dataset)
@@ -153,6 +155,7 @@ def test_processes_start_once_and_end_with_the_dataset():
     wait_until(lambda: not any(map(is_running, first)))
 
 
+@pytest.mark.full
 def test_copies_have_processes_of_their_own():
     dataset = Dataset.range(ROWS).map(lambda x: os.getpid(), workers=1).batch(ROWS)
     first = processes(dataset)
@@ -345,6 +348,7 @@ print(sum(batch.sum() for batch in Dataset.range(10).map(call, workers=2).batch(
 """
 
 
+@pytest.mark.full
 def test_a_program_without_a_guard_and_a_module_beside_it(run_alone, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "program.py").write_text(PROGRAM)

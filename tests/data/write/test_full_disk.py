@@ -67,6 +67,7 @@ def check(folder, limit, errno):
     assert ended.stdout.splitlines() == wanted
 
 
+@pytest.mark.full
 def test_a_limit_on_the_size_of_files(tmp_path):
     (tmp_path / "full").mkdir()
     check(tmp_path, 300_000, 27)
@@ -162,6 +163,7 @@ def test_interrupted_at_any_moment(tmp_path):
     goes_on(INTERRUPTED, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["closes", "begins"])
 def test_interrupted_where_a_thread_might_be_lost(tmp_path, when):
     """The program ends, too: Python waits for the thread."""

@@ -14,6 +14,7 @@ from mpistrat.data.write import growing, shared_file
 from mpistrat.data.write.growing import GrowingHdf5, StepSeries
 from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.shared_file import Box
+from tests.selection import core
 
 
 def series_of(name, shape, chunk):
@@ -32,7 +33,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("flushes", [[5000], [1, 63, 64, 65, 4095, 4096, 4097, 4098, 4160, 8193, 9000]])
-@pytest.mark.parametrize("chunk", [(1, 1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("chunk", core([(1, 1, 3), (1, 2, 3)], (1, 1, 3)))
 def test_indexes_of_several_levels(file, tmp_path, flushes, chunk):
     series = series_of("u", (2, 3), chunk)
     file.create(series)
@@ -125,6 +126,7 @@ def zarr_store(path, version):
     return GrowingZarr3(path, None, 3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, version):
     """Each rename is the last once: all arrays then go on from the same step, the last one that was begun or before."""
@@ -239,6 +241,7 @@ for mode in sys.argv[2:]:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["f.h5", "f.zarr"])
 def test_two_programs_do_not_write_to_one_file(tmp_path, name):
     def second(*modes):

@@ -62,6 +62,7 @@ def same(one, other):
             assert all(np.array_equal(p, q) for p, q in zip(a[name][:], b[name][:], strict=True)), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"compress": "zstd", "chunk": 4}, {"compress": "gzip"}])
 def test_many_files_from_one_and_back(varied, tmp_path, options):
     made = shard([str(varied)], tmp_path / "many", 7, **options)

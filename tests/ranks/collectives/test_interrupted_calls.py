@@ -13,6 +13,7 @@ from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.variables import SyncOnReadVariable
+from tests.selection import core
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -216,7 +217,7 @@ def test_collective_that_an_interrupt_left(function, kind):
 
 
 @pytest.mark.ranks(min=2)
-@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize("size", core([1, 1 << 20], 1 << 20))
 def test_interrupt_before_the_wait(size, monkeypatch):
     """This rank refuses to repeat the call, and the others wait for it until their time is over."""
 

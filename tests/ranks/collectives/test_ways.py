@@ -352,6 +352,7 @@ def test_waiting_for_a_limited_time():
     assert got == SIZE
 
 
+@pytest.mark.full
 @pytest.mark.ranks(min=2, max=2)
 def test_waiting_too_long_ends_the_work(tmp_path):
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())

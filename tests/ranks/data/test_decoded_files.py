@@ -6,6 +6,7 @@ import pytest
 import mpistrat
 from mpistrat.data import AutoShardPolicy, DataFileError, Dataset, DatasetMismatchError, DatasetNotFoundError, Options
 from tests.data.formats import random_files
+from tests.selection import core
 
 netcdf = pytest.importorskip("netCDF4")
 pytest.importorskip("xarray", minversion="2026.1")
@@ -34,9 +35,7 @@ def gathered(strategy, comm, make, policy="DATA"):
 
 
 @pytest.mark.parametrize("kind", ["netcdf", "zarr_store"])
-@pytest.mark.parametrize(
-    "seed", [1, 2, pytest.param(3, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("seed", core([1, 2, 3, 4], 1))
 def test_random_files(strategy, comm, tmp_path, kind, seed):
     read = Dataset.from_netcdf if kind == "netcdf" else Dataset.from_zarr
     for part in range(3):

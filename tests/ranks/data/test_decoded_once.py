@@ -17,6 +17,7 @@ from mpistrat.data.hdf5.reader import _OpenColumn
 from mpistrat.data.rows.lanes import piece
 from mpistrat.memory import made_once
 from mpistrat.memory import node as shared
+from tests.selection import core
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 CHUNK, CHUNKS, WIDE = 512, 41, 32  # rows of 128 bytes, chunks of 64 KiB, the last one short
@@ -109,7 +110,7 @@ def equal(found, wanted):
     return len(found) == len(wanted) and all(map(np.array_equal, found, wanted))
 
 
-@pytest.mark.parametrize("memory", [None, 2 << 20], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("memory", core([None, 2 << 20], 2 << 20), ids=["in order", "shuffled"])
 @pytest.mark.parametrize(("path", "form"), [(form, form) for form in FORMATS], indirect=["path"], ids=[*FORMATS])
 def test_the_node_decodes_each_chunk_once(comm, strategy, decoded, path, form, memory):
     dataset = dataset_of(path, form, memory)

@@ -12,13 +12,14 @@ import pytest
 from mpi4py import MPI
 
 from tests.data.formats import random_tables
+from tests.selection import core
 
 pytest.importorskip("pyarrow")
 FILES = 30  # of each format
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 4, reason="few rows")
 
 
-@pytest.mark.parametrize("form", random_tables.FORMATS)
+@pytest.mark.parametrize("form", core(random_tables.FORMATS, "csv"))
 def test_random_files(comm, tmp_path, form):
     if form == "csv":
         pytest.importorskip("pandas")

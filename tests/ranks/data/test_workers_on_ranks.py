@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.data import AutoShardPolicy, Dataset, Options
+from tests.selection import core
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 ROWS = 30
@@ -40,7 +41,7 @@ def as_lists(batch):
     return [each.tolist() for each in batch] if isinstance(batch, tuple) else batch.tolist()
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", core(DATASETS, "shuffled", "stream"))
 def test_batches_and_states(strategy, name):
     found, expected = (strategy.experimental_distribute_dataset(DATASETS[name](workers)) for workers in (2, None))
     for _ in range(2):
@@ -53,6 +54,7 @@ def test_batches_and_states(strategy, name):
     assert len(begun) == 1
 
 
+@pytest.mark.full
 def test_files(strategy, tmp_path):
     for number in range(4):
         if RANK == 0:

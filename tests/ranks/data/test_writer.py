@@ -16,6 +16,7 @@ import mpistrat
 from mpistrat.data import Block, DataFileError, Dataset, DatasetMismatchError, Writer
 from mpistrat.data.write import writer as writer_module
 from mpistrat.data.write.growing import GrowingHdf5
+from tests.selection import core
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 LAST = SIZE - 1
@@ -99,7 +100,7 @@ def test_file_is_that_of_one_process(tmp_path, suffix, compress, width):
 
 
 @pytest.mark.four_ranks
-@pytest.mark.parametrize("shards", [None, 1, 4, 7])
+@pytest.mark.parametrize("shards", core([None, 1, 4, 7], 4))
 @pytest.mark.parametrize(("width", "compress"), [(5, None), (2500, "gzip"), (2500, "zstd")])
 def test_shards_of_zarr_3(tmp_path, shards, width, compress):
     """zarr reads all flushed steps, also of a second writer whose ranks have other blocks."""

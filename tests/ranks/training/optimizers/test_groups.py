@@ -549,6 +549,7 @@ def test_a_slow_group_stops_no_other():
     np.testing.assert_allclose(v.read_value(), -4 * (weight @ np.arange(1, len(weight) + 1)), rtol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(WORLD.size == 1, reason="needs another group")
 def test_a_group_that_stays_away():
     """The others wait as long as the time limit says, at the exchange and not before."""

@@ -232,6 +232,7 @@ def flat(structure):
     return [(path, each.shape, each.dtype, each.tobytes()) for path, each in zip(paths, leaves, strict=True)]
 
 
+@pytest.mark.full
 @pytest.mark.four_ranks
 @pytest.mark.parametrize("method", ["adam", "own"])
 def test_files_are_those_of_whole_state(method, tmp_path):
