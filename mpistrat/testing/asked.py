@@ -40,6 +40,11 @@ def needs_ranks(item: pytest.Item) -> bool:
     return any(definitions[name][-1].func.__module__.startswith("mpistrat.") for name in definitions.keys() & _FIXTURES)
 
 
+def name_of(item: pytest.Item) -> str:
+    """Return the name of a test on all ranks: its node ID, to which a suite may have added its rank."""
+    return f"{item.parent.nodeid}::{item.name}" if item.parent is not None else item.nodeid
+
+
 def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:
     bounds = {"least": mark.kwargs.get("min", 1), "most": mark.kwargs.get("max", Sizes().most)}
     numbers = [*mark.args, *bounds.values()]
@@ -73,14 +78,35 @@ def size_of(item: pytest.Item, preferred: int) -> int | None:
     return sizes.chosen(preferred)[0]
 
 
+def mark_sizes(config: pytest.Config, items: list[pytest.Item], size: int | None) -> None:
+    """Let ``-m "parallel[3]"`` and ``-m "parallel[match]"`` select tests as under mpi-pytest, if it is not installed.
+
+    ``size`` is None outside of ranks.
+    """
+    if "parallel[" not in config.option.markexpr or config.pluginmanager.hasplugin("mpi-pytest"):
+        return
+    for item in items:
+        sizes = sizes_of(item)
+        if size is None:
+            number = size_of(item, config.getoption("--ranks")) or 1
+        else:
+            number = 1 if sizes is None else size if size in sizes else sizes.chosen(size)[0]
+        for name in (f"parallel[{number}]", *["parallel[match]"] * (number == (size or 1))):
+            config.addinivalue_line("markers", name)
+            item.add_marker(name)
+
+
 def seconds_of(item: pytest.Item) -> float:
-    """Return the seconds that a test may take: those of ``--ranks-timeout``, or a longer limit of pytest-timeout."""
+    """Return the seconds that a test may take: by its marker of pytest-timeout, or by ``--ranks-timeout``.
+
+    A longer limit of pytest-timeout for all tests counts as well.
+    """
     config = item.config
     limit = config.getoption("--ranks-timeout") or math.inf
     if (mark := item.get_closest_marker("timeout")) is not None:
-        other = (*mark.args, mark.kwargs.get("timeout", limit))[0]
-    elif limit == OPTIONS["--ranks-timeout"][0] and config.pluginmanager.hasplugin("timeout"):
+        limit = float((*mark.args, mark.kwargs.get("timeout", limit))[0] or math.inf)
+        return limit + config.getoption("--ranks-patience") + 1  # pytest-timeout comes first, where it can
+    if limit == OPTIONS["--ranks-timeout"][0] and config.pluginmanager.hasplugin("timeout"):
         other = config.getoption("timeout", None) or config.getini("timeout") or limit
-    else:
-        return limit
-    return max(limit, float(other or math.inf))  # 0 is no limit
+        return max(limit, float(other or math.inf))
+    return limit

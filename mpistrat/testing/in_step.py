@@ -29,7 +29,7 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
-from mpistrat.testing.asked import OPTIONS, needs_ranks, seconds_of
+from mpistrat.testing.asked import OPTIONS, name_of, needs_ranks, seconds_of
 from mpistrat.testing.channel import RankEnd, error_shown
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
         verdict = "xfailed" if expected else "failed"
         verdict += f" in {report.when}" * (report.when != "call")
         if crash is None:
-            return cls(verdict, "", text, report.location[0], (report.location[1] or 0) + 1)
+            return cls(verdict, text.partition("\n")[0], text, report.location[0], (report.location[1] or 0) + 1)
         return cls(verdict, crash.message, text, crash.path, crash.lineno)
 
     @property
@@ -78,7 +78,7 @@ def merge(outcomes: list[Outcome]) -> Outcome:
     for rank, each in enumerate(outcomes):
         alike.setdefault(each.comparable, []).append(rank)
     texts, summary = [], Outcome("failed", "the ranks disagree")
-    for ranks in alike.values():
+    for ranks in sorted(alike.values(), key=lambda ranks: outcomes[ranks[0]].verdict.startswith("xfailed")):
         each = outcomes[ranks[0]]
         name = f"{each.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
         texts.append(f"{f' {name} ':-^100}\n{each.text}".rstrip())
@@ -113,14 +113,16 @@ class InStep:
         encoded = b"" if own == Outcome() else json.dumps(own).encode()
         head = np.array([zlib.crc32(point.encode()), len(encoded)], np.int64)
         heads = np.empty((SIZE, 2), np.int64)
+        title, text = f"{own.verdict} at {point}", own.text
+        if limit < math.inf:
+            title, text = f"{own.verdict}: {own.message}", f"{point}\n{own.text}"
         if not _wait(self._comm.Iallgather(head, heads), limit):
             self._abort(
-                f"{own.verdict}: {own.message}",
-                f"{point}\n{own.text}\nThe others did not come so far within {self._patience:g} s: they may wait for "
-                "this rank.",
+                title,
+                f"{text}\nThe others did not come so far within {self._patience:g} s: they may wait for this rank.",
             )
         if (heads[:, 0] != heads[0, 0]).any():
-            self._abort(f"{own.verdict} at {point}", f"{own.text}\nThe ranks are out of step.")
+            self._abort(title, f"{text}\nThe ranks are out of step.")
         counts = heads[:, 1]
         if not counts.any():
             return [Outcome()] * SIZE
@@ -193,7 +195,7 @@ class InStep:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Let all ranks have the same tests. Those that some ranks lack are not run."""
-        items = {item.nodeid: item for item in session.items}
+        items = {name_of(item): item for item in session.items}
         own = Outcome(message="\n".join(items), text="\n".join(self._collect_errors))
         outcomes = self.exchange("collection", own)
         self._expect("", math.inf)
@@ -201,6 +203,8 @@ class InStep:
             self._config.pluginmanager.unregister(self)
             self._leave()
             return
+        if self._outside is None:  # before a crash, after which a launcher ends all: the last line names the test
+            self._config.option.verbose = self._config.option.verbose or 1
         self._found = [each.message.splitlines() for each in outcomes]
         everywhere = set.intersection(*map(set, self._found))
         for rank, names in enumerate(self._found):
@@ -224,7 +228,7 @@ class InStep:
         """Run the tests that the session outside asks for."""
         if self._outside is None:
             return None
-        items = {item.nodeid: item for item in session.items}
+        items = {name_of(item): item for item in session.items}
         self._tell_outside("ready", (self._found, self._collected))
         following = None
         while (asked := self._outside.receive()) is not None:
@@ -253,7 +257,7 @@ class InStep:
         own = Outcome.of(report)
         if own.verdict == "skipped" and not needs_ranks(item):
             own = Outcome()  # such a test may run on one rank only
-        outcomes = self.exchange(f"{item.nodeid}, {'teardown' if call.when == 'teardown' else 'call'}", own)
+        outcomes = self.exchange(f"{name_of(item)}, {'teardown' if call.when == 'teardown' else 'call'}", own)
         verdicts = {each.verdict for each in outcomes}
         if len(verdicts) > 1 or (report.failed and len({each.comparable for each in outcomes}) > 1):
             merged = merge(outcomes)
@@ -285,6 +289,11 @@ class InStep:
         self._expect("the end of the run", self._timeout)
         self.exchange("the end", Outcome())
 
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Show what has ended the run on this rank, unless it has on all."""
+        crash = excinfo.getrepr(chain=False).reprcrash
+        self.exchange("an end of the run", Outcome("ended", excinfo.exconly(), str(crash)))
+
     def pytest_internalerror(self, excrepr: object) -> None:
         if SIZE > 1:
             self._abort("an error of pytest itself", str(excrepr))
@@ -293,11 +302,14 @@ class InStep:
 def _wait(request: MPI.Request, limit: float) -> bool:
     """Wait until a request is complete, and return whether it is before the limit."""
     start = time.monotonic()
-    while not request.Test():
-        now = time.monotonic()
-        if now > limit:
-            return False
-        time.sleep(0 if now - start < 0.002 else 0.001)
+    try:
+        while not request.Test():
+            now = time.monotonic()
+            if now > limit:
+                return False
+            time.sleep(0 if now - start < 0.002 else 0.001)
+    except pytest.fail.Exception:  # pytest-timeout fires once, also in a rank that only waits for a slow one
+        return _wait(request, limit)
     return True
 
 

@@ -45,13 +45,14 @@ class RanksJobs:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         other_plugins.mark_items(config, items, None)
+        asked.mark_sizes(config, items, None)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
             if (size := asked.size_of(item, self._preferred)) is not None:
                 items = self._items.setdefault(size, [])
                 if items:
-                    self._following[items[-1].nodeid] = item.nodeid
+                    self._following[asked.name_of(items[-1])] = asked.name_of(item)
                 items.append(item)
         if self._items and self._config.getoption("usepdb") and not self._config.getoption("collectonly"):
             raise pytest.UsageError(
@@ -66,6 +67,8 @@ class RanksJobs:
         size = asked.size_of(item, self._preferred)
         if size is None:
             return None
+        if self._config.pluginmanager.hasplugin("timeout"):  # the ranks have it, too, and name the one that is late
+            item.ihook.pytest_timeout_cancel_timer(item=item)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(item, size, nextitem):
             item.ihook.pytest_runtest_logreport(report=report)
@@ -84,11 +87,12 @@ class RanksJobs:
         start, phase = time.time(), "call"
         try:
             job = self._job(size)
-            following = self._following.get(item.nodeid)
+            name = asked.name_of(item)
+            following = self._following.get(name)
             if hasattr(self._config, "workerinput"):  # pytest-xdist shares the tests out
                 same = nextitem is not None and asked.size_of(nextitem, self._preferred) == size
-                following = nextitem.nodeid if nextitem is not None and same else None
-            for kind, content in job.run(item.nodeid, following, asked.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
+                following = asked.name_of(nextitem) if nextitem is not None and same else None
+            for kind, content in job.run(name, following, asked.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
                 if kind == "warning":
                     self._warn(item, *content)
                     continue
@@ -98,10 +102,6 @@ class RanksJobs:
                 yield report
         except JobEndError as error:
             yield _failure(item, phase, error.title, error.text, start)
-        except pytest.fail.Exception as error:  # of pytest-timeout
-            if size in self._jobs:  # else it fired before the job was started
-                self._jobs.pop(size).end(at_once=True)
-            yield _failure(item, phase, str(error), str(error), start)
         except BaseException:
             self._end(at_once=True)
             raise

@@ -63,8 +63,7 @@ def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     """Return the numbers of ranks that a marker of another plugin asks for."""
     left = _left(node.config)
     if "mpi-pytest" not in left and (mark := node.get_closest_marker("parallel")) is not None:
-        given: Any = (*mark.args, *mark.kwargs.values(), _PARALLEL)[0]
-        listed = tuple(given) if isinstance(given, Iterable) else (given,)
+        listed = _numbers_of(mark)
         return Sizes(listed) if all(type(each) is int and each > 0 for each in listed) else None
     if "pytest_mpi" not in left and (mark := node.get_closest_marker("mpi")) is not None:
         return Sizes(least=mark.kwargs.get("min_size") or 1)
@@ -76,8 +75,15 @@ def name_of_size(node: pytest.Item | pytest.Collector) -> str:
     if node.get_closest_marker("ranks") is not None:
         return "ranks"
     mark = node.get_closest_marker("parallel")
-    several = mark is not None and any(not isinstance(each, int) for each in (*mark.args, *mark.kwargs.values()))
-    return "nprocs=" if several else ""
+    return "nprocs=" if mark is not None and len(_numbers_of(mark)) > 1 else ""
+
+
+def _numbers_of(mark: pytest.Mark) -> tuple[Any, ...]:
+    """Return the numbers of ranks of a marker of mpi-pytest. Other projects have markers of this name, too."""
+    if mark.kwargs.keys() - {"nprocs"}:
+        return (None,)
+    given: Any = (*mark.args, *mark.kwargs.values(), _PARALLEL)[0]
+    return tuple(given) if isinstance(given, Iterable) else (given,)
 
 
 def mark_items(config: pytest.Config, items: list[pytest.Item], size: int | None) -> None:

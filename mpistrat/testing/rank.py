@@ -100,6 +100,7 @@ class _Rank:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         other_plugins.mark_items(config, items, SIZE)
+        asked.mark_sizes(config, items, SIZE)
         for item in items:
             sizes = asked.sizes_of(item)
             if sizes is not None and SIZE not in sizes:

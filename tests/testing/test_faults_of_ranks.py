@@ -23,6 +23,7 @@ class Fault(NamedTuple):
     shown: str
     ends: bool = False  # the job
     found: bool = True  # whether the line is
+    mark: str = ""
 
 
 # Or with others, which a launcher may kill before the session looks.
@@ -52,6 +53,28 @@ FAULTS = {
         "warnings.simplefilter('error')\nif rank == 1: warnings.warn('careful')  # LINE",
         "failed on rank 1 of 3: UserWarning: careful",
     ),
+    "xfail_strict": Fault(
+        "assert rank == 1", "failed on rank 1 of 3: [XPASS(strict)]", found=False, mark="xfail(strict=True)"
+    ),
+    "timeout": Fault(
+        "if rank == 1: time.sleep(99)  # LINE",
+        "failed on rank 1 of 3: Failed: Timeout",
+        mark="timeout(2, method='signal')",
+    ),
+    "recursion": Fault(
+        "def deeper(): deeper()  # LINE\nif rank == 1: deeper()", "failed on rank 1 of 3: RecursionError"
+    ),
+    "error_of_two_lines": Fault(
+        "if rank == 1: raise ValueError('first\\nsecond \\udc80')  # LINE", "failed on rank 1 of 3: ValueError: first"
+    ),
+    "interrupt": Fault(
+        "if rank == 1: raise KeyboardInterrupt  # LINE", "rank 1 of 3: ended: KeyboardInterrupt", ends=True
+    ),
+    "pytest_exit": Fault(
+        "if rank == 1: pytest.exit('no more')  # LINE", "rank 1 of 3: ended: _pytest.outcomes.Exit: no more", ends=True
+    ),
+    "SIGABRT": Fault("if rank == 1: os.abort()  # LINE\ncomm.Barrier()", ENDED, ends=True),
+    "module_fixture": Fault("", "failed in setup on rank 1 of 3: OSError: no module"),
     "fixture": Fault("", "failed in setup on rank 1 of 3: OSError: no resource"),
     "teardown": Fault("", "failed in teardown on rank 1 of 3: OSError: still in use"),
 }
@@ -63,6 +86,9 @@ def broken_fixture(rank):
 def broken_teardown(rank):
     yield
     if rank == 1: raise OSError("still in use")  # LINE of teardown
+@pytest.fixture(scope="module")
+def broken_module_fixture(rank):
+    if rank == 1: raise OSError("no module")  # LINE of module_fixture
 """
 # Collected by the ranks, each in its way.
 DIFFERENT = {
@@ -78,8 +104,9 @@ def source(*names: str) -> str:
     """The text of a test file with some faults, and tests that pass before and after each of them."""
     text = HEAD + FIXTURES
     for name in names:
-        fixture = f", broken_{name}" if name in ("fixture", "teardown") else ""
+        fixture = f", broken_{name}" if not FAULTS[name].code else ""
         code = textwrap.indent(FAULTS[name].code or "pass", "    ")
+        text += f"@pytest.mark.{FAULTS[name].mark}\n" * bool(FAULTS[name].mark)
         text += f"def test_{name}(comm, rank{fixture}):\n{code}\n"
         text += f"def test_after_{name}(comm):\n    assert comm.allreduce(1) == 3\n"
     return text
@@ -106,7 +133,7 @@ def results(path) -> dict[str, str]:
     }
 
 
-OPTIONS = ("-p", "no:cacheprovider", "--ranks-timeout=6", "--ranks-patience=2", "--junitxml=report.xml", "-q")
+OPTIONS = ("-p", "no:cacheprovider", "--ranks-timeout=6", "--ranks-patience=2", "--junitxml=report.xml")
 
 
 def check(name: str, found: str, text: str, file: str = "test_it.py") -> None:
@@ -163,11 +190,14 @@ def test_faults_under_a_launcher_that_do_not_end_the_job(run_ranks, tmp_path):
         assert found[f"test_after_{name}[ranks3]"] == ""
 
 
-@pytest.mark.parametrize("name", ["assertion_that_others_wait_for", "collective", "os_exit", "SIGSEGV"])
+@pytest.mark.parametrize(
+    "name", ["assertion_that_others_wait_for", "collective", "os_exit", "SIGSEGV", "SIGKILL", "pytest_exit"]
+)
 def test_fault_under_a_launcher_ends_the_job(run_ranks, tmp_path, name):
     text = source(name)
     (tmp_path / "test_it.py").write_text(text)
     ended = run_ranks(3, "-m", "pytest", *OPTIONS, limit=60, cwd=tmp_path)
     assert ended.status not in (0, None), ended
+    ended.shows(f"test_{name}[ranks3] ", "test_it.py")
     if FAULTS[name].found:
         check(name, ended.output.replace("rank 1 was killed", "rank 1 of 3 has ended"), text)

@@ -32,6 +32,10 @@ def test_any(): pass
 def test_alone(): pass
 @pytest.mark.parallel([1, 3])
 def test_parallel(): pass
+@pytest.mark.parallel([3])
+def test_list(): pass
+@pytest.mark.parallel(mode=3)
+def test_of_another_plugin(): pass
 @pytest.mark.mpi(min_size=2)
 def test_mpi(): pass
 """
@@ -48,6 +52,8 @@ def test_names_show_the_number_of_ranks(run_pytest):
         "test_it.py::test_alone",
         "test_it.py::test_parallel[nprocs=1]",
         "test_it.py::test_parallel[nprocs=3]",
+        "test_it.py::test_list",
+        "test_it.py::test_of_another_plugin",
         "test_it.py::test_mpi",
     ]
 
@@ -219,6 +225,8 @@ def test_markers_of_other_plugins(run_pytest, run_ranks, tmp_path):
     if "pytest-mpi" in (ended := run_pytest(OTHERS)).output:
         pytest.skip("pytest-mpi is installed")
     ended.check().shows("10 passed")
+    run_pytest(OTHERS, "-m", "parallel[3]").check().shows("3 passed, 7 deselected")
+    run_ranks(3, "-m", "pytest", "-m", "parallel[match]", cwd=tmp_path).check().shows("4 passed, 5 deselected")
     run_pytest(OTHERS, "--only-mpi").check().shows("2 passed, 8 skipped")
     ended = run_ranks(3, "-m", "pytest", "--with-mpi", cwd=tmp_path).check()
     ended.shows("5 passed, 3 skipped, 1 xfailed")
