@@ -291,7 +291,7 @@ class InStep:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Show what has ended the run on this rank, unless it has on all."""
-        crash = excinfo.getrepr(chain=False).reprcrash
+        crash = excinfo.getrepr(style="native").reprcrash  # the other styles parse each file
         self.exchange("an end of the run", Outcome("ended", excinfo.exconly(), str(crash)))
 
     def pytest_internalerror(self, excrepr: object) -> None:
