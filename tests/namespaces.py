@@ -88,7 +88,7 @@ class Nodes:
     def __enter__(self: Self) -> Self:
         self.directory = Path(tempfile.mkdtemp(prefix=f"mpistrat-{self.name.lower()}-"))
         self._keepers: list[subprocess.Popen[str]] = []
-        self.holders: list[int] = []
+        self._holders: list[int] = []
         self._first = subprocess.Popen(
             [*_UNSHARE, *("env", "--ignore-signal=CHLD", "cat")],  # so the kernel buries adopted processes
             stdin=subprocess.PIPE,
@@ -127,19 +127,19 @@ class Nodes:
     def heal(self, node: int) -> None:
         """Plug it in again, and let the nodes forget that they could not reach each other: they would for seconds."""
         self.shared("ip", "link", "set", f"port{node}", "up")
-        for holder in self.holders:
+        for holder in self._holders:
             self.shared("nsenter", f"--target={holder}", "--net", "ip", "neigh", "flush", "all")
 
     def limit(self, node: int, rate: str) -> None:
         """Give the link of a node a bandwidth in each direction, as ``tc`` takes it."""
         shape = f"root tbf rate {rate} burst {_BURST} limit {_QUEUE}"
         self.shared(*f"tc qdisc replace dev port{node} {shape}".split())
-        there = f"nsenter --target={self.holders[node]} --net"
+        there = f"nsenter --target={self._holders[node]} --net"
         self.shared(*f"{there} tc qdisc replace dev eth0 {shape}".split())
 
     def on(self, node: int) -> list[str]:
         """What a command on a node begins with."""
-        inside = ["nsenter", f"--target={self.holders[node]}", "--net", "--uts", "--ipc", "--mount"]
+        inside = ["nsenter", f"--target={self._holders[node]}", "--net", "--uts", "--ipc", "--mount"]
         return [*self._inside, *inside]
 
     def run_on(
@@ -180,7 +180,7 @@ class Nodes:
         hosts = "".join(f"10.77.0.{i + 1} node{i}\n" for i in range(self.nodes))
         self.write("hosts", f"127.0.0.1 localhost\n{hosts}")
         for i in range(self.nodes):
-            self.holders.append(self._hold(i))
+            self._holders.append(self._hold(i))
 
     def _hold(self, i: int) -> int:
         """Make a node; returns the number, inside, of the process that keeps it."""

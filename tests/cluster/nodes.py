@@ -142,7 +142,7 @@ class Cluster(namespaces.Nodes):
         would notice the end of the program that stands in for ssh.
         """
         running = self.processes()
-        files = [f"/proc/{number}/ns/uts" for number in (self.holders[node], *running)]
+        files = [f"/proc/{number}/ns/uts" for number in (self._holders[node], *running)]
         said = self.shared("sh", "-c", f"for file in {' '.join(files)}; do readlink $file || echo; done")
         own, *others = said.split("\n")
         there = [number for number, found in zip(running, others, strict=False) if found == own]
@@ -155,13 +155,13 @@ class Cluster(namespaces.Nodes):
         """What runs on the nodes: the numbers of processes, as they are inside, and their names."""
         said = self.shared("ps", "-e", "-o", "pid=,comm=")
         found = {int(number): name for number, name in (line.split(None, 1) for line in said.splitlines())}
-        own = {1, *self.holders}
+        own = {1, *self._holders}
         return {number: name for number, name in found.items() if number not in own and name != "ps"}
 
     def _start(self) -> None:
         self.write("ssh", AGENT.format(directory=self.directory))
         self.shared("chmod", "755", f"{self.directory}/ssh")
-        for i, holder in enumerate(self.holders):
+        for i, holder in enumerate(self._holders):
             self.write(f"node{i}", str(holder))
             self.limit(i, self.rate)
 

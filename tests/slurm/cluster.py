@@ -184,7 +184,7 @@ class Cluster(namespaces.Nodes):
         ).stdout.split()
         *processes, network = found
         own = [each.split("/")[2] for each in processes]
-        holder = str(self.holders[node])
+        holder = str(self._holders[node])
         script = f"""
             for number in {" ".join(own)}; do
                 [ "$(readlink /proc/$number/ns/net)" = "{network}" ] && [ $number != {holder} ] && echo $number

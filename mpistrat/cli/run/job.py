@@ -11,8 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +38,6 @@ except OSError:
 print(paths[0] if paths else "")
 print(MPI.Get_library_version())
 """
-# Variables for ranks on other hosts: not those of this host or its shell, nor those that Open MPI forwards itself.
-_FORWARDED = re.compile(r"(?!(HOME|HOSTNAME|PWD|OLDPWD|SHELL|SHLVL|TMPDIR|_|(OMPI|PRTE|PMIX)_.*)$)[A-Za-z_]\w*")
 _SHARED_PER_RANK = 16 << 20  # bytes that Open MPI needs in /dev/shm
 # Each library has its own variable. OpenBLAS reads OMP_NUM_THREADS only if its own is not set.
 _THREADS = (*affinity.THREADS, *(("VECLIB_MAXIMUM_THREADS",) if sys.platform == "darwin" else ()))
@@ -238,32 +236,6 @@ class Job:
     launcher: Launcher
     ranks: int
     survives: bool = False
-    hosts: Mapping[str, int] = field(default_factory=dict)
-
-    def on_hosts(self, hosts: Mapping[str, int], program: Sequence[str], forwarded: Iterable[str]) -> list[str]:
-        """Return the command that starts so many ranks of a program on each host, with variables of this process."""
-        separated = ",".join(f"{host}:{ranks}" for host, ranks in hosts.items())
-        if self.launcher.family != "openmpi":  # it forwards all variables
-            return [*self.command, "-hosts", separated, "-n", str(sum(hosts.values())), *program]
-        variables = (each for name in forwarded if _FORWARDED.fullmatch(name) for each in ("-x", name))
-        return [*self.command, "--host", separated, "-n", str(sum(hosts.values())), *variables, *program]
-
-
-def plan_on_hosts(
-    launcher: Launcher, hosts: Mapping[str, int], program: Sequence[str], machine: Machine, environ: Mapping[str, str]
-) -> Job:
-    """Return the job that starts processes of a program on hosts, so many on each. They are as this machine."""
-    open_mpi, most = launcher.family == "openmpi", max(hosts.values())
-    root = ["--allow-run-as-root"] if machine.root and open_mpi else []
-    arguments = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"] if open_mpi else ["-bind-to", "none"]
-    settings = [
-        *_yielding("OMPI_MCA_mpi_yield_when_idle" if open_mpi else "MPIR_CVAR_POLLS_BEFORE_YIELD", most, machine),
-        *_of_every_job(most, machine, environ),
-    ]
-    settings = [each for each in settings if each.name not in environ]
-    return Job(
-        (launcher.path, *root, *arguments), tuple(program), tuple(settings), launcher, sum(hosts.values()), hosts=hosts
-    )
 
 
 def plan(
@@ -283,7 +255,12 @@ def plan(
     ranks go on when one is lost, which only Open MPI 5 can do.
     """
     arguments, own = _FAMILIES[launcher.family](launcher, ranks, machine, bind)
-    settings = [*own, *_of_every_job(ranks, machine, environ)]
+    settings = [
+        *own,
+        *_threads(ranks, machine.cores, environ),
+        Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where"),
+        Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself"),
+    ]
     if tag or not machine.terminal:
         settings.append(Setting("PYTHONUNBUFFERED", "1", "output comes at once, though ranks see a pipe"))
     return Job(
@@ -294,12 +271,6 @@ def plan(
         ranks,
         survives,
     )
-
-
-def _of_every_job(ranks: int, machine: Machine, environ: Mapping[str, str]) -> Iterator[Setting]:
-    yield from _threads(ranks, machine.cores, environ)
-    yield Setting("PYTHONFAULTHANDLER", "1", "a rank that crashes shows where")
-    yield Setting("UCX_DEBUG_SIGNO", "0", "SIGHUP is left to the program: UCX would take it for itself")
 
 
 def _threads(ranks: int, cores: int, environ: Mapping[str, str]) -> Iterator[Setting]:

@@ -13,12 +13,12 @@ import click
 
 from mpistrat.cli.run import running_job
 from mpistrat.cli.run.elastic import run_elastic
-from mpistrat.cli.run.job import Job, Machine, find, plan, plan_on_hosts
+from mpistrat.cli.run.job import Job, Machine, find, plan
 from mpistrat.cli.run.streams import RANK
 from mpistrat.launch.launch import without_launcher
 from mpistrat.runtime.environment import RuntimeOptions
 
-_WITH_VALUE = ("-n", "-np", "--mpi", "--output", "--elastic", "--restarts", "--min-ranks", "--hosts", "--trace")
+_WITH_VALUE = ("-n", "-np", "--mpi", "--output", "--elastic", "--restarts", "--min-ranks", "--trace")
 
 
 class _PythonLike(click.Command):
@@ -59,7 +59,6 @@ class _PythonLike(click.Command):
 @click.option(
     "--min-ranks", type=click.IntRange(min=1), default=1, help="The fewest ranks of --elastic fewer.  [default: 1]"
 )
-@click.option("--hosts", metavar="HOST:RANKS,...", help="Run --elastic on these hosts, of which some may be lost.")
 @click.option(
     "--standby", is_flag=True, help="Keep the ranks of the next run of --elastic ready, with its imports done."
 )
@@ -80,7 +79,6 @@ def command(
     elastic: str | None,
     restarts: int,
     min_ranks: int,
-    hosts: str | None,
     standby: bool,
     trace: str | None,
     debug: bool,
@@ -118,13 +116,6 @@ def command(
         Path(output).parent.mkdir(parents=True, exist_ok=True)
     if standby and (elastic is None or (program[0] != "-m" and program[0].startswith("-"))):
         raise click.UsageError("--standby needs --elastic, and a program without options of Python", ctx)
-    counts = _counts(hosts, ctx) if hosts is not None else None
-    if counts and (elastic is None or ranks or output or tag or bind or ft or standby):
-        raise click.UsageError(
-            "--hosts needs --elastic, and no -n, --output, --tag, --bind, --ft or --standby: without --elastic, "
-            "start the program by mpirun",
-            ctx,
-        )
     launcher = find(mpi)
     if ft and not launcher.can_survive:
         raise click.UsageError(
@@ -142,19 +133,17 @@ def command(
         environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine.here()
 
-    def job_of(ranks: int, hosts: dict[str, int] | None = None) -> Job:
-        if hosts is not None:
-            return plan_on_hosts(launcher, hosts, [sys.executable, *program], here, environ)
+    def job_of(ranks: int) -> Job:
         return plan(launcher, ranks, [sys.executable, *program], here, environ, bind=bind, tag=tag, survives=ft)
 
-    ranks = sum(counts.values()) if counts else ranks or here.cores
+    ranks = ranks or here.cores
     if dry_run:
-        _show(job_of(ranks, counts))
+        _show(job_of(ranks))
         return
     sys.stdout.flush()
     if elastic is not None:
         again = elastic == "fewer", restarts, min_ranks
-        sys.exit(run_elastic(job_of, ranks, environ, *again, output, counts, tag=tag, standby=standby))
+        sys.exit(run_elastic(job_of, ranks, environ, *again, output, tag=tag, standby=standby))
     sys.exit(running_job.run(job_of(ranks), environ, output, tag=tag).status)
 
 
@@ -173,14 +162,6 @@ def _names_python(argument: str, ctx: click.Context) -> bool:
             ctx,
         )
     return True
-
-
-def _counts(text: str, ctx: click.Context) -> dict[str, int]:
-    """Return the number of ranks of each host in ``a:4,b:4``."""
-    pairs = [each.rpartition(":") for each in text.split(",")]
-    if not all(host and count.isdecimal() and int(count) for host, _, count in pairs):
-        raise click.UsageError(f"--hosts {text}: give hosts with their numbers of ranks, as in node1:4,node2:4", ctx)
-    return {host: int(count) for host, _, count in pairs}
 
 
 def _writable(directory: str) -> str:

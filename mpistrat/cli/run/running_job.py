@@ -19,10 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -200,15 +199,11 @@ def _used() -> set[str]:
 
 
 class JobEnd(NamedTuple):
-    """The exit status of a job, whether a signal to this process ended it, and the rank that was killed, in words.
-
-    ``hosts`` are those that answer at the end of a job on several hosts, each with its number of ranks.
-    """
+    """The exit status of a job, whether a signal to this process ended it, and the rank that was killed, in words."""
 
     status: int
     by_signal: bool
     lost: str
-    hosts: Mapping[str, int] = MappingProxyType({})
 
 
 def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bool = False) -> JobEnd:

@@ -24,7 +24,6 @@ from mpistrat.training.elastic.copies import MemoryCopies
 
 RUN = int(os.environ.get("MPISTRAT_RESTART", "0"))
 ROWS, EPOCHS, BATCH = 41, 3, 7  # 6 steps an epoch, the last of 6 rows: some replicas get none
-REPLICAS = int(os.environ.get("REPLICAS", "4"))
 losses = json.loads(sys.argv[2])
 place, ranks, how = losses[RUN] if len(losses) > RUN else ("nowhere", [], "kill")
 
@@ -53,8 +52,6 @@ def lose(here, rank):
             process = int(pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(process, signal.SIGTERM)
         return
-    if how == "node":
-        lose_node()
     if how == "hang":
         time.sleep(100)
     if how == "stop" or how.startswith("later"):  # the program goes on until the signal comes
@@ -64,22 +61,6 @@ def lose(here, rank):
         subprocess.Popen(["/bin/sh", "-c", signals])
         return
     os.kill(os.getpid(), signal.SIGSEGV if how == "crash" else signal.SIGKILL)
-
-
-def lose_node():
-    """Kill all processes of this node of tests/cluster, after the file by which ``ssh`` finds it."""
-    pathlib.Path(os.environ["NODES"], os.uname().nodename).unlink()
-    mine = []
-    for process in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "ns" / "uts") == os.readlink("/proc/self/ns/uts"):
-                mine.append((int(process.name), (process / "comm").read_text().strip()))
-        except OSError:
-            continue
-    for number, name in mine:
-        if name != "sleep" and number != os.getpid():  # it keeps the node for other tests
-            os.kill(number, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def waiting():
@@ -103,7 +84,7 @@ def next_size():
 
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 lose("start", rank)
-strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=None if how == "no replicas" else REPLICAS)
+strategy = mpistrat.MultiWorkerMirroredStrategy(virtual_replicas=None if how == "no replicas" else 4)
 with strategy.scope():
     weights = mpistrat.Variable(np.linspace(0, 1, 5), name="weights")
     seen = mpistrat.Variable(
