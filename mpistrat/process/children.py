@@ -34,7 +34,7 @@ def _main() -> None:
     if sys.path[0] in (_HERE, os.path.dirname(os.path.realpath(__file__))):
         del sys.path[0]
     # The parent may have found the package in a folder that this process does not know, before another copy of it.
-    known = [folder for folder in sys.path if os.path.isdir(os.path.join(folder, "mpistrat"))]
+    known = [folder for folder in sys.path if os.path.isfile(os.path.join(folder, "mpistrat", "__init__.py"))]
     if not known or known[0] != _PACKAGES:
         sys.path.insert(sys.path.index(known[0]) if known else len(sys.path), _PACKAGES)
     import runpy

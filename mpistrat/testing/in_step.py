@@ -143,7 +143,8 @@ class InStep:
             self._outside.send("aborts", (title, text))
             return
         # In one piece: no output of another rank comes between.
-        rest = f"\n{'=' * 100}\nrank {RANK} of {SIZE}: {title}\n{text.rstrip()}\n{'=' * 100}\n".encode()
+        block = f"\n{'=' * 100}\nrank {RANK} of {SIZE}: {title}\n{text.rstrip()}\n{'=' * 100}\n"
+        rest = block.encode(errors="backslashreplace")
         while rest:
             rest = rest[os.write(self._stderr, rest) :]
 

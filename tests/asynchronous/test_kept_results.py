@@ -356,7 +356,6 @@ def calls_helper(x):
     return helper(x) if x in {"a", "b", "c"} else calls_helper(x)
 
 
-@pytest.mark.full
 def test_fingerprints_are_those_of_another_process(run_alone):
     """Unlike pickles: the order of a set depends on the process."""
     found = {run_alone("-c", PRINT, PYTHONHASHSEED=str(seed)).check().output for seed in (1, 2)}

@@ -67,6 +67,11 @@ FAULTS = {
     "error_of_two_lines": Fault(
         "if rank == 1: raise ValueError('first\\nsecond \\udc80')  # LINE", "failed on rank 1 of 3: ValueError: first"
     ),
+    "unprintable_error_that_others_wait_for": Fault(
+        "if rank == 1: raise OSError('no file \\udc80')  # LINE\ncomm.Barrier()",
+        "rank 1 of 3: failed: OSError: no file",
+        ends=True,
+    ),
     "interrupt": Fault(
         "if rank == 1: raise KeyboardInterrupt  # LINE", "rank 1 of 3: ended: KeyboardInterrupt", ends=True
     ),

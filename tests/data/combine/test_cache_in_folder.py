@@ -289,7 +289,6 @@ list(Dataset.range(20).map(one).cache(sys.argv[1]))
 """
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("at", [3, 19])
 def test_what_a_killed_program_left_is_written_anew(tmp_path, at):
     ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "kept", str(at)], check=False)

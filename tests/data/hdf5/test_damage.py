@@ -6,7 +6,6 @@ import warnings
 import h5py
 import numpy as np
 import pytest
-from selection import core
 
 from mpistrat.data import (
     DataFileError,
@@ -126,7 +125,7 @@ INDEXES = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", core(INDEXES, "fixed array"))
+@pytest.mark.parametrize("kind", INDEXES)
 def test_every_bit_of_an_index_of_chunks(tmp_path, kind):
     """Rows are right or refused, but for one thing: where no checksum is, a chunk may be said to lie elsewhere."""
     signature, storage = INDEXES[kind]

@@ -348,7 +348,6 @@ print(sum(batch.sum() for batch in Dataset.range(10).map(call, workers=2).batch(
 """
 
 
-@pytest.mark.full
 def test_a_program_without_a_guard_and_a_module_beside_it(run_alone, tmp_path):
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "program.py").write_text(PROGRAM)

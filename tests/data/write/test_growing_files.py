@@ -126,7 +126,6 @@ def zarr_store(path, version):
     return GrowingZarr3(path, None, 3)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, version):
     """Each rename is the last once: all arrays then go on from the same step, the last one that was begun or before."""
