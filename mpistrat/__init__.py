@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 from mpistrat import absent
+from mpistrat.launch import launch
 from mpistrat.record import lifetime
 from mpistrat.version import __version__
 
@@ -28,8 +29,8 @@ def _watch(record: FlightRecord) -> None:
     watchdog.watch(record)
 
 
-if "OMPI_MCA_mpi_ft_enable" in os.environ:
-    from mpistrat.process import mpi as _mpi
+if launch.rank_and_size(os.environ) is not None:
+    from mpistrat.process import mpi as _mpi  # a late import: takes 15 ms
 
-    _mpi.end_job_on_early_error()
+    _mpi.end_job_on_error()
 lifetime.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -40,20 +40,26 @@ _shared = False
 _claim: int | None = None
 _pending = False
 _revoked_at_end: list[Any] = []
+_waited_for: Callable[[], bool] = bool
 _start: Callable[[], object] | None = None
 
 
-def arm(rank: int, size: int) -> None:
-    """Install the hooks by which an uncaught error of this rank ends the job."""
-    global _name, _process
+def arm(rank: int, size: int, waited_for: Callable[[], bool], start: Callable[[], object] | None = None) -> None:
+    """Install the hooks by which an uncaught error of this rank ends the job, if others wait for it by then.
+
+    ``start`` starts MPI once the rank has failed, where the others wait in ``MPI_Init``: nothing but MPI can tell
+    them.
+    """
+    global _name, _process, _waited_for, _start
     if _name:
         return
     _process = os.getpid()
     _name = f"rank {rank} of {size}"
+    _waited_for, _start = waited_for, start
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _interactive() or os.getpid() != _process:
+        if not _ends_job():
             previous(kind, error, trace)
             return
         try:
@@ -106,16 +112,6 @@ def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackT
     return [line.replace(private, f"{kind.__qualname__}: ") for line in lines]
 
 
-def arm_early(rank: int, size: int, start: Callable[[], object]) -> None:
-    """As `arm`, for a rank that has not started MPI. ``start`` does, once the rank has failed.
-
-    The others wait in ``MPI_Init``, and nothing but MPI can tell them.
-    """
-    global _start
-    _start = start
-    arm(rank, size)
-
-
 def share(node: Any) -> None:
     """Make ranks of a node that fail together print only one traceback. Collective over ``node``."""
     global _claim, _shared
@@ -162,6 +158,10 @@ def _told(error: BaseException) -> bool:
 def pending() -> bool:
     """Return whether this rank is exiting because of an error."""
     return _pending
+
+
+def _ends_job() -> bool:
+    return not _interactive() and os.getpid() == _process and _waited_for()
 
 
 def _interactive() -> bool:
@@ -249,7 +249,7 @@ def _watch_system_exit() -> None:
         value = stored.__get__(self)
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             status = value if isinstance(value, int) else 0 if value is None else 1
-            if status and not _interactive() and os.getpid() == _process:
+            if status and _ends_job():
                 flush()
                 _abort_at_exit(status)
         return value

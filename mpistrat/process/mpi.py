@@ -67,24 +67,25 @@ def loaded_library() -> str:
 
 
 def end_job_on_error() -> None:
-    """End the job at an uncaught error of this rank, if the program has started MPI itself.
+    """End the job at an uncaught error of this rank from now on, if MPI runs by then, whoever has started it.
 
-    `start` does so, too. Without it a rank that fails earlier would wait in ``MPI_Finalize`` for the others, and these
-    for it. Does not start MPI.
+    Else the rank would wait in ``MPI_Finalize`` for the others, and these for it. Does not start MPI, unless the job
+    survives the loss of ranks: then its launcher would leave the others in ``MPI_Init`` for ever.
     """
+    world = _running_world()
+    numbered = launch.rank_and_size(os.environ) if world is None else (world.rank, world.size)
+    if numbered is None or numbered[1] == 1:
+        return
+    rank, size = numbered
+    if survives_losses():
+        failure.arm(rank, size, lambda: True, start)
+    else:
+        failure.arm(rank, size, lambda: (world := _running_world()) is not None and world.size > 1)
+
+
+def _running_world() -> Any:
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-        failure.arm(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-
-
-def end_job_on_early_error() -> None:
-    """End a job that survives the loss of ranks at an uncaught error of this rank before it starts MPI.
-
-    The launcher leaves the other ranks alone then, and they would wait in ``MPI_Init`` for ever.
-    """
-    numbered = launch.rank_and_size(os.environ)
-    if survives_losses() and numbered is not None and numbered[1] > 1:
-        failure.arm_early(*numbered, start)
+    return MPI.COMM_WORLD if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized() else None
 
 
 def _start() -> None:
@@ -109,7 +110,7 @@ def _start() -> None:
     world = MPI.COMM_WORLD
     _add_rank_to_logs(world.rank, world.size)
     if world.size > 1:
-        failure.arm(world.rank, world.size)
+        end_job_on_error()
         if survives_losses():
             failure.revoke_at_end(world)
 

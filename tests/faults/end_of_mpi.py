@@ -84,6 +84,22 @@ def one_raises():
         strategy.barrier()
 
 
+def one_raises_with_own_mpi():
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        raise ValueError("on purpose")
+    MPI.COMM_WORLD.Barrier()
+
+
+def one_exits_with_own_mpi():
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        sys.exit(7)
+    MPI.COMM_WORLD.Barrier()
+
+
 def one_exits():
     strategy = mpistrat.MultiWorkerMirroredStrategy()
     if strategy.comm.rank == strategy.comm.size - 1:

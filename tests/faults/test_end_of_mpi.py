@@ -24,10 +24,13 @@ def test_program_that_finalizes_mpi_itself(run_ranks):
     assert ended.output.count("finalized: False") == 2
 
 
+@pytest.mark.mpich
+@pytest.mark.parametrize("mpi", ["", "_with_own_mpi"])
 @pytest.mark.parametrize(("name", "status"), [("one_raises", 1), ("one_exits", 7)])
 @pytest.mark.parametrize("n", [2, 3])
-def test_failure_ends_the_job_all_the_same(run_ranks, name, status, n):
-    ended = run_ranks(n, PROGRAM, name)
+def test_failure_ends_the_job_all_the_same(run_ranks, name, status, n, mpi):
+    """Also that of a program which imports the package, and has started MPI itself."""
+    ended = run_ranks(n, PROGRAM, name + mpi)
     assert ended.status == status, str(ended)
     assert ("ValueError: on purpose" in ended.output) == (name == "one_raises")
 
