@@ -96,9 +96,9 @@ def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generato
     [30, 68]
     """
     numbers: Sequence[Any] = seed if isinstance(seed, (list, tuple)) else [seed]
-    if not numbers or not all(isinstance(each, (int, np.integer)) for each in numbers):
+    if not numbers or not all(isinstance(number, (int, np.integer)) for number in numbers):
         raise TypeError(f"seed must be an int or a list of ints, the same on every replica, not {seed!r}")
     if min(numbers) < 0:
         raise ValueError(f"seed must not be negative, not {seed!r}")
-    sequence = np.random.SeedSequence([int(each) for each in numbers], spawn_key=(replica,))
+    sequence = np.random.SeedSequence([int(number) for number in numbers], spawn_key=(replica,))
     return np.random.Generator(np.random.PCG64(sequence))

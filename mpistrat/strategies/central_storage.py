@@ -90,8 +90,8 @@ class _CentralExtended(StrategyExtended):
             return in_update(fn, args, kwargs, group)
         args, kwargs = components(args), components(kwargs)
         given, _ = nest.flatten((args, kwargs))
-        names = tuple(each.name for each in given if isinstance(each, Variable))
-        given += [self.value_container(each) for each in given]
+        names = tuple(value.name for value in given if isinstance(value, Variable))
+        given += [self.value_container(value) for value in given]
         pickled = self.engine.topology.on_first(
             lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn), operation("update", names)
         )
@@ -105,7 +105,7 @@ class _Given(int):
 
 def _packed(result: Any, given: list[Any], fn: Callable[..., Any]) -> bytes:
     """Return a result as bytes: arguments in it, such as the variable, by their place; other variables as arrays."""
-    places = {id(each): _Given(place) for place, each in enumerate(given)}
+    places = {id(value): _Given(place) for place, value in enumerate(given)}
     leaves, rebuild = nest.flatten(result)
     try:
         return pickle.dumps(rebuild([places[id(leaf)] if id(leaf) in places else _plain(leaf) for leaf in leaves]))

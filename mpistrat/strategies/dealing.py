@@ -22,7 +22,7 @@ def parsed_devices(name: str, devices: Sequence[str] | None) -> list[Device] | N
     """Return the argument ``name``, a name for each replica. Raise TypeError for a string, and as `Device.parse`."""
     if isinstance(devices, str):
         raise TypeError(f"{name} must be a list with a name for each replica, not the string {devices!r}")
-    return None if devices is None else [Device.parse(each) for each in devices]
+    return None if devices is None else [Device.parse(device) for device in devices]
 
 
 def require_one_for_each(name: str, devices: Sequence[Device], replicas: ReplicaGroup) -> None:

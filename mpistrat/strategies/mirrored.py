@@ -83,4 +83,4 @@ class MirroredStrategy(Strategy):
             )
         super().__init__(StrategyExtended(self, topology, device, cross_device_ops, replicas=replicas))
         if parsed is not None:
-            self.extended.engine.devices = tuple(str(parsed[each]) for each in replicas.local)
+            self.extended.engine.devices = tuple(str(parsed[replica]) for replica in replicas.local)

@@ -152,7 +152,7 @@ class PlacingExtended(PlacedExtended):
 
 def _on_servers(variables: Sequence[Variable]) -> bool:
     """Return whether these are variables to be asked for, and not those of this parameter server."""
-    return bool(variables) and all(isinstance(each, ServerVariable) for each in variables)
+    return bool(variables) and all(isinstance(variable, ServerVariable) for variable in variables)
 
 
 # --- the strategy of a coordinator ----------------------------------------------

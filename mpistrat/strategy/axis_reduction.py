@@ -52,7 +52,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     with structures.refusals("all_reduce", topology, options.timeout_seconds):
         exact = op in (ReduceOp.SUM, ReduceOp.MEAN) and options.algorithm == "exact"
         exact = exact and accumulator(arrays.to_host(like).dtype, op).kind in "fc"  # integers are not rounded
-        of_each = [] if exact else [_local_parts(op, each, axis) for each in values]
+        of_each = [] if exact else [_local_parts(op, value, axis) for value in values]
     if exact:
         is_mirrored = isinstance(value, Mirrored)
         topology = SingleRankTopology() if is_mirrored else topology
@@ -60,7 +60,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
         whole = _along(values * copies, axis)
         total, count = _exact_parts(topology, op, whole, axis, options.timeout_seconds)
         return sum_of_parts(total, like) if op is ReduceOp.SUM else mean_of_parts(total, count, like)
-    parts: list[Any] = of_each[0] if len(values) == 1 else [PerReplica(each) for each in zip(*of_each, strict=True)]
+    parts: list[Any] = of_each[0] if len(values) == 1 else [*map(PerReplica, zip(*of_each, strict=True))]
     if op in (ReduceOp.SUM, FurtherOp.PROD):
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=like)
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one

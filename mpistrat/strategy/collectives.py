@@ -200,10 +200,10 @@ class Collectives:
         if form is not None:
             structures.agree(topology, "gather", dst, form)
         root = replicas.rank_of(dst)
-        found: list[Any] = [moves.gather(topology, host, axis, root) for host in hosts]
+        gathered: list[Any] = [moves.gather(topology, host, axis, root) for host in hosts]
         if dst not in replicas.local:
             return None
-        return rebuild([from_host(*each) for each in zip(found, leaves, strict=True)])
+        return rebuild([from_host(*pair) for pair in zip(gathered, leaves, strict=True)])
 
     @_collective_call
     def broadcast(self, value: Any, src: int = 0) -> Any:
@@ -246,8 +246,8 @@ class Collectives:
             own = src - replicas.first if src in replicas.local else 0
             leaves = [components_of(leaf, replicas.count)[own] for leaf in leaves]
             hosts = [to_host(leaf) for leaf in leaves]
-        found = moves.broadcast(topology, hosts, form, root=replicas.rank_of(src))
-        return rebuild([from_host(*each) for each in zip(found, leaves, strict=True)])
+        received = moves.broadcast(topology, hosts, form, root=replicas.rank_of(src))
+        return rebuild([from_host(*pair) for pair in zip(received, leaves, strict=True)])
 
     @_collective_call
     def scatter(self, value: Any, axis: int = 0, src: int = 0) -> Any:
@@ -298,8 +298,8 @@ class Collectives:
                 skeleton = rebuild([*range(len(leaves))])
         if not replicas.by_rank:
             return self._scattered(leaves, skeleton, axis, src)
-        found = moves.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
-        return nest.flatten(found.note)[1](found.arrays)
+        scattered = moves.scatter(topology, leaves, axis, replicas.rank_of(src), note=skeleton)
+        return nest.flatten(scattered.note)[1](scattered.arrays)
 
     def _scattered(self, leaves: list[np.ndarray], skeleton: Any, axis: int, src: int) -> Any:
         """Send the arrays whole, and cut out the rows of each replica of this rank."""
@@ -309,7 +309,7 @@ class Collectives:
         skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
         rebuild = nest.flatten(skeleton)[1]
         parts = [
-            rebuild([np.moveaxis(own_rows(each, i, replicas.size), 0, axis) for each in moved]) for i in replicas.local
+            rebuild([np.moveaxis(own_rows(leaf, i, replicas.size), 0, axis) for leaf in moved]) for i in replicas.local
         ]
         return regrouped(parts, always=replicas.is_virtual)
 
@@ -347,9 +347,9 @@ class Collectives:
             dst = None if dst is None else replicas.checked("dst", dst)
         if not replicas.by_rank:
             structures.agree(topology, "gather_object", dst)
-            found = topology.all_gather_object(each_of(value, replicas.count))
-            ranks = [replicas.rank_of(each) for each in range(replicas.size)]
-            objects = [found[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
+            of_ranks = topology.all_gather_object(each_of(value, replicas.count))
+            ranks = [replicas.rank_of(replica) for replica in range(replicas.size)]
+            objects = [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
             return objects if dst is None or dst in replicas.local else None
         if dst is None:
             return topology.all_gather_object(value)

@@ -108,7 +108,7 @@ class StrategyExtended:
         local, meeting = self.engine.replicas.local, self.meeting
         if meeting is None:
             return (ReplicaContext(self._strategy, local[0]),)
-        return tuple(LocalReplicaContext(self._strategy, each, i, meeting) for i, each in enumerate(local))
+        return tuple(LocalReplicaContext(self._strategy, replica, i, meeting) for i, replica in enumerate(local))
 
     _usual_ops: type[CrossDeviceOps] = CollectiveAllReduce
 

@@ -130,8 +130,8 @@ class _Merged:
             stack.append(self._strategy.extended.cross_replica_mode)
             result = self._function(self._strategy, *args, **kwargs)
             results = []
-            for i, each in enumerate(contexts):
-                stack.append(each.mode)
+            for i, replica in enumerate(contexts):
+                stack.append(replica.mode)
                 own = components_but_variables(result)
                 results.append(own if i == 0 else apart(own))
                 stack.pop()

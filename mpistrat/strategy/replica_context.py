@@ -79,25 +79,25 @@ def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
     first = values[0]
     if not any(map(nest.is_nested, values)):
         return _one(values, always)
-    without = [each is None for each in values]
+    without = [value is None for value in values]
     if any(without):
         return None if all(without) else PerReplica(tuple(values))
     leaves, rebuild, form = nest.take_apart(first)
     parts = [leaves]
-    for each in values[1:]:
-        found = nest.take_apart(each)
-        if found.form != form or len(found.leaves) != len(leaves):
+    for value in values[1:]:
+        taken = nest.take_apart(value)
+        if taken.form != form or len(taken.leaves) != len(leaves):
             raise ValueError(
-                f"a replica returns {len(found.leaves)} value(s) {found.form or ''}, and the first one of its rank "
+                f"a replica returns {len(taken.leaves)} value(s) {taken.form or ''}, and the first one of its rank "
                 f"{len(leaves)} {form or ''}: their structures must be equal"
             )
-        parts.append(found.leaves)
+        parts.append(taken.leaves)
     return rebuild([_one(leaf, always) for leaf in zip(*parts, strict=True)])
 
 
 def _one(values: Sequence[Any], always: bool) -> Any:
     first = values[0]
-    if always or not all(each is first for each in values):
+    if always or not all(value is first for value in values):
         return PerReplica(tuple(values))
     return first
 
@@ -323,7 +323,7 @@ class ReplicaContext:
         >>> def fn():
         ...     replica = mpistrat.get_replica_context()
         ...     pending = [replica.experimental_all_reduce_async("MEAN", np.full(3, i)) for i in range(4)]
-        ...     return [int(each.wait()[0]) for each in reversed(pending)]
+        ...     return [int(handle.wait()[0]) for handle in reversed(pending)]
         >>> mpistrat.MultiWorkerMirroredStrategy().run(fn)
         [3, 2, 1, 0]
         """
@@ -344,7 +344,7 @@ class ReplicaContext:
             return made_at_once(engine.topology, rebuild(totals))
 
         def unpack_values(totals: list[Any]) -> Any:
-            return rebuild([from_host(*each) for each in zip(totals, leaves, strict=True)])
+            return rebuild([from_host(*pair) for pair in zip(totals, leaves, strict=True)])
 
         return all_reduce_async(
             engine.topology, op, on_host, merged.bytes_per_pack, merged.timeout_seconds, unpack_values, form
@@ -499,13 +499,13 @@ class GatherOfReplicas:
         form, seconds, described = self._called
         if form is not None:
             structures.agree(self._engine.topology, "all_gather", form, *described, timeout_seconds=seconds)
-        found = []
+        gathered = []
         for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
             whole = parts[0]
             if len(parts) > 1:  # with a dtype, or it is in native order on ranks that join
                 whole = from_host(np.concatenate(parts, axis, dtype=whole.dtype), like)
-            found.append(self._engine.ops.gathered(whole, axis, seconds))
-        return [self._rebuild(own_copies(found, i)) for i in range(len(self._given))]
+            gathered.append(self._engine.ops.gathered(whole, axis, seconds))
+        return [self._rebuild(own_copies(gathered, i)) for i in range(len(self._given))]
 
 
 def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -515,8 +515,8 @@ def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: Com
         return engine.ops.gathered(values[0], axis, seconds)
     call = GatherOfReplicas(engine)
     with structures.refusals("all_gather", engine.topology, seconds):
-        for each in values:
-            call.give((each, axis, seconds))
+        for value in values:
+            call.give((value, axis, seconds))
     return call.make()[0]
 
 

@@ -157,7 +157,7 @@ class Strategy(Collectives, FormerNames):
             return random_stream(seed, before + replica.replica_id_in_sync_group)
         if self._extended.meeting is None and not replicas.is_virtual:
             return random_stream(seed, before + replicas.first)
-        return PerReplica([random_stream(seed, each) for each in replicas.local])
+        return PerReplica([random_stream(seed, replica) for replica in replicas.local])
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""
@@ -291,7 +291,7 @@ class Strategy(Collectives, FormerNames):
         >>> strategy = mpistrat.MultiWorkerMirroredStrategy()
         >>> for _ in range(3):
         ...     _ = strategy.run(lambda: sum(range(1000)))
-        >>> [each.slow for each in strategy.experimental_statistics()] == [False] * strategy.num_replicas_in_sync
+        >>> [replica.slow for replica in strategy.experimental_statistics()] == [False] * strategy.num_replicas_in_sync
         True
         """
         return stragglers.of_all(self._extended.engine.topology)
@@ -316,7 +316,7 @@ class Strategy(Collectives, FormerNames):
         """Return a PerReplica value whose component for each replica is ``value_fn(ValueContext)``."""
         context.require_cross_replica(self, "experimental_distribute_values_from_function", "call it before run")
         replicas = self._extended.engine.replicas
-        return PerReplica([value_fn(ValueContext(each, replicas.size)) for each in replicas.local])
+        return PerReplica([value_fn(ValueContext(replica, replicas.size)) for replica in replicas.local])
 
     def group(self, value: Any, name: str | None = None) -> None:
         """Do nothing: calls compute their results at once. Kept for code written for ``tf.distribute``."""

@@ -149,7 +149,7 @@ class BatchNormalization:
     ...     dx, gradients = layer.backward(np.ones_like(y))  # of the sum of y
     ...     return y.round(3), gradients
     >>> y, gradients = strategy.run(step, args=(np.array([[1.0], [3.0]], np.float32),))
-    >>> y.tolist(), [each.tolist() for each in gradients]
+    >>> y.tolist(), [gradient.tolist() for gradient in gradients]
     ([[-1.0], [1.0]], [[0.0], [2.0]])
 
     Notes
@@ -186,7 +186,7 @@ class BatchNormalization:
     @property
     def trainable_variables(self) -> list[Variable]:
         """``gamma`` and ``beta``, as far as there are."""
-        return [each for each in (self.gamma, self.beta) if each is not None]
+        return [variable for variable in (self.gamma, self.beta) if variable is not None]
 
     @property
     def variables(self) -> list[Variable]:
@@ -285,13 +285,13 @@ class BatchNormalization:
             raise ValueError(f"{self.name}: the output has the shape {normalized.shape}, and the gradient {wide.shape}")
         axes = self._axes(wide)
         parts = [wide.sum(axes, dtype=np.float64), (wide * normalized).sum(axes, dtype=np.float64)]
-        by_kind = [each.astype(self._dtype) for each in parts[::-1]]  # by gamma, by beta
+        by_kind = [part.astype(self._dtype) for part in parts[::-1]]  # by gamma, by beta
         has = (self.gamma is not None, self.beta is not None)
-        own = [each for each, is_there in zip(by_kind, has, strict=True) if is_there]
+        own = [gradient for gradient, is_there in zip(by_kind, has, strict=True) if is_there]
         total = parts
         if self.synchronized and context.current().replica_context is not None:
             total = _summed(parts).reshape(2, -1)
-        mean, along = (self._along(wide, each / max(count, 1.0)) for each in total)
+        mean, along = (self._along(wide, sums / max(count, 1.0)) for sums in total)
         dx = inverse * (wide - mean - normalized * along)
         if self.gamma is not None:
             dx = dx * self._along(wide, self.gamma.read_value())

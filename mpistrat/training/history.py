@@ -218,7 +218,8 @@ class History:
         self.rows.append(row)
         if self._monitor not in row:
             return False
-        value, best = (each[self._monitor] * (1 if self._mode == "min" else -1) for each in (row, self.best or row))
+        sign = 1 if self._mode == "min" else -1
+        value, best = (metrics[self._monitor] * sign for metrics in (row, self.best or row))
         if not math.isnan(value) and (self.best is None or value < best):
             self.best, self._waited = row, 0
             return True
@@ -248,7 +249,7 @@ class History:
         """Append a line. Write the file anew at the first line, and if there is a new column."""
         assert self._csv is not None
         if not self._columns or not row.keys() <= set(self._columns):
-            self._columns = list(dict.fromkeys(name for each in (*self.rows, row) for name in each))
+            self._columns = list(dict.fromkeys(name for metrics in (*self.rows, row) for name in metrics))
             self._csv.parent.mkdir(parents=True, exist_ok=True)
             with appearing(self._csv, replace=True) as path, open(path, "w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns, lineterminator="\n")
@@ -305,7 +306,7 @@ class History:
         for row in self.rows[-_MOST_SHOWN:]:
             cells = (f"{_text(row[name])}" if name in row else "" for name in names)
             cell = "b" if row is self.best else "span"
-            table += f"<tr>{''.join(f'<td><{cell}>{each}</{cell}></td>' for each in cells)}</tr>"
+            table += f"<tr>{''.join(f'<td><{cell}>{text}</{cell}></td>' for text in cells)}</tr>"
         more = len(self.rows) - _MOST_SHOWN
         caption = f"History{f', without the first {more} rows' if more > 0 else ''}"
         return f"<table><caption><b>{caption}</b></caption><tbody>{table}</tbody></table>"

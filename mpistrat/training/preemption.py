@@ -407,7 +407,7 @@ class PreemptionCheckpointHandler:
         if self._topology.all_true(own is None):
             return False
         of_ranks = self._topology.all_gather_object(own and tuple(own))
-        self._notices = {rank: Notice(*each) for rank, each in enumerate(of_ranks) if each is not None}
+        self._notices = {rank: Notice(*fields) for rank, fields in enumerate(of_ranks) if fields is not None}
         return True
 
     def _own_notice(self) -> Notice | None:
@@ -463,7 +463,7 @@ class PreemptionCheckpointHandler:
 def _see_that_it_is_writable(directory: Path) -> None:
     """Raise OSError unless the directory can be written or created: now, not after hours of work."""
     try:
-        there = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+        there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
         if not there.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(there, os.W_OK | os.X_OK):

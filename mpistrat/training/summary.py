@@ -208,8 +208,8 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
         images = np.clip(images, 0.0, 1.0)
 
     def add(file: Any, at: int) -> None:
-        for i, each in enumerate(images[:max_outputs]):
-            file.add_image(f"{name}/{i}" if i else name, each, at, dataformats="HWC")
+        for i, picture in enumerate(images[:max_outputs]):
+            file.add_image(f"{name}/{i}" if i else name, picture, at, dataformats="HWC")
 
     return _record(name, step, add)
 

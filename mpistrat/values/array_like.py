@@ -118,10 +118,10 @@ class ArrayLike(_Operators):
         plain = [x._read() if isinstance(x, ArrayLike) else x for x in inputs]
         out = kwargs.get("out", ())
         if method == "at" or out:
-            for i, each in enumerate(plain[method == "at" :], method == "at"):
-                arrays.refuse_masked(each)  # an in-place result would lose the mask
-                if hasattr(each, "__array__") and not isinstance(each, (np.ndarray, np.generic)):
-                    plain[i] = arrays.numpy_or_cupy(each)
+            for i, operand in enumerate(plain[method == "at" :], method == "at"):
+                arrays.refuse_masked(operand)  # an in-place result would lose the mask
+                if hasattr(operand, "__array__") and not isinstance(operand, (np.ndarray, np.generic)):
+                    plain[i] = arrays.numpy_or_cupy(operand)
         if method == "at":
             return self._at(ufunc, inputs[0], plain)
         if not _ON_HOST.issuperset(map(type, plain)):

@@ -125,7 +125,7 @@ class DistributedValues:
         return self._components
 
     def __repr__(self) -> str:
-        components = ",\n".join(f"  {i}: {each!r}" for i, each in enumerate(self._components))
+        components = ",\n".join(f"  {i}: {value!r}" for i, value in enumerate(self._components))
         return f"{type(self).__name__}:{{\n{components}\n}}"
 
 
@@ -376,14 +376,14 @@ class ReduceOp(enum.Enum):
         if type(op) is ReduceOp:
             return op
         if isinstance(op, str):
-            found = OPS.get(op) or OPS.get(op.upper())
-            if found is None:
+            known = OPS.get(op) or OPS.get(op.upper())
+            if known is None:
                 raise ValueError(f"{op!r} is not a reduction: use {_NAMES}")
-            return found
+            return known
         if isinstance(op, VariableAggregation):
             return ReduceOp.from_variable_aggregation(op)
         raise TypeError(f"a reduction is a ReduceOp, {_NAMES}, not {op!r}")
 
 
 # The reductions by themselves and by name, for callers that cannot afford a call of `ReduceOp.parse`.
-OPS: dict[object, ReduceOp] = {each: op for op in ReduceOp for each in (op, op.name)}
+OPS: dict[object, ReduceOp] = {name: op for op in ReduceOp for name in (op, op.name)}

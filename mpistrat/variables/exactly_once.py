@@ -72,7 +72,7 @@ class PreparedWrites:
             return
         writes = self._waiting[number] = []
         try:
-            writes += [self._checked(each, letter.source) for each in unpack_writes(letter.body)]
+            writes += [self._checked(write, letter.source) for write in unpack_writes(letter.body)]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the function raises it, and the coordinator says abort
@@ -126,7 +126,7 @@ class KeptWrites:
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
         """Return the replies to requests: of the parameter servers, or for own writes."""
         with self._lock:
-            written = {each.key for kept in self._writes for each in kept.variables}
+            written = {variable.key for kept in self._writes for variable in kept.variables}
             replies: list[Any] = [None] * len(requests)
             others = []
             for i, (_, kind, (key, *head), value) in enumerate(requests):
@@ -151,7 +151,7 @@ class KeptWrites:
             for (variable, function, args, kwargs), sent in zip(updates, functions, strict=True):
                 packed, references = pack((args, kwargs), copy=True)
                 leaves, _ = nest.flatten((args, kwargs))
-                others = (each for each in leaves if isinstance(each, ServerVariable))
+                others = (leaf for leaf in leaves if isinstance(leaf, ServerVariable))
                 variables = (known(variable.key), *others)
                 write = Write(variable.key, None, sent.digest, packed)
                 self._keep(_Kept(write, variables, function, (references, sent)))
@@ -164,7 +164,7 @@ class KeptWrites:
         """Return the copy of a variable, after the writes that matter for it."""
         needed, due = {key}, []
         for kept in reversed(self._missing):
-            keys = {each.key for each in kept.variables}
+            keys = {variable.key for variable in kept.variables}
             if keys & needed:
                 needed |= keys
                 due.append(kept)
@@ -175,10 +175,10 @@ class KeptWrites:
 
     def _apply(self, kept: _Kept) -> None:
         """Apply a write to the copies."""
-        for each in kept.variables:
-            if not self._copies.holds(each.key):
-                (value,) = self._servers.ask_now([(each.server, "read", (each.key,), None)])
-                self._copies.hold(each, value)
+        for variable in kept.variables:
+            if not self._copies.holds(variable.key):
+                (value,) = self._servers.ask_now([(variable.server, "read", (variable.key,), None)])
+                self._copies.hold(variable, value)
         write = kept.write
         buffers = tuple(map(bytearray, write.value.buffers))  # the function may change its arguments
         value = unpack(Packed(write.value.stream, buffers))
@@ -203,7 +203,7 @@ class KeptWrites:
             if servers:
                 try:
                     self._servers.ask_packed(
-                        [(each, "prepare", (number,), pack_writes(by_server[each])) for each in servers]
+                        [(server, "prepare", (number,), pack_writes(by_server[server])) for server in servers]
                     )
                 except Exception as error:
                     raise NotPreparedError(servers) from error

@@ -376,7 +376,7 @@ class CutVariable(MirroredVariable):
         raise AttributeError("__array_struct__")  # NumPy asks for __array__ then, whose error names gather()
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return function(*map(_read, args), **{name: _read(each) for name, each in kwargs.items()})
+        return function(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
 
     @property
     def __cupy_get_ndarray__(self) -> Any:
@@ -411,7 +411,7 @@ class MirroredOfReplicas(MirroredVariable):
         if isinstance(values[0], IndexedSlices):
             self._require_rows_of_a_reduction(method, op)
         else:
-            values = [self._contribution(op, each) for each in values]
+            values = [self._contribution(op, value) for value in values]
         self._write_equal(method, self._engine.all_reduce(op, [PerReplica(values)])[0])
 
 

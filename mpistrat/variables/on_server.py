@@ -57,7 +57,7 @@ class ServerVariable(Variable):
             return
         parts = Sharding(len(value), len(servers)).cut(value)
         self._shards = tuple(
-            self._shard(f"{self._name}/part_{i}", *each) for i, each in enumerate(zip(parts, servers, strict=True))
+            self._shard(f"{self._name}/part_{i}", *own) for i, own in enumerate(zip(parts, servers, strict=True))
         )
 
     def _shard(self, name: str, rows: np.ndarray, server: int) -> ServerVariable:
@@ -134,9 +134,9 @@ class ServerVariable(Variable):
         shape, dtype = self._facts
         rows = np.empty((where.size, *shape[1:]), dtype)
         chosen = self._sharding.by_shard(where.reshape(-1))
-        replies = self._ask_shards("rows", [(each.shard, each.rows) for each in chosen])
-        for each, reply in zip(chosen, replies, strict=True):
-            rows[each.places] = reply
+        replies = self._ask_shards("rows", [(rows_of_shard.shard, rows_of_shard.rows) for rows_of_shard in chosen])
+        for rows_of_shard, reply in zip(chosen, replies, strict=True):
+            rows[rows_of_shard.places] = reply
         return rows.reshape(*where.shape, *shape[1:])
 
     def _item(self, key: Any) -> Any:
@@ -171,8 +171,8 @@ class ServerVariable(Variable):
             return list(value.shards)
         if isinstance(value, IndexedSlices):
             parts = [IndexedSlices(value.values[:0], value.indices[:0])] * number
-            for each in self._sharding.by_shard(value.indices):
-                parts[each.shard] = IndexedSlices(value.values[each.places], each.rows)
+            for rows_of_shard in self._sharding.by_shard(value.indices):
+                parts[rows_of_shard.shard] = IndexedSlices(value.values[rows_of_shard.places], rows_of_shard.rows)
             return parts
         if isinstance(value, np.ndarray) and value.shape == self.shape:
             return self._sharding.cut(value)
@@ -199,7 +199,7 @@ class ServerVariable(Variable):
         given = [self._cut(value) for value in (*args, *kwargs.values())]
         calls: list[Update] = []
         for i, shard in enumerate(self.shards):
-            own = [each[i] for each in given]
+            own = [values[i] for values in given]
             named = dict(zip(kwargs, own[len(args) :], strict=True))
             calls.append((shard, function, tuple(own[: len(args)]), named))
         return calls
@@ -220,7 +220,7 @@ def read_all(variables: Sequence[Any]) -> list[np.ndarray]:
 
 def update_all(calls: Sequence[tuple[Any, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
     """Do `ServerVariable.update` for variables of one strategy, with one message to each parameter server."""
-    updates = [each for variable, function, args in calls for each in variable.updates(function, args, {})]
+    updates = [update for variable, function, args in calls for update in variable.updates(function, args, {})]
     results = iter(calls[0][0].distribute_strategy.extended.servers.update(updates))
     return [variable.result_of_update(results) for variable, _, _ in calls]
 
@@ -307,7 +307,7 @@ class VariableStore:
             self._free(letter.head[0])
         elif letter.kind == SEVERAL:
             with self.as_one():
-                body = outcomes_of(letter, lambda each: self._outcome(each, where))
+                body = outcomes_of(letter, lambda call: self._outcome(call, where))
             post.reply(letter, body)
         else:
             try:

@@ -84,12 +84,12 @@ class Sharding:
         shards = self.shard_of(indices)
         order = np.argsort(shards, kind="stable")
         ends = np.searchsorted(shards[order], np.arange(self.shards + 1))
-        found = []
+        by_shard = []
         for shard, (start, end) in enumerate(itertools.pairwise(ends)):
             if start < end:
                 places = order[start:end]
-                found.append(RowsOfShard(shard, places, indices[places] - self.offsets[shard]))
-        return found
+                by_shard.append(RowsOfShard(shard, places, indices[places] - self.offsets[shard]))
+        return by_shard
 
     def select(self, key: Any) -> Selection:
         """Return the rows of each shard that ``array[key]`` needs. At least one part is named.
@@ -316,9 +316,9 @@ def _checked(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
 def _parts(sizes: tuple[int, ...], axis: int, shards: int) -> list[int]:
     if not math.prod(sizes):
         shards = 1
-    return [shards if each == axis else 1 for each in range(len(sizes))]
+    return [shards if other == axis else 1 for other in range(len(sizes))]
 
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
-    found = np.dtype(dtype)
-    return bytes_per_string if found.kind in "SUOT" else found.itemsize
+    element = np.dtype(dtype)
+    return bytes_per_string if element.kind in "SUOT" else element.itemsize

@@ -136,15 +136,15 @@ def assign_follows(frame: FrameType) -> bool:
     """
     code = frame.f_code
     place = id(code), frame.f_lasti
-    found = _known.get(place)
-    if found is None:
+    known = _known.get(place)
+    if known is None:
         if len(_known) >= _MOST_PLACES:  # of a program that makes code without end
             _known.clear()
-        after = (each for each in dis.get_instructions(code) if each.offset > place[1])
-        step = next((each for each in after if each.opname not in ("CACHE", "EXTENDED_ARG")), None)
+        after = (instruction for instruction in dis.get_instructions(code) if instruction.offset > place[1])
+        step = next((instruction for instruction in after if instruction.opname not in ("CACHE", "EXTENDED_ARG")), None)
         takes = step is not None and step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval == "assign"
-        found = _known[place] = code, takes
-    return found[1]
+        known = _known[place] = code, takes
+    return known[1]
 
 
 class Slice:

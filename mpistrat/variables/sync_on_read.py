@@ -63,8 +63,8 @@ class SyncOnReadVariable(DistributedVariable):
                     "call it in strategy.run, or assign the sum"
                 )
             value = _share(self._component.fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
-        for each in self.values:
-            each.write(method, value)
+        for copy in self.values:
+            copy.write(method, value)
 
 
 # These read the variable and then do more: an interrupt after the read leaves the rank a call behind.
@@ -96,25 +96,23 @@ class SyncOnReadOfReplicas(SyncOnReadVariable):
     @_component.setter
     def _component(self, first: LocalVariable) -> None:
         replicas = self._engine.replicas
-        others = [
-            LocalVariable.copy_of(self, first.array.copy(), weakref.ref(self), each) for each in replicas.local[1:]
-        ]
+        others = [LocalVariable.copy_of(self, first.array.copy(), weakref.ref(self), i) for i in replicas.local[1:]]
         self._components = (first, *others)
 
     def own_copies(self) -> list[np.ndarray]:
-        return [each.array for each in self._components]
+        return [copy.array for copy in self._components]
 
     def _hold_copy_of(self, variable: Any) -> None:
-        self._components = tuple(each.copied_for(weakref.ref(self)) for each in variable.values)
+        self._components = tuple(copy.copied_for(weakref.ref(self)) for copy in variable.values)
 
 
 def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
     """Return what `Variable.read_value` returns for each. Sums over the replicas of one strategy are one message."""
     first = variables[0]
-    if isinstance(first, SyncOnReadVariable) and all(_is_summed(each, first) for each in variables):
+    if isinstance(first, SyncOnReadVariable) and all(_is_summed(variable, first) for variable in variables):
         engine = first.distribute_strategy.extended.engine
         return engine.all_reduce(ReduceOp.SUM, [*map(_contribution, variables)])
-    return [each.read_value() for each in variables]
+    return [variable.read_value() for variable in variables]
 
 
 def _contribution(variable: Variable) -> Any:

@@ -170,7 +170,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
             If the variable has another shape.
         """
         if len(shape) != len(self.shape) or any(
-            wanted not in (None, found) for wanted, found in zip(shape, self.shape, strict=True)
+            wanted not in (None, length) for wanted, length in zip(shape, self.shape, strict=True)
         ):
             raise ValueError(f"variable {self.name!r} has shape {self.shape}, not {tuple(shape)}")
 

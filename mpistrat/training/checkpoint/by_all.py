@@ -224,23 +224,23 @@ def finish(topology: Topology) -> None:
 
     Raise OSError on every replica if the file could not be written and no call has raised that yet.
     """
-    for each in [*_pending]:
-        if each._topology.slot(Saves) is topology.slot(Saves):
-            each.wait()
+    for pending in [*_pending]:
+        if pending._topology.slot(Saves) is topology.slot(Saves):
+            pending.wait()
 
 
 def finish_all() -> None:
     """Wait for the pending saves of all communicators whose ranks are still in step. Collective."""
-    for each in [*_pending]:
-        if not each._topology.lock.given_up:
-            each.wait()
+    for pending in [*_pending]:
+        if not pending._topology.lock.given_up:
+            pending.wait()
 
 
 def _log_errors() -> None:
-    for each in _pending:
-        error = each._error()
+    for pending in _pending:
+        error = pending._error()
         if error is not None:
-            _log_of_saves.error("%s was not written, and the program did not wait for it: %s", each._path, error)
+            _log_of_saves.error("%s was not written, and the program did not wait for it: %s", pending._path, error)
 
 
 # --- by all ranks ---------------------------------------------------------------
@@ -281,22 +281,22 @@ def new_arrays(
     """
     values: dict[str, Any] = {}
     mine: dict[str, list[tuple[np.dtype, tuple[int, ...]]] | tuple[Any, ...]] = {}
-    for name, each in own.items():
-        if isinstance(each, ArrayBlock):
-            boxes = tuple(Box(block.offset, block.shape) for block in each.blocks)
-            values[name], mine[name] = each.blocks, (each.dtype, each.shape, boxes)
+    for name, value in own.items():
+        if isinstance(value, ArrayBlock):
+            boxes = tuple(Box(block.offset, block.shape) for block in value.blocks)
+            values[name], mine[name] = value.blocks, (value.dtype, value.shape, boxes)
         else:
-            named = _own_names(name, each, ranks.rank, replicas)
-            own_values = map(comparable, map(numpy_or_cupy, each.values))
+            named = _own_names(name, value, ranks.rank, replicas)
+            own_values = map(comparable, map(numpy_or_cupy, value.values))
             values.update(zip(named, own_values, strict=True))
             mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
     reports = ranks.all_gather_object(mine)
-    found: dict[str, NewArray] = {}
-    for name, each in own.items():
-        if not isinstance(each, ArrayBlock):
+    new: dict[str, NewArray] = {}
+    for name, value in own.items():
+        if not isinstance(value, ArrayBlock):
             for rank, of_rank in enumerate(reports):
                 for key, dtype, shape in of_rank[name]:
-                    found.setdefault(key, NewArray(dtype, shape, rank))
+                    new.setdefault(key, NewArray(dtype, shape, rank))
             continue
         dtype, shape, _ = reports[0][name]
         for rank, of_rank in enumerate(reports):
@@ -307,8 +307,8 @@ def new_arrays(
                 )
         of_ranks = tuple(of_rank[name][2] for of_rank in reports)
         require_cover(name, of_ranks, shape)
-        found[name] = NewArray(dtype, shape, None, of_ranks)
-    return found, values
+        new[name] = NewArray(dtype, shape, None, of_ranks)
+    return new, values
 
 
 def _own_names(name: str, own: PerRank, rank: int, replicas: ReplicaGroup) -> list[str]:
@@ -333,13 +333,13 @@ def read_own(
 
         values: dict[str, np.ndarray] = {}
         boxes: list[tuple[str, Box, np.ndarray]] = []
-        for name, each in own.items():
-            if isinstance(each, ArrayBlock):
-                boxes += [(name, Box(block.offset, each.shape), new(block.array)) for block in each.blocks]
+        for name, value in own.items():
+            if isinstance(value, ArrayBlock):
+                boxes += [(name, Box(block.offset, value.shape), new(block.array)) for block in value.blocks]
             else:
-                count = replicas.size if each.by_replica else ranks.size
-                require_parts(path, name, count, each.by_replica)
-                values.update(zip(_own_names(name, each, ranks.rank, replicas), map(new, each.values), strict=True))
+                count = replicas.size if value.by_replica else ranks.size
+                require_parts(path, name, count, value.by_replica)
+                values.update(zip(_own_names(name, value, ranks.rank, replicas), map(new, value.values), strict=True))
         read(values, path, boxes)
 
     if own:
@@ -351,15 +351,15 @@ def is_one_file(ranks: Topology, path: Path) -> bool:
     """Return whether all ranks see one file, and not one each on disks of their own. Collective."""
     mine = None
     with contextlib.suppress(OSError):
-        found = path.stat()
-        mine = found.st_ino, found.st_size, found.st_mtime_ns
+        status = path.stat()
+        mine = status.st_ino, status.st_size, status.st_mtime_ns
     answers = {*ranks.all_gather_object(mine)}
     return len(answers) == 1 and None not in answers
 
 
 def is_small(ranks: Topology, arrays: Mapping[str, NewArray]) -> bool:
     """Return whether rank 0 alone writes arrays that are the same on all ranks."""
-    return ranks.size == 1 or sum(each.nbytes for each in arrays.values()) <= ranks.limits.save_alone_bytes
+    return ranks.size == 1 or sum(array.nbytes for array in arrays.values()) <= ranks.limits.save_alone_bytes
 
 
 def write_by_ranks(
@@ -382,7 +382,7 @@ def write_by_ranks(
 
         def write(temporary: Path, places: list[int]) -> tuple[list[int], int]:
             checksums, of_all = new.write(temporary, places, compared=compared)
-            digests.update({name: _digest(np.array(each, np.uint64)) for name, each in of_all.items()})
+            digests.update({name: _digest(np.array(numbers, np.uint64)) for name, numbers in of_all.items()})
             return checksums, _digest_of_all(digests)
 
         def finish(temporary: Path, results: list[tuple[list[int], int]]) -> None:
@@ -413,9 +413,9 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
     if len({*of_all}) == 1:
         return
     reports = ranks.all_gather_object([*digests.values()])
-    differ = [[mine != first for mine, first in zip(each, reports[0], strict=True)] for each in reports]
+    differ = [[mine != first for mine, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
     named = [name for name, *of_ranks in zip(digests, *differ, strict=True) if any(of_ranks)]
-    where = [rank for rank, each in enumerate(differ) if any(each)]
+    where = [rank for rank, flags in enumerate(differ) if any(flags)]
     shown = ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
     raise ValueError(
         f"{len(named)} of {len(digests)} arrays ({shown}) are not the same on all ranks: those of rank"

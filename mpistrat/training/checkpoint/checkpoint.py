@@ -97,8 +97,8 @@ class Checkpoint:
         self._when_grown: Callable[[], object] | None = None
         if root is not None and self._root is None:
             objects = {**root, **objects}
-        for name, each in objects.items():
-            self._track(name, each)
+        for name, value in objects.items():
+            self._track(name, value)
 
     def tracked(self) -> Mapping[str, Any]:
         """Return the objects of this checkpoint, by name."""
@@ -202,10 +202,10 @@ class Checkpoint:
         """
         graph, topology, _ = _met(self, what, *parts)
         texts = {}
-        own = topology.on_all_ranks(lambda: [pack_state(each.get()) for each in graph.states.values()])
-        for (name, each), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
+        own = topology.on_all_ranks(lambda: [pack_state(state.get()) for state in graph.states.values()])
+        for (name, state), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
             different: Sequence[bytes] = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
-            if each.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
+            if state.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
                 different = [text[1:-1] for text in of_ranks]
             texts[name] = np.frombuffer(b"[" + b",".join(different) + b"]", np.uint8)
             if texts[name].size > _MOST_OF_STATES:  # it could not be restored
@@ -213,7 +213,7 @@ class Checkpoint:
                     f"the state {name!r} of all ranks takes {texts[name].size} bytes, and {_MOST_OF_STATES} is the "
                     "limit: give large arrays to the checkpoint as arrays"
                 )
-        return {**graph.leaves, **texts}, {name: each.get() for name, each in graph.own.items()}
+        return {**graph.leaves, **texts}, {name: block.get() for name, block in graph.own.items()}
 
     def restore(self, save_path: str | os.PathLike[str] | None) -> Status:
         """Set the objects to their values in a file of `save`, and return what was found.
@@ -268,7 +268,7 @@ def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, Repl
     topology, replicas = ranks_of(graph.leaves.values(), what)
     structures.agree(topology, what, *parts)
     topology.on_all_ranks(graph.check)
-    of_replicas = (f"{name} of replicas" for name, each in graph.states.items() if each.replicas is not None)
+    of_replicas = (f"{name} of replicas" for name, state in graph.states.items() if state.replicas is not None)
     structures.agree(topology, what, "of", (*graph.leaves, *graph.states, *graph.own, *of_replicas))
     return graph, topology, replicas
 
@@ -327,21 +327,21 @@ class _Waiting:
             return None
         graph = graph_of(self._checkpoint)
         leaves = {name: leaf for name, leaf in graph.leaves.items() if name in self.unmatched}
-        states = {name: each for name, each in graph.states.items() if name in self.unmatched}
-        found = self._read([*states, *self.unmatched & {_COUNTER}])
+        states = {name: state for name, state in graph.states.items() if name in self.unmatched}
+        arrays = self._read([*states, *self.unmatched & {_COUNTER}])
         # All that may be wrong in the file comes before the first change.
         own: dict[str, Any] = {}
-        kept = {name: each.get() for name, each in graph.own.items() if _below(name, self.unmatched)}
+        kept = {name: block.get() for name, block in graph.own.items() if _below(name, self.unmatched)}
 
         def set_states() -> None:
-            for name, each in states.items():
-                each.set(own[name])
+            for name, state in states.items():
+                state.set(own[name])
 
         if states:  # a program's function may fail on one rank, and the ranks would go on with other states
-            counts = [each.replicas for each in states.values()]
+            counts = [state.replicas for state in states.values()]
             of_ranks = [counts] if {*counts} == {None} else self._topology.all_gather_object(counts)
             by_state = zip(states.items(), zip(*of_ranks, strict=True), strict=True)
-            mine = ((name, self._own_state(name, found[name], each, dealt)) for (name, each), dealt in by_state)
+            mine = ((name, self._own_state(name, arrays[name], state, dealt)) for (name, state), dealt in by_state)
             self._topology.on_all_ranks(lambda: own.update(mine))
         if leaves or kept:
             load(leaves, self._path, own=kept or None)
@@ -350,11 +350,11 @@ class _Waiting:
             self.matched |= _below(name, self.unmatched)
         if states:
             self._topology.on_all_ranks(set_states)
-        self.matched |= {*leaves, *found}
+        self.matched |= {*leaves, *arrays}
         self.unmatched.difference_update(self.matched)
         for growing in graph.growing:
             growing.when_grown(self.restore)
-        return int(found[_COUNTER]) if _COUNTER in found else None
+        return int(arrays[_COUNTER]) if _COUNTER in arrays else None
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the arrays of the file that are not those of objects: states, and the counter. Collective."""
@@ -454,7 +454,7 @@ class Status:
 
 def _below(name: str, names: Iterable[str]) -> set[str]:
     """Return the names below one, of the arrays of each rank."""
-    return {each for each in names if each.startswith(f"{name}/")}
+    return {below for below in names if below.startswith(f"{name}/")}
 
 
 def few(names: Iterable[str]) -> str:

@@ -148,7 +148,7 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
         nbytes = array.nbytes
         for of_rank, boxes in zip(shares.values(), array.boxes, strict=False):
             slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
-            of_rank += [RankPart(name, 0, 0, each) for each in slabs]
+            of_rank += [RankPart(name, 0, 0, slab) for slab in slabs]
         for start in () if array.boxes else range(0, max(1, nbytes), piece):
             rank = array.owner
             if rank is None:

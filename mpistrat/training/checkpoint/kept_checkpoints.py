@@ -128,10 +128,10 @@ class CheckpointManager:
         def begin() -> _Kept:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = time.time()
-            found = listed(self._directory) or _Kept([], [], now - 1)
-            there = [i for i, name in enumerate(found.names) if (self._directory / name).is_file()]
-            if gone := [name for i, name in enumerate(found.names) if i not in there]:
-                left = found.names[there[-1]] if there else "nothing"
+            listing = listed(self._directory) or _Kept([], [], now - 1)
+            there = [i for i, name in enumerate(listing.names) if (self._directory / name).is_file()]
+            if gone := [name for i, name in enumerate(listing.names) if i not in there]:
+                left = listing.names[there[-1]] if there else "nothing"
                 _log.warning(
                     "%s lists checkpoints whose files are gone: %s; restore_or_initialize() restores %s",
                     self._directory / _LIST,
@@ -139,8 +139,8 @@ class CheckpointManager:
                     left,
                 )
             self._list = _bytes_of(self._directory)
-            last = min(found.last_preserved, now)  # of a clock that was set back
-            return _Kept([found.names[i] for i in there], [found.times[i] for i in there], last)
+            last = min(listing.last_preserved, now)  # of a clock that was set back
+            return _Kept([listing.names[i] for i in there], [listing.times[i] for i in there], last)
 
         self._kept: _Kept = self._on_chief(begin)
 
@@ -208,7 +208,7 @@ class CheckpointManager:
 
     def _keep(self, name: str) -> _Kept:
         """Write the list with a new checkpoint in it, and delete those that are too many. On the chief."""
-        kept = [(each, when) for each, when in zip(*self._kept[:2], strict=True) if each != name]
+        kept = [(path, when) for path, when in zip(*self._kept[:2], strict=True) if path != name]
         kept.append((name, time.time()))
         last_preserved = self._kept.last_preserved
         leaving = []
@@ -218,7 +218,7 @@ class CheckpointManager:
                 last_preserved = when
             else:
                 leaving.append(oldest)
-        new = _Kept([each for each, _ in kept], [when for _, when in kept], last_preserved)
+        new = _Kept([path for path, _ in kept], [when for _, when in kept], last_preserved)
         if _bytes_of(self._directory) not in (None, self._list):
             _log.warning(
                 "%s was changed by another program since this one read or wrote it: two jobs that manage one directory "
@@ -233,9 +233,9 @@ class CheckpointManager:
         }
         replace_text(self._directory / _LIST, json.dumps(text, indent=1) + "\n")
         self._list = _bytes_of(self._directory)
-        for each in leaving:
+        for path in leaving:
             try:
-                (self._directory / each).unlink(missing_ok=True)
+                (self._directory / path).unlink(missing_ok=True)
             except OSError as error:  # the new checkpoint is there, and listed
                 _log.warning("a checkpoint that is listed no more was not deleted, remove it: %s", error)
         return new
@@ -282,8 +282,8 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     directory = local_path(checkpoint_dir)
 
     def newest() -> str | None:
-        found = listed(directory)
-        name = found.names[-1] if found is not None and found.names else None
+        listing = listed(directory)
+        name = listing.names[-1] if listing is not None and listing.names else None
         if name is not None and not (directory / name).is_file():
             _log.error("%s is gone: name another checkpoint to restore()", directory / name)
             return None
@@ -302,12 +302,12 @@ def listed(directory: Path) -> _Kept | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        names = [str(name) for name in found["all_model_checkpoint_paths"]]
-        times = [float(when) for when in found["all_model_checkpoint_timestamps"]]
+        listing = json.loads(text)
+        names = [str(name) for name in listing["all_model_checkpoint_paths"]]
+        times = [float(when) for when in listing["all_model_checkpoint_timestamps"]]
         if len(names) != len(times) or not all(map(_NAME.fullmatch, names)):
             raise ValueError("its names are not those of checkpoints beside it")
-        return _Kept(names, times, float(found["last_preserved_timestamp"]))
+        return _Kept(names, times, float(listing["last_preserved_timestamp"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataFileError(
             f"file {str(path)!r}: it is not a list of checkpoints ({error}); fix: remove it, and name the checkpoint "

@@ -61,7 +61,7 @@ def share_out(
     for name, leaf in [*named.items()]:
         if isinstance(leaf, (CutVariable, ShardedArray)):
             mine = leaf.own_copy() if isinstance(leaf, CutVariable) else leaf.local
-            offset = [each.start for each in leaf.layout.box(leaf.mesh)]
+            offset = [indices.start for indices in leaf.layout.box(leaf.mesh)]
             has = reads or leaf.layout.is_first(leaf.mesh, leaf.mesh.rank)
             parts[name] = ArrayBlock(leaf.dtype, leaf.shape, [Block(mine, offset, leaf.shape)] if has else [])
             del named[name]
@@ -94,7 +94,7 @@ def named(state: Any) -> dict[str, Any]:
     leaves = nest.flatten(state)[0]
     if not leaves:
         raise ValueError("there are no variables and no arrays")
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     places: dict[tuple[str, ...], str] = {}
     for path, leaf in zip(nest.paths(state), leaves, strict=True):
         keys = [str(key) for key in path]
@@ -109,7 +109,7 @@ def named(state: Any) -> dict[str, Any]:
         if place in places:
             both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
             raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
-        found["/".join(place)], places[place] = leaf, name
+        by_name["/".join(place)], places[place] = leaf, name
     for place, name in places.items():
         for above in (place[:i] for i in range(1, len(place))):
             if above in places:
@@ -117,7 +117,7 @@ def named(state: Any) -> dict[str, Any]:
                     f"the names {places[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
                     "give a dict with names of your own"
                 )
-    return found
+    return by_name
 
 
 def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, PerRank | ArrayBlock]]:
@@ -126,22 +126,22 @@ def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, PerRank | A
     Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.
     """
     structure = as_structure(state)
-    found = named(structure) if own is None or nest.flatten(structure)[0] else {}
+    leaves = named(structure) if own is None or nest.flatten(structure)[0] else {}
     for name, leaf in ({} if own is None else named(own)).items():
         if isinstance(leaf, Variable):
             raise TypeError(f"own has {name!r}, a variable: the strategy knows its values, so give it in the state")
-        if name in found:
+        if name in leaves:
             raise ValueError(f"{name!r} is in the state and in own: give it another name")
-        found[name] = leaf if isinstance(leaf, (Block, PerReplica)) else PerRank((leaf,), False)
+        leaves[name] = leaf if isinstance(leaf, (Block, PerReplica)) else PerRank((leaf,), False)
     if own is not None:
-        named(found)  # names that cannot be in one file
+        named(leaves)  # names that cannot be in one file
     parts: dict[str, PerRank | ArrayBlock] = {}
-    for name, leaf in found.items():
+    for name, leaf in leaves.items():
         if isinstance(leaf, Block):
             parts[name] = ArrayBlock(leaf.dtype, leaf.global_shape, [leaf])
         elif isinstance(leaf, (PerReplica, PerRank)):
             parts[name] = PerRank(leaf.values, True) if isinstance(leaf, PerReplica) else leaf
-    return {name: leaf for name, leaf in found.items() if name not in parts}, parts
+    return {name: leaf for name, leaf in leaves.items() if name not in parts}, parts
 
 
 def as_structure(state: Any) -> Any:
@@ -154,14 +154,14 @@ def as_structure(state: Any) -> Any:
 
 def named_variables(state: Any) -> dict[str, Variable]:
     """Return the variables of a structure as `named`. Raise TypeError for any other leaf."""
-    found = named(as_structure(state))
-    for name, leaf in found.items():
+    leaves = named(as_structure(state))
+    for name, leaf in leaves.items():
         if not isinstance(leaf, Variable):
             raise TypeError(
                 f"{name!r} is {_described(leaf)}, not a Variable: make mpistrat.Variable of arrays in the scope of a "
                 "strategy"
             )
-    return found
+    return leaves
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,14 +172,14 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> nested({"a/b": 1, "a/c": 2, "d": 3})
     {'a': {'b': 1, 'c': 2}, 'd': 3}
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in values.items():
         *groups, last = name.split("/")
-        inner = found
+        inner = tree
         for group in groups:
             inner = inner.setdefault(group, {})
         inner[last] = value
-    return found
+    return tree
 
 
 def refuse_own(leaves: Mapping[str, Any]) -> None:
@@ -194,9 +194,9 @@ def refuse_own(leaves: Mapping[str, Any]) -> None:
 def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, PerRank | ArrayBlock] = {}) -> None:
     """Raise TypeError if one of these is neither a variable nor an array that can be changed."""
     parts = [
-        (name, each)
+        (name, value)
         for name, part in own.items()
-        for each in ([block.array for block in part.blocks] if isinstance(part, ArrayBlock) else part.values)
+        for value in ([block.array for block in part.blocks] if isinstance(part, ArrayBlock) else part.values)
     ]
     for name, leaf in [*leaves.items(), *parts]:
         if not isinstance(leaf, (Variable, ShardedArray)) and not arrays.can_be_filled(leaf):
@@ -208,8 +208,8 @@ def require_fillable(leaves: Mapping[str, Any], own: Mapping[str, PerRank | Arra
 
 def _require_storable(leaf: Any, name: str) -> None:
     if isinstance(leaf, (Block, PerReplica, PerRank)):
-        for each in (leaf.array,) if isinstance(leaf, Block) else leaf.values:
-            _require_storable(each, name)
+        for value in (leaf.array,) if isinstance(leaf, Block) else leaf.values:
+            _require_storable(value, name)
         return
     if isinstance(leaf, Variable) and (leaf.dtype.kind in "biufcS" or leaf.dtype.name == "bfloat16"):
         return

@@ -94,7 +94,7 @@ def graph_of(root: Node) -> Graph:
     names = {id(leaf): name for name, leaf in graph.leaves.items()}
     for name, owner in owners:
         try:
-            variables = owner.named_variables(lambda each: names.get(id(each)) or _escaped(each.name))
+            variables = owner.named_variables(lambda variable: names.get(id(variable)) or _escaped(variable.name))
             for part, variable in variables.items():
                 _add(graph, met, _below(name, part), variable)
         except ValueError as error:
@@ -168,9 +168,9 @@ def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:
     if isinstance(thing, Node):
         return iter(thing.tracked().items())
     if isinstance(thing, Mapping):
-        return ((str(key), each) for key, each in thing.items())
+        return ((str(key), value) for key, value in thing.items())
     if isinstance(thing, (list, tuple)):
-        return ((str(i), each) for i, each in enumerate(thing))
+        return ((str(i), value) for i, value in enumerate(thing))
     return None
 
 
@@ -185,7 +185,7 @@ def _of_replicas(parts: list[Stateful]) -> Stateful:
 def _stateful(thing: Any, name: str) -> Stateful:
     if isinstance(thing, PerReplica):
         with contextlib.suppress(TypeError):
-            return _of_replicas([_stateful(each, name) for each in thing.values])
+            return _of_replicas([_stateful(value, name) for value in thing.values])
     bits = getattr(thing, "bit_generator", None)
     if isinstance(bits, np.random.BitGenerator):
         return Stateful(lambda: bits.state, lambda state: setattr(bits, "state", state))
@@ -216,7 +216,7 @@ def _as_json(state: Any) -> Any:
             if not json_arrays.is_text(key) or key in (f"{_MARK}int", f"{_MARK}text"):
                 # JSON would return another key than it was given.
                 raise TypeError(f"a key of a state in a checkpoint must be a text, not {key!r}")
-        return {key: _as_json(each) for key, each in state.items()} if isinstance(state, dict) else state
+        return {key: _as_json(value) for key, value in state.items()} if isinstance(state, dict) else state
     if isinstance(state, (list, tuple)):
         return [*map(_as_json, state)]
     return json_arrays.exact(state, _MOST_BITS, _MARK) if isinstance(state, (int, str)) else state
@@ -253,9 +253,9 @@ def as_before(value: Any, like: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value if like is None or isinstance(like, np.ndarray) else arrays.from_host(value, like)
     if isinstance(value, dict) and isinstance(like, Mapping):
-        return {key: as_before(each, like.get(key)) for key, each in value.items()}
+        return {key: as_before(item, like.get(key)) for key, item in value.items()}
     if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
-        parts = [as_before(*each) for each in zip(value, like, strict=True)]
+        parts = [as_before(*pair) for pair in zip(value, like, strict=True)]
         kind: Any = type(like)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return value

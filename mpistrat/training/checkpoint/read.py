@@ -62,39 +62,39 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         for name, box, into in [*wanted, *boxes]:
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
-            found = _find(path, file, name)
-            if found is None and _is_rate_of_other_kind(path, file, name):
+            dataset = _find(path, file, name)
+            if dataset is None and _is_rate_of_other_kind(path, file, name):
                 continue
             names.add(name)
-            if found is None:
+            if dataset is None:
                 missing.append(repr(name))
                 continue
             shape = into.shape if box is None else box.shape
-            if found.shape != shape or found.dtype != into.dtype.name:
+            if dataset.shape != shape or dataset.dtype != into.dtype.name:
                 others.append(
-                    f"variable {name!r} is {found.dtype} of shape {found.shape} there, and {into.dtype.name} of "
+                    f"variable {name!r} is {dataset.dtype} of shape {dataset.shape} there, and {into.dtype.name} of "
                     f"shape {shape} here"
                 )
                 continue
             if _shape(path, file, OF_BOXES + name) is not None:
                 offset = (0,) * into.ndim if box is None else box.offset
-                pieces += _slabs(path, name, file, found, Box(offset, into.shape), into)
+                pieces += _slabs(path, name, file, dataset, Box(offset, into.shape), into)
                 continue
-            if (found.checksums is None) != (checked_bytes is None):
+            if (dataset.checksums is None) != (checked_bytes is None):
                 _refuse(path, name, "its checksums are missing")
             if not into.nbytes:
                 continue
             first = 0
             if box is not None and box.shape != into.shape:  # it was saved as one array
-                first, around, part = _around(found, box.offset, into, checked_bytes)
+                first, around, part = _around(dataset, box.offset, into, checked_bytes)
                 cut.append((into, part))
                 into = around
-            pieces += _pieces(path, name, found, into, checked_bytes, first)
+            pieces += _pieces(path, name, dataset, into, checked_bytes, first)
         if missing:
             others.insert(0, f"it has no variable {_few([*dict.fromkeys(missing)])}: it has {_names(path, file)}")
         if others:
             raise ValueError(f"{path}: {_few([*dict.fromkeys(others)], '; ')}")
-        for _ in pool.map(lambda each: each.fetch(raw.fileno()), pieces):
+        for _ in pool.map(lambda part: part.fetch(raw.fileno()), pieces):
             pass
         for into, part in cut:
             into[...] = part
@@ -113,10 +113,10 @@ def _is_rate_of_other_kind(path: Path, file: h5py.File, name: str) -> bool:
 def require_parts(path: Path, name: str, count: int, by_replica: bool) -> None:
     """Raise ValueError unless a file has the parts of that many ranks, or replicas."""
     kind = "replica" if by_replica else "rank"
-    found = [each for each in contents(path) if each.startswith(f"{name}/")]
-    if len(found) != count:
+    parts = [key for key in contents(path) if key.startswith(f"{name}/")]
+    if len(parts) != count:
         raise ValueError(
-            f"{path} has {name!r} of {len(found)} {kind}s, and there are {count} now: load with as many, or all of "
+            f"{path} has {name!r} of {len(parts)} {kind}s, and there are {count} now: load with as many, or all of "
             "them by load_arrays(path)"
         )
 
@@ -126,7 +126,7 @@ def contents(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
 
     Raise FileNotFoundError and DataFileError as `read`, also for an array that the file has no bytes for.
     """
-    return {name: each[:2] for name, each in described(path).items() if not name.startswith(OF_REPLICAS)}
+    return {name: entry[:2] for name, entry in described(path).items() if not name.startswith(OF_REPLICAS)}
 
 
 def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
@@ -137,21 +137,21 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
     with opened(str(path)) as file:
         _checked_bytes(path, file)
         try:
-            found = {name: _look_at(file[name]) for name in _datasets(file)}
-            for name, each in found.items():
-                nbytes = math.prod(each.shape) * each.stored.itemsize
-                if each.offset is None:
+            datasets = {name: _look_at(file[name]) for name in _datasets(file)}
+            for name, dataset in datasets.items():
+                nbytes = math.prod(dataset.shape) * dataset.stored.itemsize
+                if dataset.offset is None:
                     check_bytes(nbytes, f"file {str(path)!r}, dataset {name!r}", "it")
-                elif each.offset + nbytes > size:
-                    raise ValueError(f"dataset {name!r} would end at byte {each.offset + nbytes} of {size}")
-            boxes = {name: each.shape[0] for name, each in found.items() if name.startswith(OF_BOXES)}
+                elif dataset.offset + nbytes > size:
+                    raise ValueError(f"dataset {name!r} would end at byte {dataset.offset + nbytes} of {size}")
+            boxes = {name: dataset.shape[0] for name, dataset in datasets.items() if name.startswith(OF_BOXES)}
             return {
                 name: (
-                    dtype_of(each.dtype, each.stored),
-                    each.shape,
-                    boxes.get(OF_BOXES + name, len(each.checksums or ())),
+                    dtype_of(dataset.dtype, dataset.stored),
+                    dataset.shape,
+                    boxes.get(OF_BOXES + name, len(dataset.checksums or ())),
                 )
-                for name, each in found.items()
+                for name, dataset in datasets.items()
                 if name not in boxes
             }
         except DataFileError:
@@ -160,7 +160,7 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
             _refuse(path, None, f"its contents cannot be read: {error}")
 
 
-class _Found(NamedTuple):
+class _Dataset(NamedTuple):
     """A dataset of a checkpoint file, with its ``offset`` there, or None if its bytes are not contiguous."""
 
     dataset: Any
@@ -203,11 +203,11 @@ class _Part(NamedTuple):
             self.into[common.slices(self.of_into.offset)] = values[common.slices(self.box.offset)]
 
 
-def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into: np.ndarray) -> Iterator[_Part]:
+def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, into: np.ndarray) -> Iterator[_Part]:
     """Yield what a box needs of an array that ranks wrote as blocks. Raise DataFileError if its table is damaged."""
-    axes, count = len(found.shape), 0
+    axes, count = len(entry.shape), 0
     table = _find(path, file, OF_BOXES + name)
-    if table is None or (found.offset is None and into.size) or len(table.shape) != 2 or table.shape[1] != 2 * axes + 1:
+    if table is None or (entry.offset is None and into.size) or len(table.shape) != 2 or table.shape[1] != 2 * axes + 1:
         _refuse(path, name, "it has no place in the file, or no boxes")
     if table.stored != np.uint64 or table.shape[0] > _MOST_BOXES:
         _refuse(path, name, f"its table of boxes has the dtype {table.stored} and {table.shape[0]} rows")
@@ -218,51 +218,51 @@ def _slabs(path: Path, name: str, file: h5py.File, found: _Found, box: Box, into
     if table.checksums != [checksum(as_bytes(numbers).data, name)]:
         raise ChecksumError(f"file {str(path)!r}, dataset {name!r}: its table of boxes is damaged; {_FIX}")
     rows = numbers.tolist()
-    dtype = into.dtype if stored(into.dtype) == found.stored else found.stored
+    dtype = into.dtype if stored(into.dtype) == entry.stored else entry.stored
     for *numbers, expected in rows:
-        each = Box(tuple(numbers[:axes]), tuple(numbers[axes:]))
-        if each.common(Box((0,) * axes, found.shape)) != each:
-            _refuse(path, name, f"its boxes are not inside of its shape {found.shape}")
-        common = math.prod(each.common(box).shape)
+        stored_box = Box(tuple(numbers[:axes]), tuple(numbers[axes:]))
+        if stored_box.common(Box((0,) * axes, entry.shape)) != stored_box:
+            _refuse(path, name, f"its boxes are not inside of its shape {entry.shape}")
+        common = math.prod(stored_box.common(box).shape)
         if common:
             count += common
-            what = f"the values of the box of shape {each.shape} at {each.offset}"
-            yield _Part(path, name, what, each, found.shape, dtype, found.offset or 0, expected, into, box)
+            what = f"the values of the box of shape {stored_box.shape} at {stored_box.offset}"
+            yield _Part(path, name, what, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box)
     if count != into.size:
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
 
 def _around(
-    found: _Found, offset: Sequence[int], box: np.ndarray, checked_bytes: int | None
+    dataset: _Dataset, offset: Sequence[int], box: np.ndarray, checked_bytes: int | None
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """Return where the pieces that have bytes of a box begin, an array for them, and a view of the box in it."""
-    size, total = box.itemsize, box.itemsize * math.prod(found.shape)
-    strides = [size * math.prod(found.shape[axis + 1 :]) for axis in range(box.ndim)]
+    size, total = box.itemsize, box.itemsize * math.prod(dataset.shape)
+    strides = [size * math.prod(dataset.shape[axis + 1 :]) for axis in range(box.ndim)]
     low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
     high = low + size + sum(stride * (n - 1) for stride, n in zip(strides, box.shape, strict=True))
-    whole = checked_bytes is None or not _is_plain(found, box.dtype) or checked_bytes % size > 0
+    whole = checked_bytes is None or not _is_plain(dataset, box.dtype) or checked_bytes % size > 0
     piece = total if checked_bytes is None or whole else checked_bytes
     first = low // piece * piece
     around = np.empty((min(-(-high // piece) * piece, total) - first) // size, box.dtype)
     part = np.ndarray(box.shape, box.dtype, as_bytes(around), low - first, strides)
-    return first, around.reshape(found.shape) if whole else around, part
+    return first, around.reshape(dataset.shape) if whole else around, part
 
 
-def _is_plain(found: _Found, dtype: np.dtype) -> bool:
+def _is_plain(dataset: _Dataset, dtype: np.dtype) -> bool:
     """Return whether the file has the bytes of an array of this dtype, side by side."""
-    return found.offset is not None and found.stored == stored(dtype)
+    return dataset.offset is not None and dataset.stored == stored(dtype)
 
 
-def _pieces(path: Path, name: str, found: _Found, into: np.ndarray, piece: int | None, first: int) -> Iterator[_Part]:
+def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int | None, first: int) -> Iterator[_Part]:
     """Yield the pieces of an array of the file from its byte ``first`` on, until ``into`` is full."""
-    data, offset, nbytes = as_bytes(into), found.offset, math.prod(found.shape) * into.itemsize
-    if not _is_plain(found, into.dtype):
+    data, offset, nbytes = as_bytes(into), entry.offset, math.prod(entry.shape) * into.itemsize
+    if not _is_plain(entry, into.dtype):
         offset = None
         try:
-            found.dataset.read_direct(into.view(stored(into.dtype)))
+            entry.dataset.read_direct(into.view(stored(into.dtype)))
         except Exception as error:
             _refuse(path, name, f"it cannot be read: {error}")
-    checksums: Sequence[int | None] = [None] if piece is None else found.checksums or []
+    checksums: Sequence[int | None] = [None] if piece is None else entry.checksums or []
     step = piece or nbytes
     if -(-nbytes // step) != len(checksums):
         _refuse(path, name, f"it has {len(checksums)} checksums for {-(-nbytes // step)} pieces")
@@ -276,8 +276,8 @@ def _checked_bytes(path: Path, file: h5py.File) -> int | None:
     """Return how many bytes have a checksum, None for a file without any. Raise DataFileError for a later format."""
     try:
         version = int(_attribute(file, FORMAT_VERSION) or VERSION)
-        found, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
-        piece = None if found is None else int(found)
+        checked, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
+        piece = None if checked is None else int(checked)
         kind = None if kind is None else bytes(kind).decode()
     except Exception as error:
         _refuse(path, None, f"its attributes cannot be read: {error}")
@@ -306,7 +306,7 @@ def _shape(path: Path, file: h5py.File, name: str) -> Any:
         _refuse(path, name, f"it cannot be read: {error}")
 
 
-def _find(path: Path, file: h5py.File, name: str) -> _Found | None:
+def _find(path: Path, file: h5py.File, name: str) -> _Dataset | None:
     """Return the dataset of a name, None without one."""
     try:
         if not has_no_links(file, name):
@@ -317,14 +317,14 @@ def _find(path: Path, file: h5py.File, name: str) -> _Found | None:
         _refuse(path, name, f"it cannot be read: {error}")
 
 
-def _look_at(dataset: h5py.Dataset) -> _Found:
+def _look_at(dataset: h5py.Dataset) -> _Dataset:
     layout = dataset.id.get_create_plist()
     if dataset.is_virtual or layout.get_external_count():
         raise ValueError("its values lie in other files, which no checkpoint names")
     contiguous = layout.get_layout() == h5py.h5d.CONTIGUOUS
     checksums = _attribute(dataset, CHECKSUMS)
     kind, dtype = dataset.dtype, _attribute(dataset, DTYPE)
-    return _Found(
+    return _Dataset(
         dataset,
         dataset.shape,
         kind.name if dtype is None else dtype.decode() if isinstance(dtype, bytes) else str(dtype),
@@ -351,10 +351,10 @@ def _refuse(path: Path, name: str | None, what: str) -> NoReturn:
 
 def _names(path: Path, file: h5py.File) -> str:
     try:
-        found = _datasets(file)
+        names = _datasets(file)
     except Exception as error:  # h5py answers damage with errors of any kind
         _refuse(path, None, f"its contents cannot be read: {error}")
-    return _few([repr(name) for name in found if not name.startswith(OF_REPLICAS)]) or "none"
+    return _few([repr(name) for name in names if not name.startswith(OF_REPLICAS)]) or "none"
 
 
 def _few(texts: list[str], between: str = ", ") -> str:
@@ -363,6 +363,6 @@ def _few(texts: list[str], between: str = ", ") -> str:
 
 def _datasets(file: h5py.File) -> list[str]:
     """Return the names of the datasets that have values: h5py's Empty has no shape."""
-    found: list[str] = []
-    file.visititems(lambda name, item: found.append(name) if getattr(item, "shape", None) is not None else None)
-    return found
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if getattr(item, "shape", None) is not None else None)
+    return names

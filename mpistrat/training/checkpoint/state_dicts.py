@@ -48,7 +48,7 @@ class StateDict:
 
     def _described(self) -> tuple[Any, dict[str, Any]]:
         """Return the structure, and the arrays by their paths."""
-        found: dict[str, Any] = {}
+        states: dict[str, Any] = {}
         named_buffers = getattr(self._thing, "named_buffers", None)
         buffers = {name for name, _ in named_buffers()} if named_buffers is not None else set()
 
@@ -56,25 +56,25 @@ class StateDict:
             if path not in buffers and arrays.can_be_filled(state):
                 if hasattr(state, "to_local"):
                     raise TypeError(f"{path} is cut over ranks, as by fully_shard: use torch.distributed.checkpoint")
-                found[path] = state
+                states[path] = state
                 dtype, shape = arrays.dtype_and_shape(state)
                 return {_ARRAY: path, "dtype": dtype.name, "shape": [*shape], "torch": type(state) is not np.ndarray}
             if isinstance(state, Mapping):
-                below = {key: described(each, f"{path}/{key}" if path else str(key)) for key, each in state.items()}
+                below = {key: described(value, f"{path}/{key}" if path else str(key)) for key, value in state.items()}
                 return below if all(isinstance(key, str) for key in below) else {_ITEMS: [*map(list, below.items())]}
             if isinstance(state, (list, tuple)):
-                parts = [described(each, f"{path}/{number}") for number, each in enumerate(state)]
+                parts = [described(value, f"{path}/{number}") for number, value in enumerate(state)]
                 return tuple(parts) if isinstance(state, tuple) else parts
             return state
 
-        return described(self._thing.state_dict(), ""), found
+        return described(self._thing.state_dict(), ""), states
 
 
 def _taken(structure: Any, there: Mapping[str, Any], like: Any) -> Any:
     """Return a state of a structure, with arrays that are ``there``, or zeros, and dicts of the kinds of ``like``."""
     if isinstance(structure, (list, tuple)):
         likes = like if isinstance(like, (list, tuple)) and len(like) == len(structure) else (None,) * len(structure)
-        parts = [_taken(each, there, its) for each, its in zip(structure, likes, strict=True)]
+        parts = [_taken(value, there, its) for value, its in zip(structure, likes, strict=True)]
         return tuple(parts) if isinstance(structure, tuple) else parts
     if not isinstance(structure, dict):
         return structure
@@ -84,7 +84,7 @@ def _taken(structure: Any, there: Mapping[str, Any], like: Any) -> Any:
         zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
         return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
     made = copy.copy(like) if isinstance(like, dict) else {}  # a Counter or an OrderedDict, with its attributes
-    items = {key: _taken(each, there, made.get(key)) for key, each in structure.get(_ITEMS, structure.items())}
+    items = {key: _taken(value, there, made.get(key)) for key, value in structure.get(_ITEMS, structure.items())}
     made.clear()
     made.update(items)
     return made

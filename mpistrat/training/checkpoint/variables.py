@@ -246,21 +246,21 @@ def _fill(
         likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
     if replicas.is_virtual:
         likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
-    found = loaded_arrays(topology, replicas, likes, file) if likes else {}
+    loaded = loaded_arrays(topology, replicas, likes, file) if likes else {}
     filled = by_all.read_own(topology, replicas, parts, file)
-    if replicas.is_chief and BLAS in found and (found[BLAS] != _own_blas()).any():
+    if replicas.is_chief and BLAS in loaded and (loaded[BLAS] != _own_blas()).any():
         _log.warning(
             "%s was saved with another BLAS, kernel or number of threads (%s) than is used now (%s): weights may "
             "get other bits",
             file,
-            *(bytes(each).decode(errors="replace").rstrip() for each in (found[BLAS], _own_blas())),
+            *(bytes(blas).decode(errors="replace").rstrip() for blas in (loaded[BLAS], _own_blas())),
         )
     for name, leaf in named.items():
-        if PARTS + name in found:
-            for each, part in zip(leaf.values, found[PARTS + name][replicas.first :], strict=False):
-                each.write("assign", part)
-        elif name in found:
-            leaf.assign(found[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, found[name])
+        if PARTS + name in loaded:
+            for component, part in zip(leaf.values, loaded[PARTS + name][replicas.first :], strict=False):
+                component.write("assign", part)
+        elif name in loaded:
+            leaf.assign(loaded[name]) if isinstance(leaf, Variable) else arrays.fill(leaf, loaded[name])
     for target, value in filled:
         arrays.fill(target, value)
 
@@ -303,11 +303,11 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     named = {} if like is None else names.named(like)
     names.refuse_own(named)
     topology, replicas = _prepared(named, "load_arrays", file)
-    found = _read(topology, replicas, file, None if like is None else _likes(named))
+    values = _read(topology, replicas, file, None if like is None else _likes(named))
     if like is None:
-        return names.nested(found)
+        return names.nested(values)
     rebuild = nest.flatten(like)[1]
-    return rebuild([_like(value, leaf) for value, leaf in zip(found.values(), named.values(), strict=True)])
+    return rebuild([_like(value, leaf) for value, leaf in zip(values.values(), named.values(), strict=True)])
 
 
 @collective_call(lambda topology: topology, "load_arrays")
@@ -316,14 +316,14 @@ def _read(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a file that are like these; all of them without any. Collective."""
     if likes is None:
-        found = contents_of(topology, file)
-        texts = [name for name, (dtype, _) in found.items() if dtype.hasobject]
+        stored = contents_of(topology, file)
+        texts = [name for name, (dtype, _) in stored.items() if dtype.hasobject]
         if texts:
             raise ValueError(
                 f"{file}: {', '.join(map(repr, texts))} holds texts or references, not numbers: give the arrays to "
                 "read as `like`"
             )
-        likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in found.items()}
+        likes = {name: np.empty(shape, dtype) for name, (dtype, shape) in stored.items()}
     return loaded_arrays(topology, replicas, likes, file)
 
 
@@ -349,7 +349,7 @@ def _prepared(
         for leaf in named.values()
     )
     likes = tuple(_types(named).values())
-    own = tuple("a block" if isinstance(each, ArrayBlock) else ("own", each.by_replica) for each in parts.values())
+    own = tuple("a block" if isinstance(value, ArrayBlock) else ("own", value.by_replica) for value in parts.values())
     way = "from" if what.startswith("load") else "to"
     more = [] if differing == "error" else [differing]
     structures.agree(topology, what, "of", likes, kinds, own, *more, way, str(file))
@@ -364,7 +364,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     in a replica context or while another strategy is current.
     """
     leaves = [*leaves]
-    meshes = [each.mesh for each in leaves if isinstance(each, ShardedArray)]
+    meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, ShardedArray)]
     strategies = {id(v.distribute_strategy): v.distribute_strategy for v in leaves if isinstance(v, Variable)}
     if len(strategies) > 1:
         raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
@@ -382,11 +382,11 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
 
 
 def _types(named: Mapping[str, Any]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    found = {
+    dtypes = {
         name: (leaf.dtype, leaf.shape) if isinstance(leaf, Variable) else arrays.dtype_and_shape(leaf)
         for name, leaf in named.items()
     }
-    return {name: (dtype.newbyteorder("="), shape) for name, (dtype, shape) in found.items()}
+    return {name: (dtype.newbyteorder("="), shape) for name, (dtype, shape) in dtypes.items()}
 
 
 def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -434,9 +434,9 @@ def _contents(
     like = _types(named)
     # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.
     owner = None if differing == "error" else 0
-    new = {name: NewArray(*each, owner) for name, each in like.items()}
+    new = {name: NewArray(*dtype_and_shape, owner) for name, dtype_and_shape in like.items()}
     alone = not parts and by_all.is_small(topology, new)
-    found, compared = {}, {}
+    arrays_of_file, compared = {}, {}
     compares = differing == "error" and topology.size > 1
     of_several_ranks = replicas.by_rank and topology.size > replicas.size  # no strategy keeps their variables equal
     for name, leaf in named.items():
@@ -444,25 +444,25 @@ def _contents(
         value = comparable(arrays.numpy_or_cupy(leaf))  # of some variables, collective
         if not arrays.on_gpu(value) or (alone and replicas.is_chief):
             value = np.asarray(arrays.to_host(value), order="C")
-        found[name] = value
+        arrays_of_file[name] = value
         if compares and (of_several_ranks or not is_variable or not alone):
             compared[name] = np.asarray(arrays.to_host(value), order="C")
             if sample is not None and is_variable and not of_several_ranks:
                 compared[name] = by_all.sampled(compared[name], sample)
     if replicas.is_virtual:
         new[BLAS] = NewArray(np.dtype(np.uint8), (BLAS_BYTES,), 0)
-        found[BLAS] = _own_blas()
+        arrays_of_file[BLAS] = _own_blas()
     for name in _differing(named, replicas):
         dtype, shape = like[name]
         new[PARTS + name] = NewArray(dtype, (replicas.size, *shape), 0)
         leaf = named[name]
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
-        found[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=holder)
+        arrays_of_file[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=holder)
     if parts:
         more, values = by_all.new_arrays(topology, replicas, parts)
         new.update(more)
-        found.update(values)
-    return _NewFile(new, found, compared, alone)
+        arrays_of_file.update(values)
+    return _NewFile(new, arrays_of_file, compared, alone)
 
 
 def _own_blas() -> np.ndarray:
@@ -506,5 +506,5 @@ def contents_of(topology: Topology, path: Path) -> dict[str, tuple[np.dtype, tup
     """Return the names, dtypes and shapes of the arrays in a file, on every rank. Collective."""
     from mpistrat.training.checkpoint.read import contents
 
-    found: dict[str, tuple[np.dtype, tuple[int, ...]]] = topology.on_first(lambda: contents(path))
-    return found
+    described: dict[str, tuple[np.dtype, tuple[int, ...]]] = topology.on_first(lambda: contents(path))
+    return described

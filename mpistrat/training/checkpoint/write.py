@@ -150,8 +150,8 @@ class NewCheckpoint:
                     known = of_all.get(part.name)
                     own = known[part.start // self.piece] if known else checksum(as_bytes(value).data, part.name)
                     checksums.append(own)
-                for each in written:
-                    each.result()
+                for future in written:
+                    future.result()
             finally:
                 thread.shutdown(cancel_futures=True)
             if len(self.shares) > 1:  # each node holds the pages that its own ranks wrote
@@ -167,12 +167,12 @@ class NewCheckpoint:
 
     def finish(self, temporary: Path, results: Iterable[Sequence[int]]) -> None:
         """Write the index on rank 0, with the checksums of each rank, when all have written."""
-        found: dict[str, list[Any]] = {name: [] for name in self._arrays}
+        rows: dict[str, list[Any]] = {name: [] for name in self._arrays}
         for parts, checksums in zip(self.shares.values(), results, strict=True):
             for part, number in zip(parts, checksums, strict=True):
-                found[part.name].append(number if part.box is None else (*part.box.offset, *part.box.shape, number))
+                rows[part.name].append(number if part.box is None else (*part.box.offset, *part.box.shape, number))
         for name, (_, shape, _, boxes) in self._arrays.items():
-            numbers, dataset = np.array(found[name], np.uint64), self._datasets[name]
+            numbers, dataset = np.array(rows[name], np.uint64), self._datasets[name]
             if boxes:
                 table = numbers.reshape(-1, 2 * len(shape) + 1)
                 dataset = self._file.create_dataset(OF_BOXES + name, data=table).id
@@ -197,7 +197,7 @@ class NewCheckpoint:
 
 def _part_of(value: Any, part: RankPart) -> np.ndarray:
     if part.box is not None:
-        block = next(each for each in value if part.box == part.box.common(Box(each.offset, each.shape)))
+        block = next(b for b in value if part.box == part.box.common(Box(b.offset, b.shape)))
         return np.asarray(to_host(block.array[part.box.slices(block.offset)]), order="C")
     size = max(1, value.dtype.itemsize)
     if part.start % size or part.stop % size:
@@ -211,7 +211,7 @@ def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, .
         write_box(descriptor, value, part.box.offset, shape, place)
         return
     write_all(descriptor, as_bytes(value).data, place + part.start)
-    begun, end = ((place + each) // _BEGUN_AT * _BEGUN_AT for each in (part.start, part.stop))
+    begun, end = ((place + position) // _BEGUN_AT * _BEGUN_AT for position in (part.start, part.stop))
     if begun < end and hasattr(os, "posix_fadvise"):
         # Linux begins to write these pages, and keeps them. A thread that synced instead took 1.1 times as long.
         os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)

@@ -125,20 +125,20 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
 
     None if no node has one. Collective.
     """
-    found: tuple[int, dict[str, np.ndarray]] | None = None
+    newest_copy: tuple[int, dict[str, np.ndarray]] | None = None
 
     def look() -> int | None:
-        nonlocal found
+        nonlocal newest_copy
         if topology.node.rank == 0:
-            found = next(_whole(folder, run), None)
-        return found and found[0]
+            newest_copy = next(_whole(folder, run), None)
+        return newest_copy and newest_copy[0]
 
     steps = topology.on_all_ranks(look)
-    step = max((each for each in steps if each is not None), default=None)
+    step = max((step for step in steps if step is not None), default=None)
     if step is None:
         return None
     holder = steps.index(step)
-    arrays = found[1] if found is not None else None
+    arrays = newest_copy[1] if newest_copy is not None else None
     if holder:  # the node of rank 0 is new, or was lost
         arrays = topology.broadcast_object(arrays, holder)
     return step, arrays if topology.rank == 0 else None
@@ -146,8 +146,8 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
 
 def newest_steps(folder: Path) -> list[int]:
     """Return the step of the newest copy of each object of a program that makes copies. Reads no array."""
-    folders = sorted((int(each.name), each) for each in folder.iterdir() if each.name.isdecimal())
-    return [max((step for step, _ in _complete(each)), default=0) for _, each in folders]
+    folders = sorted((int(entry.name), entry) for entry in folder.iterdir() if entry.name.isdecimal())
+    return [max((step for step, _ in _complete(folder)), default=0) for _, folder in folders]
 
 
 def _digest(header: _Header, content: memoryview) -> int:
@@ -157,8 +157,8 @@ def _digest(header: _Header, content: memoryview) -> int:
 
 def _make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise OSError(f"{folder} is not a directory of this user alone (mode 0700)")
 
 

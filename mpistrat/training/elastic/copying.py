@@ -52,16 +52,16 @@ class Copying:
         """Restore the newest copy of earlier runs if its step is above ``step``. Return the step of the state."""
         if self._folder is not None:
             path = copies.restored_file(self._folder, rc.restart)
-            found = copies.newest(self._folder, self._topology, rc.restart)
-            if found is not None and found[0] > step:
+            copied = copies.newest(self._folder, self._topology, rc.restart)
+            if copied is not None and copied[0] > step:
                 # By a file, which `Checkpoint.restore` reads. It stays: an optimizer makes its slots at the first step.
                 try:
-                    self._topology.on_first(lambda: write.write(found[1] or {}, path))
+                    self._topology.on_first(lambda: write.write(copied[1] or {}, path))
                 except OSError as error:
-                    _log.warning("the copy of step %d is not used: %s", found[0], error)
+                    _log.warning("the copy of step %d is not used: %s", copied[0], error)
                 else:
                     self._checkpoint.restore(path)
-                    step = found[0]
+                    step = copied[0]
         self._last = time.monotonic(), step
         self.next = step + 1
         return step

@@ -108,7 +108,7 @@ class IoU(ConfusionMatrix):
     ):
         super().__init__(num_classes, name)
         require(
-            target_class_ids and all(0 <= each < num_classes for each in target_class_ids),
+            target_class_ids and all(0 <= class_id < num_classes for class_id in target_class_ids),
             f"target_class_ids must be from 0 to {num_classes - 1}",
             target_class_ids,
         )
@@ -377,8 +377,8 @@ class _AtThresholds(ThresholdMetric):
 
     def result(self) -> Any:
         """Return the metric over the examples of all replicas."""
-        found = self._value(self._read_counts())[self._order]
-        return found[0] if self._single else found
+        values = self._value(self._read_counts())[self._order]
+        return values[0] if self._single else values
 
 
 class TruePositives(_AtThresholds):

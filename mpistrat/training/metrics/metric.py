@@ -221,8 +221,8 @@ class Metric(ABC):
     @_remembered
     def __init__(self, name: str | None = None):
         if name is None:  # that of the class of this package: a subclass of a program has its name, as before
-            kinds = (each for each in type(self).__mro__ if each.__module__.partition(".")[0] == "mpistrat")
-            kind = next((each for each in kinds if each is not Metric), type(self))
+            kinds = (base for base in type(self).__mro__ if base.__module__.partition(".")[0] == "mpistrat")
+            kind = next((base for base in kinds if base is not Metric), type(self))
             name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
         self._name = name
         self._in_scope = has_strategy()
@@ -242,7 +242,7 @@ class Metric(ABC):
 
     def named_variables(self, name_of: Callable[[Variable], str]) -> dict[str, Variable]:
         """Return `variables` by the names that they have below this metric in a `Checkpoint`."""
-        return {each.name.removeprefix(f"{self._name}/"): each for each in self._variables}
+        return {variable.name.removeprefix(f"{self._name}/"): variable for variable in self._variables}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Update the state, and return the result."""
@@ -292,8 +292,8 @@ class Metric(ABC):
 
     def _repr_html_(self) -> str:
         """Return an HTML table. Never communicates: the result is in that of one replica only."""
-        facts = {"name": self._name, "variables": [each.name for each in self._variables]}
-        if all(each.distribute_strategy.num_replicas_in_sync == 1 for each in self._variables):
+        facts = {"name": self._name, "variables": [variable.name for variable in self._variables]}
+        if all(variable.distribute_strategy.num_replicas_in_sync == 1 for variable in self._variables):
             facts["result"] = self.result()
         return representation.table(type(self).__name__, facts)
 

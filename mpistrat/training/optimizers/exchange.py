@@ -43,9 +43,9 @@ class GroupExchange:
 
     def create(self, variables: Sequence[Variable]) -> None:
         """Create what is kept of new variables."""
-        new = [*{id(each): each for each in variables if id(each) not in self._variables}.values()]
-        values = [_wide(each.own_copy()) for each in new]
-        owners = self._groups.owners([each.nbytes for each in values])
+        new = [*{id(variable): variable for variable in variables if id(variable) not in self._variables}.values()]
+        values = [_wide(variable.own_copy()) for variable in new]
+        owners = self._groups.owners([value.nbytes for value in values])
         outer, compression = self._groups.outer, self._groups.compression
         for variable, value, owner in zip(new, values, owners, strict=True):
             self._variables[id(variable)] = variable
@@ -80,10 +80,10 @@ class GroupExchange:
         if summing is not None:
             gradients = summing.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         variables = step.variables
-        owners = [self._owners[id(each)] for each in variables]
+        owners = [self._owners[id(variable)] for variable in variables]
         dense = [
-            IndexedSlices(each.values, each.indices, v.shape).to_dense() if isinstance(each, IndexedSlices) else each
-            for each, v in zip(gradients, variables, strict=True)
+            IndexedSlices(g.values, g.indices, v.shape).to_dense() if isinstance(g, IndexedSlices) else g
+            for g, v in zip(gradients, variables, strict=True)
         ]
         means = self._owned(dense, owners)
         with self._groups.refusal():
@@ -117,7 +117,7 @@ class GroupExchange:
         self._is_due = False
         number = (done - 1) // self._groups.sync_every  # of exchanges before
         variables, owners, outer = [*self._variables.values()], [*self._owners.values()], self._groups.outer
-        values = self._owned([each.own_copy() for each in variables], owners)
+        values = self._owned([variable.own_copy() for variable in variables], owners)
         own = [(i, key, self._kept[key]) for i, key in enumerate(self._variables) if _ANCHOR in self._kept.get(key, ())]
         with self._groups.refusal():
             rate = 1.0 if outer is None else outer.rate_after(number)
@@ -143,7 +143,7 @@ class GroupExchange:
     def _owned(self, values: list[Any], owners: Sequence[int]) -> list[np.ndarray]:
         """Return the values that this rank owns, as they are, and memory for the others, which come from theirs."""
         wide, own = map(_wide, values), self._groups.group.rank
-        return [each if owner == own else np.empty_like(each) for each, owner in zip(wide, owners, strict=True)]
+        return [array if owner == own else np.empty_like(array) for array, owner in zip(wide, owners, strict=True)]
 
     def _meet(
         self, number: int, variables: Sequence[Variable], settled: Set[int] = frozenset(), more: Sequence[str] = ()
@@ -156,19 +156,19 @@ class GroupExchange:
             f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""
             for v in variables
         ]
-        names = [f"variable {each.name!r} {[*each.shape]}" for each in variables]
-        found = [
+        names = [f"variable {variable.name!r} {[*variable.shape]}" for variable in variables]
+        leaves_and_parts = [
             *zip(variables, self._groups.compare(number, [*names, *more], assigned), strict=False)
         ]  # none without a rail
-        return {id(v) for v, each in found if len(each) == 1 and "" not in each}, [
-            v.name for v, e in found if len(e) > 1
+        return {id(v) for v, parts in leaves_and_parts if len(parts) == 1 and "" not in parts}, [
+            v.name for v, e in leaves_and_parts if len(e) > 1
         ]
 
     def _require_same(self, number: int, variables: Sequence[Variable], more: Sequence[str] = ()) -> None:
         """Raise MismatchError also if groups have assigned different values, which no exchange will make equal."""
         _, different = self._meet(number, variables, more=more)
-        for each in variables:
-            self._moved.pop(id(each), None)
+        for variable in variables:
+            self._moved.pop(id(variable), None)
         if different:
             raise MismatchError(f"groups have assigned different values to {different}: assign the same in all of them")
 
@@ -177,7 +177,7 @@ class GroupExchange:
     ) -> None:
         """Replace the arrays that this rank owns by their weighted sums over the groups. Collective over its rail."""
         own = self._kept.keys() - settled
-        kept = {i: self._kept[id(each)] for i, each in enumerate(variables) if id(each) in own}
+        kept = {i: self._kept[id(variable)] for i, variable in enumerate(variables) if id(variable) in own}
         # Of a variable that has two gradients, the first is sent whole: there is one error.
         thin = [*{id(variables[i]): i for i in kept if "error" in kept[i]}.values()]
         rest = [i for i in kept if i not in thin]
@@ -191,7 +191,7 @@ class GroupExchange:
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
         return {
-            kind: np.concatenate([to_host(each).reshape(-1) for each in kept] or [np.empty(0, np.float32)])
+            kind: np.concatenate([to_host(array).reshape(-1) for array in kept] or [np.empty(0, np.float32)])
             for kind, kept in self.by_kind().items()
         }
 
@@ -201,7 +201,7 @@ class GroupExchange:
         Raise ValueError if it is of other kinds or lengths.
         """
         by_kind = self.by_kind()
-        now = {kind: (sum(each.size for each in kept),) for kind, kept in by_kind.items()}
+        now = {kind: (sum(array.size for array in kept),) for kind, kept in by_kind.items()}
         given = {kind: np.shape(flat) for kind, flat in state.items()}
         if given != now:
             raise ValueError(
@@ -212,9 +212,9 @@ class GroupExchange:
         self._moved, self._is_due = {}, False
         for kind, flat in state.items():
             at = 0
-            for each in by_kind[kind]:
-                fill(each, flat[at : at + each.size].reshape(each.shape))
-                at += each.size
+            for array in by_kind[kind]:
+                fill(array, flat[at : at + array.size].reshape(array.shape))
+                at += array.size
 
     def by_kind(self) -> dict[str, list[Any]]:
         """Return the arrays that this rank keeps, by their kinds, which are the same on all ranks."""
@@ -222,10 +222,10 @@ class GroupExchange:
         kinds = [] if compression is None else [*compression.kinds]
         if not self.of_gradients and (outer or compression):
             kinds += [_ANCHOR, *(outer.slots if outer else ())]
-        found = {kind: [kept[kind] for kept in self._kept.values() if kind in kept] for kind in kinds}
-        for each in () if self.of_gradients else self._inner():
-            found.setdefault(f"inner/{each.dtype}", []).append(each.own_copy())
-        return found
+        by_kind = {kind: [kept[kind] for kept in self._kept.values() if kind in kept] for kind in kinds}
+        for variable in () if self.of_gradients else self._inner():
+            by_kind.setdefault(f"inner/{variable.dtype}", []).append(variable.own_copy())
+        return by_kind
 
 
 def _wide(value: Any) -> np.ndarray:

@@ -31,13 +31,13 @@ _looked_at: set[CodeType] = set()
 _SHOWN = 4  # names of variables in a message
 
 
-def as_pair(each: Any) -> tuple[Any, Any]:
+def as_pair(pair: Any) -> tuple[Any, Any]:
     """Return a gradient and its variable."""
-    if not isinstance(each, (tuple, list)) or len(each) != 2:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(
-            f"apply_gradients takes pairs (gradient, variable), not {each!r}: write zip(gradients, variables)"
+            f"apply_gradients takes pairs (gradient, variable), not {pair!r}: write zip(gradients, variables)"
         )
-    gradient, variable = each
+    gradient, variable = pair
     if isinstance(gradient, Variable) and not isinstance(variable, Variable):
         raise TypeError(
             f"apply_gradients takes pairs (gradient, variable), and got the variable {gradient.name!r} first: write "
@@ -70,7 +70,7 @@ def _warn_of_means(replicas: int) -> None:
     _looked_at.add(code)
     known = {**frame.f_globals, **frame.f_locals}
     called = (known.get(name) for name in (*code.co_names, *code.co_freevars))
-    if any("mean" in each.co_names for each in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))):
+    if any("mean" in c.co_names for c in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))):
         warnings.warn(
             f"apply_gradients adds up the gradients of {replicas} replicas, and this function takes a mean. The mean "
             f"over the rows of one replica makes the step about {replicas} times too large: divide sums by the number "
@@ -149,7 +149,7 @@ def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
     ``spans`` are the `places` of what it changes. A step changes its variables one after another. A gradient that is a
     view of one of them must not change before it is used.
     """
-    found = []
+    summed = []
     for gradient in gradients:
         given = component(gradient)
         rows = isinstance(given, IndexedSlices)
@@ -161,8 +161,8 @@ def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
             if before and spans[before - 1, 1] > first:
                 own = array.copy()
                 gradient = IndexedSlices(own, given.indices, given.dense_shape) if rows else own
-        found.append(gradient)
-    return found
+        summed.append(gradient)
+    return summed
 
 
 def _span(array: np.ndarray) -> tuple[int, int]:
@@ -200,7 +200,7 @@ class Clipping:
         The result has the same bits on all replicas that give the same bits on one kind of device.
         """
         gradients = [_as_arrays(gradient) for gradient in gradients]
-        squares = squared_norms([_values(each) for each in gradients]) if self.by_norm else []
+        squares = squared_norms([_values(gradient) for gradient in gradients]) if self.by_norm else []
         return self.clipped(gradients, self.norms(squares))
 
     @property
@@ -232,14 +232,14 @@ def squared_norms(values: Sequence[Any]) -> list[float]:
     The order of the additions depends on the sizes alone, so that ranks with other processors get the same bits. BLAS
     does not promise that.
     """
-    values = [each.reshape(-1).view(each.real.dtype) if each.dtype.kind == "c" else each for each in values]
+    values = [value.reshape(-1).view(value.real.dtype) if value.dtype.kind == "c" else value for value in values]
     norms = [0.0] * len(values)
     on_gpu: dict[np.dtype, list[int]] = {}
-    for i, each in enumerate(values):
-        if arrays.on_gpu(each) and each.dtype.name in kernels.FLOATS:
-            on_gpu.setdefault(each.dtype, []).append(i)
+    for i, value in enumerate(values):
+        if arrays.on_gpu(value) and value.dtype.name in kernels.FLOATS:
+            on_gpu.setdefault(value.dtype, []).append(i)
         else:
-            norms[i] = added(squares_of_blocks(np.ascontiguousarray(arrays.to_host(each)).reshape(-1)))
+            norms[i] = added(squares_of_blocks(np.ascontiguousarray(arrays.to_host(value)).reshape(-1)))
     for members in on_gpu.values():
         given = [cupy_for("a norm").ascontiguousarray(values[i]) for i in members]
         for i, norm in zip(members, kernels.squared_norms(given), strict=True):

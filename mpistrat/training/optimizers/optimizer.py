@@ -196,9 +196,9 @@ class Optimizer(ABC):
             )
         super().__setattr__(name, value)
         if name == "update":  # for this object: what holds for the `update` of its class does not hold for it
-            for each in {*_OF_UPDATE}.difference(vars(self)):
-                base = vars(Optimizer)[each]
-                super().__setattr__(each, types.MethodType(base, self) if callable(base) else base)
+            for attribute in {*_OF_UPDATE}.difference(vars(self)):
+                base = vars(Optimizer)[attribute]
+                super().__setattr__(attribute, types.MethodType(base, self) if callable(base) else base)
         if name == "update" or name in _OF_UPDATE:
             self._steps = PreparedSteps()  # the prepared ones are for another `update`
         elif name in options_of(self) and "_state" in vars(self):
@@ -415,7 +415,7 @@ class Optimizer(ABC):
                 others = [*rest]
                 if step is None or others or (engine.arenas and engine.holds_buffer(gradients)):
                     pairs = [] if last is None else [*zip(gradients, last.variables, strict=False)]
-                    pairs += [as_pair(each) for each in others]
+                    pairs += [as_pair(pair) for pair in others]
                     step, gradients = self._prepared(extended, pairs)
                 if "gradients" in topology.checks:
                     replicas, number = engine.replicas, self.iterations + 1

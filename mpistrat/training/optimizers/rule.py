@@ -134,13 +134,13 @@ class RuleWithOptions:
         self._do(self._rule.update_rows, weights, rows, step, rate, state)
 
     def on_gpu(self, step: int, rate: float) -> tuple[EachElement, tuple[float, ...]] | None:
-        found, average = self._rule.on_gpu(step, rate), self._average
-        if found is not None and self._decay is not None:
-            found = _with_decay(found[0]), (*found[1], 1 - rate * self._decay)
-        if found is not None and average is not None:
+        kernel, average = self._rule.on_gpu(step, rate), self._average
+        if kernel is not None and self._decay is not None:
+            kernel = _with_decay(kernel[0]), (*kernel[1], 1 - rate * self._decay)
+        if kernel is not None and average is not None:
             averaged = average.kept_before(step), average.kept(step), float(average.overwrites(step))
-            found = _with_average(found[0], average.earlier > 0), (*found[1], *averaged)
-        return found
+            kernel = _with_average(kernel[0], average.earlier > 0), (*kernel[1], *averaged)
+        return kernel
 
 
 @functools.cache
@@ -186,12 +186,12 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
         if not array.flags.c_contiguous:
             raise ValueError(f"an array of shape {array.shape} is not contiguous")
     flat = [array.reshape(-1) for array in arrays]
-    return [tuple([each[at : at + ELEMENTS] for each in flat]) for at in range(0, size, ELEMENTS)]
+    return [tuple([array[at : at + ELEMENTS] for array in flat]) for at in range(0, size, ELEMENTS)]
 
 
 def place_of(kind: type, name: str) -> int:
     """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
-    return next(place for place, each in enumerate(kind.__mro__) if name in vars(each))
+    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
 
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def options_of(rule: Any) -> dict[str, Any]:
     kind = type(rule)
     names = () if is_of_package(kind) else inspect.signature(kind).parameters
     kept = {name: vars(rule).get(name) for name in names}
-    return {name: each for name, each in kept.items() if isinstance(each, (bool, int, float, str, np.generic))}
+    return {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str, np.generic))}
 
 
 def in_words(value: Any, depth: int = 3) -> str:
@@ -249,7 +249,7 @@ def in_words(value: Any, depth: int = 3) -> str:
             repr(value.item()) if value.ndim == 0 else f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
         )
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(in_words(each, depth) for each in value)}]"
+        return f"[{', '.join(in_words(item, depth) for item in value)}]"
     kept: dict[Any, Any] = dict(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
     if inspect.isfunction(value):
         kept |= {**inspect.getclosurevars(value).nonlocals, **(value.__kwdefaults__ or {})}
@@ -258,5 +258,5 @@ def in_words(value: Any, depth: int = 3) -> str:
         kept |= {"of": value.func, **value.keywords}
         kept |= enumerate(value.args)
     is_open = depth > 0 and (callable(value) or isinstance(value, Mapping)) and not inspect.ismethod(value)
-    shown = [f"{name}={in_words(each, depth - 1)}" for name, each in kept.items()] if is_open else []
+    shown = [f"{name}={in_words(item, depth - 1)}" for name, item in kept.items()] if is_open else []
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(shown)})"

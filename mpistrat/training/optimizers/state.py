@@ -35,14 +35,14 @@ def cut(variables: Sequence[Variable], ranks: int, unit: Callable[[Variable], in
 
     A part begins at a multiple of the variable's ``unit`` of elements.
     """
-    total, before = sum(_size(each) * each.dtype.itemsize for each in variables), 0
-    found: list[Ends] = []
+    total, before = sum(_size(variable) * variable.dtype.itemsize for variable in variables), 0
+    divided: list[Ends] = []
     for variable in variables:
         size, step, itemsize = _size(variable), max(1, unit(variable)), variable.dtype.itemsize
         wanted = [(total * rank // ranks - before) // itemsize for rank in range(ranks)]
-        found.append([*(min(max((each + step // 2) // step * step, 0), size) for each in wanted), size])
+        divided.append([*(min(max((end + step // 2) // step * step, 0), size) for end in wanted), size])
         before += size * itemsize
-    return found
+    return divided
 
 
 def unit_of(variable: Variable, elementwise: bool, clipping: Clipping | None) -> int:
@@ -129,23 +129,23 @@ class ShardedVariable(DistributedVariable):
     def blocks(self) -> list[Block]:
         """Return this rank's part as boxes of the whole value, which are views of it. Not collective."""
         first, last = self.ends[self._engine.topology.rank :][:2]
-        found, rest = [], self.own_copy()
+        blocks, rest = [], self.own_copy()
         for box in boxes_of(first, last, self._whole_shape):
             size = math.prod(box.shape)
-            found.append(Block(rest[:size].reshape(box.shape), box.offset, self._whole_shape))
+            blocks.append(Block(rest[:size].reshape(box.shape), box.offset, self._whole_shape))
             rest = rest[size:]
-        return found
+        return blocks
 
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
         return self._whole_shape, self.own_copy().dtype
 
     @collective_call(ranks_of)
     def _read(self) -> np.ndarray:
-        found, engine = np.empty(self._whole_shape, self.dtype), self._engine
-        self._part_of(found)[...] = self.own_copy()
-        parts = parts_of([as_bytes(found)], scaled([self.ends], [found.itemsize]))
+        whole, engine = np.empty(self._whole_shape, self.dtype), self._engine
+        self._part_of(whole)[...] = self.own_copy()
+        parts = parts_of([as_bytes(whole)], scaled([self.ends], [whole.itemsize]))
         all_gather_parts(engine.topology, parts, self._name, engine.options.timeout_seconds)
-        return found
+        return whole
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         raise RuntimeError(f"variable {self.name!r} is shared out over the ranks: call {method} outside of run")
@@ -206,7 +206,7 @@ class State:
     @property
     def variables(self) -> list[Variable]:
         """The number of steps and the learning rate, as in Keras, then the slots of each variable."""
-        return [each for each in (self.iterations, self.learning_rate) if each is not None] + self.all_slots
+        return [variable for variable in (self.iterations, self.learning_rate) if variable is not None] + self.all_slots
 
     @property
     def all_slots(self) -> list[Variable]:
@@ -227,8 +227,8 @@ class State:
         own: dict[str, Any] = {"iterations": self.iterations, "learning_rate": rate}
         named = {name: variable for name, variable in own.items() if variable is not None}
         for variable, of_variable in self.slots.values():
-            for slot, each in zip(slots, of_variable, strict=True):
-                add_named(named, slot, variable, each, name_of)
+            for slot, slot_variable in zip(slots, of_variable, strict=True):
+                add_named(named, slot, variable, slot_variable, name_of)
         return named
 
     def create(
@@ -246,7 +246,7 @@ class State:
         compare the numbers and texts in ``options``, and the learning rate by `in_words`. With ``parts``, which cuts
         variables, the slots are shared out.
         """
-        new = [*{id(each): each for each in variables if id(each) not in self.slots}.values()]
+        new = [*{id(variable): variable for variable in variables if id(variable) not in self.slots}.values()]
         if not new and not self.lacks_rate:
             return
         engine = variables[0].distribute_strategy.extended.engine
@@ -402,7 +402,7 @@ class Accumulation:
         """Return the mean over the calls, summed over the replicas if asked to. Cross-replica context; collective."""
         totals = [self._sums[id(variable)][1] for variable in variables]
         sums = read_together(totals) if aggregate else [total.own_copy() for total in totals]
-        return [numpy_or_cupy(each / self.calls) for each in sums]
+        return [numpy_or_cupy(total / self.calls) for total in sums]
 
     def clear(self, extended: StrategyExtended) -> None:
         """Begin another step: set the number of calls to zero, and the sums, of which each replica has its own."""

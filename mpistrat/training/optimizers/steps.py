@@ -111,9 +111,9 @@ class FlatStep:
             size = sum(self._values[i].size for i in members)
             self._messages.append(JoinedGradients(members, np.empty(size, dtype) if large is None else None))
         self._spans = [
-            each
+            span
             for number, message in enumerate(self._messages)
-            for each in self._of_message(number, message, elementwise)
+            for span in self._of_message(number, message, elementwise)
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
         self._prepared = self._is_alone = False
@@ -141,7 +141,7 @@ class FlatStep:
                 end = start + weights.size
                 spans.append(WeightSpan(number, is_joined, slice(start, end), weights, state))
                 start = end
-        return spans if len(spans) > 1 else [each._replace(where=None) for each in spans]
+        return spans if len(spans) > 1 else [span._replace(where=None) for span in spans]
 
     def take(
         self,
@@ -226,13 +226,13 @@ class FlatStep:
 
     def _split(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the gradients that are in messages, as views where possible."""
-        found: dict[int, np.ndarray] = {}
+        reduced: dict[int, np.ndarray] = {}
         for (members, _), total in zip(self._messages, messages, strict=True):
             flat, start = total.reshape(-1), 0
             for i in members:
                 end = start + self._values[i].size
-                found[i], start = flat[start:end].reshape(self.shapes[i]), end
-        return [found[i] for i in range(len(found))]
+                reduced[i], start = flat[start:end].reshape(self.shapes[i]), end
+        return [reduced[i] for i in range(len(reduced))]
 
 
 class ShardedStep:
@@ -254,7 +254,7 @@ class ShardedStep:
         elementwise: bool,
     ):
         self._engine, self.variables, self._state, self._create = engine, list(variables), state, create
-        self.dtypes, self.shapes = [each.dtype for each in gradients], [each.shape for each in gradients]
+        self.dtypes, self.shapes = [g.dtype for g in gradients], [g.shape for g in gradients]
         self.form = form_of(names, self.dtypes, self.shapes)
         self._elementwise, self._is_prepared = elementwise, False
 
@@ -265,11 +265,11 @@ class ShardedStep:
         self.completed = state.iterations.own_copy()
         self._rate: Any = None if state.learning_rate is None else state.learning_rate.own_copy()
         self._ends = ends = [state.ends[id(variable)] for variable in variables]
-        weights = [each.own_copy().reshape(-1) for each in variables]
-        self._bytes = parts_of([*map(as_bytes, weights)], scaled(ends, [each.itemsize for each in weights]))
+        weights = [variable.own_copy().reshape(-1) for variable in variables]
+        self._bytes = parts_of([*map(as_bytes, weights)], scaled(ends, [weight.itemsize for weight in weights]))
         # The gradients of each dtype, by their indices, and this rank's part of them in this order.
         self._messages = [
-            [i for i, each in enumerate(self.dtypes) if each == dtype] for dtype in dict.fromkeys(self.dtypes)
+            [i for i, other in enumerate(self.dtypes) if other == dtype] for dtype in dict.fromkeys(self.dtypes)
         ]
         own = [(i, slice(*ends[i][topology.rank :][:2])) for i in itertools.chain(*self._messages)]
         self._own = own = [(i, where) for i, where in own if where.start < where.stop]
@@ -279,10 +279,10 @@ class ShardedStep:
         ]
         if not self._elementwise:
             # From the parts of all ranks, so that all raise.
-            if any(0 < b - a < each[-1] for each in ends for a, b in itertools.pairwise(each)):
+            if any(0 < b - a < of_array[-1] for of_array in ends for a, b in itertools.pairwise(of_array)):
                 raise ValueError("shard_state=True: set `update` of an optimizer before its state is created")
-            shapes = [[each.shape for each in (variables[i], *of)] for (i, _), of in zip(own, slots, strict=True)]
-            held = [[*map(np.reshape, *each)] for each in zip(held, shapes, strict=True)]
+            shapes = [[array.shape for array in (variables[i], *of)] for (i, _), of in zip(own, slots, strict=True)]
+            held = [[*map(np.reshape, *pair)] for pair in zip(held, shapes, strict=True)]
         self._of_parts = FlatStep(
             [variables[i] for i, _ in own],
             held,
@@ -314,7 +314,7 @@ class ShardedStep:
         number, topology = self.completed.item(), self._engine.topology
         # A schedule may fail, so it is called before the first collective.
         rate: float = self._rate.item() if schedule is None else float(schedule(number))
-        own = self._reduced([np.ascontiguousarray(each).reshape(-1) for each in gradients], engine)
+        own = self._reduced([np.ascontiguousarray(gradient).reshape(-1) for gradient in gradients], engine)
         norms = [] if clipping is None or not clipping.by_norm else self._norms(own, clipping)
         try:
             if clipping is not None:
@@ -330,7 +330,7 @@ class ShardedStep:
 
     def _reduced(self, flat: Sequence[np.ndarray], engine: Engine | None) -> list[np.ndarray]:
         """Return this rank's parts of the gradients, summed over the replicas of ``engine`` if it is given."""
-        found: list[np.ndarray] = []
+        totals: list[np.ndarray] = []
         for members in self._messages:
             parts = parts_of([flat[i] for i in members], [self._ends[i] for i in members])
             like = ReduceOp.SUM, self.dtypes[members[0]], parts
@@ -340,19 +340,19 @@ class ShardedStep:
                     flat = engine.all_reduce(ReduceOp.SUM, [*flat], None, self.form)
                 return [flat[i][where] for i, where in self._own]
             ends = [*itertools.accumulate(map(len, parts[self._engine.topology.rank]))]
-            found += np.split(total, ends)[:-1]
-        return found
+            totals += np.split(total, ends)[:-1]
+        return totals
 
     def _norms(self, own: Sequence[np.ndarray], clipping: Clipping) -> list[float]:
         """Return the norms of the gradients of which this rank has parts, added in the order of `Clipping`."""
-        squares = [np.empty(each[-1]) for each in self._square_ends]
+        squares = [np.empty(ends[-1]) for ends in self._square_ends]
         for (i, where), part in zip(self._own, own, strict=True):
             first = where.start // _norm_block(part.dtype)
-            found = [*squares_of_blocks(part.view(part.real.dtype))]
-            squares[i][first : first + len(found)] = found
+            of_blocks = [*squares_of_blocks(part.view(part.real.dtype))]
+            squares[i][first : first + len(of_blocks)] = of_blocks
         parts = parts_of([*map(as_bytes, squares)], scaled(self._square_ends, [8] * len(squares)))
         all_gather_parts(self._engine.topology, parts, self.form, self._engine.options.timeout_seconds)
-        norms = clipping.norms([added(each.tolist()) for each in squares])
+        norms = clipping.norms([added(block_squares.tolist()) for block_squares in squares])
         return [norms[i] for i, _ in self._own]
 
 
@@ -380,8 +380,8 @@ class SeparateStep:
     def changed(self) -> list[np.ndarray]:
         """Return the arrays of this process that `update` changes."""
         members = [(variable, *self._slots[id(variable)][1]) for variable in self.variables]
-        held = [component(each) for each in itertools.chain.from_iterable(members)]
-        arrays_of = [each.array for each in held if isinstance(each, LocalVariable)]
+        held = [component(member) for member in itertools.chain.from_iterable(members)]
+        arrays_of = [held_by.array for held_by in held if isinstance(held_by, LocalVariable)]
         return [array for array in arrays_of if isinstance(array, np.ndarray)]
 
     def update(self, rule: Rule, gradients: Sequence[Any], step: int, rate: float) -> None:
@@ -418,7 +418,7 @@ class SeparateStep:
         if kernel is not None:
             with on_device(device.index):
                 for rows in groups.values():
-                    kernel[0]([list(each) for each in zip(*rows, strict=True)], kernel[1])
+                    kernel[0]([list(column) for column in zip(*rows, strict=True)], kernel[1])
         done = {id(variable) for _, variable in left}
         for variable in self.variables:
             if id(variable) not in done:
@@ -434,7 +434,7 @@ def _update_one(
         _update_on_host(variable.array, rule, gradient, step, rate, state)
         return
     # Without a kernel, and for rows: GPUs add rows in another order on each replica.
-    weights, *held = [arrays.to_host(each) for each in (variable.array, *state)]
+    weights, *held = [arrays.to_host(array) for array in (variable.array, *state)]
     _update_on_host(weights, rule, gradient, step, rate, held)
     for target, result in zip((variable.array, *state), (weights, *held), strict=True):
         target[...] = arrays.from_host(result, target)
@@ -500,7 +500,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
             if create is not None:
                 step = ShardedStep(engine, variables, gradients, names, state, create, elementwise)
             else:
-                held = [[each.own_copy() for each in (v, *known[id(v)][1])] for v in variables]
+                held = [[variable.own_copy() for variable in (v, *known[id(v)][1])] for v in variables]
                 how = completed, state.learning_rate, engine.topology.limits.alone_bytes, elementwise
                 step = FlatStep(variables, held, kinds[0], names, *how)
             self.keep(key, step)
@@ -518,7 +518,7 @@ def may_join(engine: Engine, slots: Mapping[int, Any], gradients: Sequence[Any],
         and all(id(variable) in slots for variable in variables)
         and all(variable.each_replica_writes for variable in variables)
         and all(isinstance(variable.own_copy(), np.ndarray) for variable in variables)
-        and not any(isinstance(each, IndexedSlices) or arrays.on_gpu(each) for each in gradients)
+        and not any(isinstance(gradient, IndexedSlices) or arrays.on_gpu(gradient) for gradient in gradients)
         and not engine.holds_buffer(gradients)
     )
 
