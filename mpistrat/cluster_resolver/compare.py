@@ -27,19 +27,19 @@ _Task = tuple[str | None, int | None]
 
 
 class Contradiction(NamedTuple):
-    """A fact in which a resolver and MPI differ: its name in `Placement`, and what the resolver told and MPI knows."""
+    """A fact in which a resolver and MPI differ: its name in `Placement`, the resolver's value and MPI's."""
 
     name: str
-    told: Any
+    claimed: Any
     source: str
     known: Any
 
     def __str__(self) -> str:
-        return f"{self.name} is {_text(self.told)} according to {self.source}, {_text(self.known)} according to MPI"
+        return f"{self.name} is {_text(self.claimed)} according to {self.source}, {_text(self.known)} according to MPI"
 
 
 def facts_of_resolver(resolver: ClusterResolver) -> dict[str, Fact]:
-    """Return the facts of a resolver about size, rank and nodes, without those that it assumes.
+    """Return the facts of a resolver about size, rank and nodes, except those that it assumes.
 
     Raise RuntimeError or ValueError where the resolver itself does.
     """
@@ -50,7 +50,7 @@ def facts_of_resolver(resolver: ClusterResolver) -> dict[str, Fact]:
 
 
 def facts_of(placement: Placement) -> dict[str, Fact]:
-    """Return the facts of a placement that can be compared with MPI, without those that are assumed."""
+    """Return the facts of a placement that can be compared with MPI, except assumed ones."""
     if placement.sources.get("size") == EMPTY:
         return {}
     facts = {}
@@ -64,44 +64,45 @@ def facts_of(placement: Placement) -> dict[str, Fact]:
     return facts
 
 
-def contradictions(told: Mapping[str, Fact], known: Placement) -> list[Contradiction]:
-    """Return the facts in which a resolver and MPI differ. ``told`` is as `facts_of_resolver` returns it.
+def contradictions(claimed: Mapping[str, Fact], known: Placement) -> list[Contradiction]:
+    """Return the facts in which a resolver and MPI differ. ``claimed`` is a result of `facts_of_resolver`.
 
     MPI leaves the facts that it does not know at None, and they are not compared.
     """
-    size = told.get("size")
+    size = claimed.get("size")
     if size is None:
         return []
     if size.value != known.size and size.source == GIVEN and size.value == known.num_nodes:
         return []  # a worker of tf.distribute may be a whole machine with all its devices
-    found = []
-    for fact in told.values():
+    differing = []
+    for fact in claimed.values():
         value = getattr(known, fact.name)
-        if fact.name == "ranks_per_node" and value is not None and "ranks_by_node" not in told:
+        if fact.name == "ranks_per_node" and value is not None and "ranks_by_node" not in claimed:
+            # MPI orders nodes by their first ranks, a scheduler by its own list: compare the counts without an order.
             fact, value = fact._replace(value=tuple(sorted(fact.value))), tuple(sorted(value))
         elif fact.name == "ranks_per_node":
             continue  # ranks_by_node includes it
         if value is not None and fact.value != value:
-            found.append(Contradiction(fact.name, fact.value, fact.source, value))
-    if found and found[0].name == "size":  # the other differences follow from it
-        return [each for each in found if each.name in ("size", "rank")]
-    return found
+            differing.append(Contradiction(fact.name, fact.value, fact.source, value))
+    if differing and differing[0].name == "size":  # the other differences follow from it
+        return [contradiction for contradiction in differing if contradiction.name in ("size", "rank")]
+    return differing
 
 
-def differences(told: Mapping[str, Fact], known: Placement) -> tuple[str, str] | None:
+def differences(claimed: Mapping[str, Fact], known: Placement) -> tuple[str, str] | None:
     """Return the contradictions as text, and sentences on their cause and what to do; None without any."""
-    found = contradictions(told, known)
-    return ("; ".join(map(str, found)), likely_cause(found, known)) if found else None
+    differing = contradictions(claimed, known)
+    return ("; ".join(map(str, differing)), likely_cause(differing, known)) if differing else None
 
 
-def likely_cause(found: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None) -> str:
+def likely_cause(differing: list[Contradiction], known: Placement, environ: Mapping[str, str] | None = None) -> str:
     """Return sentences that say what is probably wrong, and what to do."""
-    first = found[0]
+    first = differing[0]
     if first.name in ("size", "rank"):
-        if known.size == 1 and first.name == "size" and first.told > 1:
+        if known.size == 1 and first.name == "size" and first.claimed > 1:
             return (
                 "This process was started alone, without an MPI launcher or with one that the MPI library does not "
-                f"understand: start all ranks at once, `mpirun -n {first.told} python ...` or `srun --mpi=...`."
+                f"understand: start all ranks at once, `mpirun -n {first.claimed} python ...` or `srun --mpi=...`."
             )
         if first.source == GIVEN and first.name == "rank":
             return (
@@ -123,13 +124,13 @@ def likely_cause(found: list[Contradiction], known: Placement, environ: Mapping[
             "The variables are left over from another launch, or a launcher was started inside another one: start "
             "the program from a fresh shell."
         )
-    told_nodes = next((each for each in found if each.name == "num_nodes"), None)
-    if told_nodes is None:
+    num_nodes = next((contradiction for contradiction in differing if contradiction.name == "num_nodes"), None)
+    if num_nodes is None:
         return (
             "The ranks are spread over the nodes in another order than the environment says (--distribution, "
             "--map-by, a rank file): start them in the launcher's default order, or leave cluster_resolver out."
         )
-    if told_nodes.told < told_nodes.known:
+    if num_nodes.claimed < num_nodes.known:
         return (
             "Ranks of one node do not share memory: each has its own container or namespaces. Start one "
             "container per node, or let the containers share /dev/shm and IPC (docker --ipc=host)."
@@ -150,33 +151,33 @@ def _resolved(environ: Mapping[str, str] | None) -> ClusterResolver | None:
 def _text(value: Any) -> str:
     if not isinstance(value, tuple):
         return str(value)
-    text = ", ".join("+".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in value[:8])
+    text = ", ".join("+".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value[:8])
     return f"[{text}{', ...' if len(value) > 8 else ''}]"
 
 
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:
     """Raise on every rank of a strategy if a resolver contradicts MPI on any rank. Collective.
 
-    The resolver is that of the ranks of the topology, or of the whole job, whose ranks are ``world``. Raise
-    RuntimeError if the resolver and MPI differ. Raise the resolver's own exception on the ranks where it fails, and
-    RuntimeError on the others.
+    The resolver describes the ranks of the topology, or the whole job, whose ranks are ``world``. Raise RuntimeError if
+    the resolver and MPI differ. Raise the resolver's own exception on the ranks where it fails, and RuntimeError on the
+    others.
     """
     asked = asked_once(resolver, topology)
     everyone = _gathered(topology, lambda: _differences(asked, topology, world))
-    told = [found if failed is None else (f"the resolver fails: {failed}", "") for failed, found in everyone]
-    ranks = [rank for rank, each in enumerate(told) if each is not None]
+    reports = [texts if failed is None else (f"the resolver fails: {failed}", "") for failed, texts in everyone]
+    ranks = [rank for rank, report in enumerate(reports) if report is not None]
     if not ranks:
         return
-    what, cause = told[topology.rank] or told[ranks[0]]
+    differing, cause = reports[topology.rank] or reports[ranks[0]]
     first = topology.rank if topology.rank in ranks else ranks[0]
     also = "" if len(ranks) == 1 else f" (and {len(ranks) - 1} other rank{'s' * (len(ranks) > 2)})"
     raise RuntimeError(
-        f"{type(resolver).__name__} and MPI contradict each other. Rank {first}{also}: {what}. {cause}".rstrip()
+        f"{type(resolver).__name__} and MPI contradict each other. Rank {first}{also}: {differing}. {cause}".rstrip()
     )
 
 
 def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
-    """Return the resolver, or for one that asks a network service the answer that rank 0 got. Collective.
+    """Return the resolver, or rank 0's answer if the resolver asks a network service. Collective.
 
     A service may refuse thousands of ranks that ask at the same time, or give them different answers. Raise the
     exception of the resolver on rank 0, and the same or a RuntimeError on the other ranks.
@@ -195,13 +196,13 @@ def resolver_of(topology: Topology) -> ClusterResolver:
     known = placement_in(topology)
     try:
         resolver = resolve()
-        told = facts_of_resolver(resolver)
-        found = differences(told, known)
-        if found is None:
+        claimed = facts_of_resolver(resolver)
+        texts = differences(claimed, known)
+        if texts is None:
             return resolver
-        why = ". ".join(found)
+        why = ". ".join(texts)
         world = mpi.start().COMM_WORLD
-        if world.size > topology.size and not contradictions(told, Placement("MPI", world.size, world.rank)):
+        if world.size > topology.size and not contradictions(claimed, Placement("MPI", world.size, world.rank)):
             why = ""
     except (RuntimeError, ValueError) as error:
         why = str(error)
@@ -213,15 +214,15 @@ def resolver_of(topology: Topology) -> ClusterResolver:
 
 def _differences(resolver: ClusterResolver, topology: Topology, world: Any) -> tuple[str, str] | None:
     """Return the differences on this rank and their likely cause, or None without differences."""
-    told = facts_of_resolver(resolver)
+    claimed = facts_of_resolver(resolver)
     known = placement_in(topology)
-    if "size" in told and told["size"].value != known.size and world.size > topology.size:
+    if "size" in claimed and claimed["size"].value != known.size and world.size > topology.size:
         known = Placement("MPI", world.size, world.rank)  # the resolver describes the whole job
-    return differences(told, known)
+    return differences(claimed, known)
 
 
 def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
-    """Return the rank of each task, as each rank's resolver tells its own. Collective over all ranks of the program.
+    """Return the rank of each task; each rank's resolver knows its own task. Collective over all ranks of the program.
 
     Raise TypeError if ``resolver`` is not a ``ClusterResolver``. Raise RuntimeError on every rank if the ranks have
     different jobs, a rank has no task, or a task has no rank or several. Raise the resolver's own exception on the
@@ -230,51 +231,51 @@ def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
     if not isinstance(resolver, ClusterResolver):
         raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {resolver!r}")
     resolver = asked_once(resolver, topology)
-    told = _gathered(topology, lambda: (resolver.tasks(), (resolver.task_type, resolver.task_id)))
-    for rank, (failed, _) in enumerate(told):
+    by_rank = _gathered(topology, lambda: (resolver.tasks(), (resolver.task_type, resolver.task_id)))
+    for rank, (failed, _) in enumerate(by_rank):
         if failed is not None:
             raise RuntimeError(f"the cluster resolver of rank {rank} fails: {failed}")
-    _same_jobs([jobs for _, (jobs, _) in told])
-    return _one_rank_each(told[topology.rank][1][0], [task for _, (_, task) in told])
+    _same_jobs([jobs for _, (jobs, _) in by_rank])
+    return _one_rank_each(by_rank[topology.rank][1][0], [task for _, (_, task) in by_rank])
 
 
 def _gathered(topology: Topology, ask: Callable[[], Any]) -> list[tuple[str | None, Any]]:
-    """Return of each rank how ``ask`` failed, and what it returned. Raise its exception on the ranks where it fails."""
-    found, error = None, None
+    """Return for each rank how ``ask`` failed and its result. Raise its exception on the ranks where it fails."""
+    result, error = None, None
     try:
-        found = ask()
+        result = ask()
     except Exception as raised:  # a cloud's client may raise anything, and the other ranks wait
         error = raised
-    told = topology.all_gather_object((None if error is None else str(error), found))
+    outcomes = topology.all_gather_object((None if error is None else str(error), result))
     if error is not None:
         raise error
-    return told
+    return outcomes
 
 
-def _same_jobs(told: list[dict[str, tuple[int, ...]]]) -> None:
+def _same_jobs(jobs_of_rank: list[dict[str, tuple[int, ...]]]) -> None:
     groups: dict[str, list[int]] = {}
-    for rank, jobs in enumerate(told):
+    for rank, jobs in enumerate(jobs_of_rank):
         groups.setdefault(_jobs_text(jobs), []).append(rank)
     if len(groups) > 1:
-        said = "; ".join(f"{ranks_in_words(ranks)}: {jobs}" for jobs, ranks in groups.items())
-        raise RuntimeError(f"the ranks have different jobs: {said}. Give all ranks the same jobs")
-    for job, numbers in told[0].items():
+        text = "; ".join(f"{ranks_in_words(ranks)}: {jobs}" for jobs, ranks in groups.items())
+        raise RuntimeError(f"the ranks have different jobs: {text}. Give all ranks the same jobs")
+    for job, numbers in jobs_of_rank[0].items():
         if numbers != tuple(range(len(numbers))):
             raise RuntimeError(f"the tasks of job {job!r} are numbered from 0 on without gaps, not {numbers}")
 
 
-def _one_rank_each(jobs: dict[str, tuple[int, ...]], own: list[_Task]) -> Roles:
+def _one_rank_each(jobs: dict[str, tuple[int, ...]], task_of_rank: list[_Task]) -> Roles:
     tasks: dict[_Task, list[int]] = {(job, number): [] for job, numbers in jobs.items() for number in numbers}
-    for rank, task in enumerate(own):
+    for rank, task in enumerate(task_of_rank):
         if task not in tasks:
             raise RuntimeError(
                 f"rank {rank} has no role: its task is {task[1]!r} of job {task[0]!r}, and the jobs are "
                 f"{_text(jobs)}. Give each rank a task, or start {len(tasks)} ranks"
             )
         tasks[task].append(rank)
-    for (job, number), ranks in sorted(tasks.items(), key=lambda each: -len(each[1])):  # the most ranks first
+    for (job, number), ranks in sorted(tasks.items(), key=lambda item: -len(item[1])):  # the most ranks first
         if len(ranks) != 1:
-            has = ranks_in_words(ranks) if ranks else f"none of the {len(own)} ranks"
+            has = ranks_in_words(ranks) if ranks else f"none of the {len(task_of_rank)} ranks"
             raise RuntimeError(
                 f"task {number} of job {job!r} must be one rank, and is {has}. Give each rank a task of its own "
                 f"of {_text(jobs)}"

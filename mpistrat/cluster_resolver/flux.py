@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.mpi import LaunchedClusterResolver, place, told
+from mpistrat.cluster_resolver.mpi import LaunchedClusterResolver, launched_by, place
 from mpistrat.cluster_resolver.placement import Allocation, Placement, integer, required
 from mpistrat.launch.launchers import FLUX
 from mpistrat.launch.slurm import expand_hostlist
@@ -75,7 +75,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
 
     def _place(self, nodes: list[str] | None) -> Placement:
         environ = self._environ
-        by = told(environ, FLUX)
+        by = launched_by(environ, FLUX)
         assert by is not None
         count = integer(environ, _NODES)
         if nodes is not None and count is not None and len(nodes) != count:

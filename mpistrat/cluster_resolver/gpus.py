@@ -53,8 +53,8 @@ def among(
     """
     if environ.get(JSRUN.rank[0]):
         # Neighbours are in one resource set, but no variable tells its size: this is balanced for every size.
-        each = min(seen, local_size)
-        return local_rank % each, each
+        users = min(seen, local_size)
+        return local_rank % users, users
     if on_node is None or seen >= on_node:
         return local_rank, local_size
     masks = _masks(environ)
@@ -70,10 +70,11 @@ def among(
 
 def _masks(environ: Mapping[str, str]) -> list[int]:
     """Return the masks of ``--gpu-bind=mask_gpu:0x3*2,0xc*2``, which the tasks of a node take in turn."""
-    found = _MASKS.search(environ.get(_BIND, ""))
+    match = _MASKS.search(environ.get(_BIND, ""))
     masks: list[int] = []
-    for each in found[1].strip(",").split(",") if found else ():
-        mask, _, times = each.partition("*")
+    for entry in match[1].strip(",").split(",") if match else ():
+        mask, _, times = entry.partition("*")
+        # At most 4096: a count with a dozen digits would fill the memory, and no node has as many tasks.
         masks += [int(mask, 16)] * min(int(times or 1), 4096)
     return masks
 
@@ -105,8 +106,7 @@ def visible(environ: Mapping[str, str]) -> Visible | None:
         text = environ.get(variable)
         if text is not None:
             ids: list[str] = []
-            for each in text.split(","):
-                name = each.strip()
+            for name in map(str.strip, text.split(",")):
                 # CUDA and ROCm ignore all after the first name that is not a GPU. Flux writes -1 for "no GPUs".
                 if not name or name in _NONE or name.startswith("-"):
                     break
@@ -135,10 +135,10 @@ def count(environ: Mapping[str, str]) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"the GPUs of this node cannot be counted: {' '.join(command)}: {error}") from error
     if ended.returncode != 0:
-        said = (ended.stderr + ended.stdout).strip()
+        output = (ended.stderr + ended.stdout).strip()
         raise RuntimeError(
             f"the GPUs of this node cannot be counted: {' '.join(command)} ended with status {ended.returncode}: "
-            f"{said}. Give gpus_per_node=0 for a job without GPUs, or set CUDA_VISIBLE_DEVICES"
+            f"{output}. Give gpus_per_node=0 for a job without GPUs, or set CUDA_VISIBLE_DEVICES"
         )
     return sum(line.startswith("GPU ") for line in ended.stdout.splitlines())
 
@@ -154,9 +154,9 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
     if local_size is None:
         return None
     for name, pattern, tasks_of_a_gpu in _DEALT:
-        found = re.search(pattern, environ.get(name, ""))
-        if found is not None and int(found[1]) > 0:
-            number = int(found[1])
+        match = re.search(pattern, environ.get(name, ""))
+        if match is not None and int(match[1]) > 0:
+            number = int(match[1])
             return (-(-local_size // number) if tasks_of_a_gpu else number * local_size), name
     return None
 
@@ -164,7 +164,7 @@ def on_node(environ: Mapping[str, str], local_size: int | None = None) -> tuple[
 def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
     """Return the part of shared GPUs that is for one rank, or None if there are no GPUs.
 
-    ``index`` is that of the rank among the ``users`` ranks that see these GPUs.
+    ``index`` is the rank's index among the ``users`` ranks that see these GPUs.
 
     >>> share(("0", "1", "2", "3"), 1, 2)
     Share(first=2, number=2)
@@ -173,10 +173,10 @@ def share(ids: tuple[str, ...], index: int, users: int) -> Share | None:
     """
     if not ids:
         return None
-    each = len(ids) // users
-    if each == 0:
+    per_rank = len(ids) // users
+    if per_rank == 0:
         return Share(index * len(ids) // users, 1)
-    return Share(index * each, each)
+    return Share(index * per_rank, per_rank)
 
 
 def with_gpus(placement: Placement, environ: Mapping[str, str], on_node: tuple[int, str] | None) -> Placement:
@@ -204,7 +204,7 @@ def with_gpus(placement: Placement, environ: Mapping[str, str], on_node: tuple[i
         return placement
     own = share(seen.ids, *among(environ, number, local_rank, local_size, there))
     assert own is not None
-    slices = any(each.startswith("MIG-") for each in seen.ids)
+    slices = any(gpu.startswith("MIG-") for gpu in seen.ids)
     placement = with_facts(placement, how, gpu=seen.ids[own.first], gpus_per_rank=1 if slices else own.number)
     if slices:
         how += "; CUDA shows a process one MIG slice, the first"

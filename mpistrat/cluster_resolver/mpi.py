@@ -28,7 +28,7 @@ from mpistrat.cluster_resolver.placement import (
     with_facts,
 )
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
+from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, requested_jobs, same_task
 from mpistrat.launch.launchers import FLUX, JSRUN, MPIRUN, OPEN_MPI, LauncherVariables
 from mpistrat.launch.slurm import expand_hostlist, parsed
 from mpistrat.process import mpi
@@ -50,8 +50,8 @@ def pbs_allocations(environ: Mapping[str, str]) -> list[Allocation]:
 
     Some sites have the file on the first node only.
     """
-    found = from_lines(_words_of_file(environ, _PBS_NODEFILE), _PBS_NODEFILE)
-    return [found] if found else []
+    allocation = from_lines(_words_of_file(environ, _PBS_NODEFILE), _PBS_NODEFILE)
+    return [allocation] if allocation else []
 
 
 def lsf_job(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -64,21 +64,21 @@ def lsf_job(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 def lsf_allocations(environ: Mapping[str, str]) -> list[Allocation]:
     """Return the nodes of the job; under jsrun without the launch node, which is first and has no rank."""
-    found = _lsf_allocation(environ)
-    if found is None:
+    allocation = _lsf_allocation(environ)
+    if allocation is None:
         return []
-    slots = found.slots or ()
+    slots = allocation.slots or ()
     if environ.get(JSRUN.rank[0]) and len(slots) > 1 and slots[0] == 1 and min(slots[1:]) > 1:
-        found = Allocation(found.nodes[1:], found.variable, slots[1:])
-    return [found]
+        allocation = Allocation(allocation.nodes[1:], allocation.variable, slots[1:])
+    return [allocation]
 
 
 def _lsf_allocation(environ: Mapping[str, str]) -> Allocation | None:
     pairs = parsed(environ, _LSF_HOSTS, _hosts_and_slots)
     if pairs:
         return Allocation(tuple(pairs), _LSF_HOSTS, tuple(pairs.values()))
-    found = from_lines(_words_of_file(environ, "LSB_DJOB_HOSTFILE"), "LSB_DJOB_HOSTFILE")
-    return found or from_lines(environ.get("LSB_HOSTS", "").split(), "LSB_HOSTS")
+    allocation = from_lines(_words_of_file(environ, "LSB_DJOB_HOSTFILE"), "LSB_DJOB_HOSTFILE")
+    return allocation or from_lines(environ.get("LSB_HOSTS", "").split(), "LSB_HOSTS")
 
 
 def _words_of_file(environ: Mapping[str, str], name: str) -> list[str]:
@@ -92,10 +92,10 @@ def _hosts_and_slots(text: str) -> dict[str, int]:
     words = text.split()
     if len(words) % 2 or not all(map(str.isdecimal, words[1::2])):
         raise ValueError(f"{text!r} is not a list of hosts and their slots such as 'a 4 b 4'")
-    found: dict[str, int] = {}
+    slots_of: dict[str, int] = {}
     for host, slots in zip(words[::2], words[1::2], strict=True):
-        found[host] = found.get(host, 0) + int(slots)
-    return found
+        slots_of[host] = slots_of.get(host, 0) + int(slots)
+    return slots_of
 
 
 class Launched(NamedTuple):
@@ -119,10 +119,10 @@ def launched(environ: Mapping[str, str]) -> Launched | None:
 
     Raise ValueError if the value of a variable is not a number.
     """
-    return next(filter(None, (told(environ, each) for each in MPIRUN)), None)
+    return next(filter(None, (launched_by(environ, launcher) for launcher in MPIRUN)), None)
 
 
-def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:
+def launched_by(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | None:
     """Return the facts from this launcher, or None if it did not start this rank."""
     rank, variable = first_of(environ, launcher.rank)
     if rank is None:
@@ -140,11 +140,11 @@ def told(environ: Mapping[str, str], launcher: LauncherVariables) -> Launched | 
 
 
 def by_jsrun(environ: Mapping[str, str]) -> Launched | None:
-    """Return the facts from jsrun, or None for a rank that mpirun or no jsrun started.
+    """Return the facts from jsrun, or None for a rank that another launcher started.
 
     jsrun also sets the variables of Open MPI. If these have other values, an mpirun inside jsrun started the rank.
     """
-    step, inner = told(environ, JSRUN), launched(environ)
+    step, inner = launched_by(environ, JSRUN), launched(environ)
     if step is None or inner is None:
         return step
     return step if inner.rank == step.rank and inner.size in (None, step.size) else None
@@ -154,8 +154,8 @@ class LaunchedClusterResolver(ClusterResolver):
     """The ranks that a launcher started. Jobs take consecutive ranks; without jobs, all ranks are workers.
 
     The first rank of a node has the port ``port_base``, and the next one the next. ``rpc_layer`` is the protocol of the
-    addresses that `master` returns. ``jobs`` has the number of tasks of each job; by default what the environment
-    tells, see `jobs_told`. The job ``spread`` has the last rank of each node. ``environ`` is ``os.environ`` by default.
+    addresses that `master` returns. ``jobs`` has the number of tasks of each job; by default the environment's, see
+    `requested_jobs`. The job ``spread`` has the last rank of each node. ``environ`` is ``os.environ`` by default.
     ``roles`` has the rank of each task.
     """
 
@@ -173,9 +173,9 @@ class LaunchedClusterResolver(ClusterResolver):
         self._placement = placement
         self._port_base = port_base
         self.rpc_layer = rpc_layer
-        told, source = jobs_told(jobs, environ)
-        told = {WORKER: placement.size} if told is None else told
-        self.roles: Roles = dealt(told, placement.size, spread, placement.ranks_by_node, source)
+        counts, source = requested_jobs(jobs, environ)
+        counts = {WORKER: placement.size} if counts is None else counts
+        self.roles: Roles = dealt(counts, placement.size, spread, placement.ranks_by_node, source)
         self.task_type, self.task_id = same_task(self.roles, placement.rank, environ)
 
     def tasks(self) -> dict[str, tuple[int, ...]]:
@@ -201,7 +201,7 @@ class LaunchedClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return the number of GPUs of this rank; the arguments, those of tf.distribute, are ignored."""
+        """Return the number of GPUs of this rank; the arguments exist for tf.distribute and are ignored."""
         number = self.placement.gpus_per_rank
         if number is None:
             seen = super().num_accelerators().get("GPU", 0)
@@ -211,7 +211,7 @@ class LaunchedClusterResolver(ClusterResolver):
 
 def place(
     environ: Mapping[str, str],
-    told: Launched,
+    started: Launched,
     allocations: Sequence[Allocation],
     *,
     here: bool,
@@ -224,31 +224,31 @@ def place(
     variables that it was read from. Raise RuntimeError if the launcher's variables do not tell the number of ranks, or
     tell fewer than this rank's number.
     """
-    if told.size is None:
+    if started.size is None:
         raise RuntimeError(
-            f"{told.launcher} tells the number of this rank ({told.sources['rank']}={told.rank}), but no variable says "
-            "how many ranks there are. `resolve()` also reads the scheduler's variables, and MpiClusterResolver(comm) "
-            "asks MPI"
+            f"{started.launcher} tells the number of this rank ({started.sources['rank']}={started.rank}), but no "
+            "variable says how many ranks there are. `resolve()` also reads the scheduler's variables, and "
+            "MpiClusterResolver(comm) asks MPI"
         )
-    if told.rank >= told.size:
+    if started.rank >= started.size:
         raise RuntimeError(
-            f"{told.sources['rank']}={told.rank}, but {told.sources['size']}={told.size}: they describe "
+            f"{started.sources['rank']}={started.rank}, but {started.sources['size']}={started.size}: they describe "
             "different launches; start the program from a fresh shell"
         )
-    host, of_host = _host(environ, told, allocations, here)
+    host, of_host = _host(environ, started, allocations, here)
     placement = Placement(
-        told.launcher,
-        told.size,
-        told.rank,
+        started.launcher,
+        started.size,
+        started.rank,
         host=host,
-        local_rank=told.local_rank,
-        local_size=told.local_size,
-        sources={**told.sources, "host": of_host},
+        local_rank=started.local_rank,
+        local_size=started.local_size,
+        sources={**started.sources, "host": of_host},
     )
-    if told.size in (1, told.local_size):
+    if started.size in (1, started.local_size):
         placement = _on_one_node(placement, allocations)
     else:
-        placement = next(filter(None, (_on_nodes(placement, told, each) for each in allocations)), placement)
+        placement = next(filter(None, (_on_nodes(placement, started, nodes) for nodes in allocations)), placement)
     if allocations:
         placement = with_facts(placement, allocations[-1].variable, allocation=allocations[-1].nodes)
     if job is not None:
@@ -258,26 +258,26 @@ def place(
 
 
 def _host(
-    environ: Mapping[str, str], told: Launched, allocations: Sequence[Allocation], here: bool
+    environ: Mapping[str, str], started: Launched, allocations: Sequence[Allocation], here: bool
 ) -> tuple[str | None, str]:
-    if told.host:
-        return told.host, told.sources["host"]
-    if here and any(position_of(own_host(), each.nodes) is not None for each in allocations):
+    if started.host:
+        return started.host, started.sources["host"]
+    if here and any(position_of(own_host(), allocation.nodes) is not None for allocation in allocations):
         return own_host(), "the name of this machine"
-    if environ.get("SLURMD_NODENAME") and not _handed_on(environ, told):
+    if environ.get("SLURMD_NODENAME") and not _handed_on(environ, started):
         return environ["SLURMD_NODENAME"], "SLURMD_NODENAME"
     return (own_host(), "the name of this machine") if here else (None, "")
 
 
-def _handed_on(environ: Mapping[str, str], told: Launched) -> bool:
+def _handed_on(environ: Mapping[str, str], started: Launched) -> bool:
     """Return whether ``SLURMD_NODENAME`` may name the node where the launcher was called, not the rank's.
 
-    Launchers that start ranks by ssh, or from brokers, pass on their own environment: that of a batch script, or of a
-    shell in a step of one node. If srun starts the launcher's proxies, the step has all nodes with ranks.
+    Launchers that start ranks by ssh, or from brokers, pass on their own environment: a batch script's, or a shell's in
+    a step of one node. If srun starts the launcher's proxies, the step has all nodes with ranks.
     """
-    if told.launcher == FLUX.name:
+    if started.launcher == FLUX.name:
         return True
-    if told.launcher == OPEN_MPI.name or told.size is None or told.size <= (told.local_size or 1):
+    if started.launcher == OPEN_MPI.name or started.size is None or started.size <= (started.local_size or 1):
         return False
     step = parsed(environ, slurm_step.NODELIST, expand_hostlist) if environ.get("SLURM_STEP_ID") else None
     return len(step or ()) < 2
@@ -289,9 +289,9 @@ def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> Pla
     nodes: tuple[str, ...] | None = None if host is None else (host,)
     of_nodes = why
     for allocation in allocations:
-        own = 0 if host is None and len(allocation.nodes) == 1 else position_of(host, allocation.nodes)
-        if own is not None:
-            nodes, of_nodes = (allocation.nodes[own],), allocation.variable
+        index = 0 if host is None and len(allocation.nodes) == 1 else position_of(host, allocation.nodes)
+        if index is not None:
+            nodes, of_nodes = (allocation.nodes[index],), allocation.variable
             break
     if placement.local_rank is None:
         placement = with_facts(placement, why, local_rank=placement.rank, local_size=size)
@@ -300,26 +300,26 @@ def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> Pla
     return replace(placement, host=nodes[0] if nodes else None, local_rank=placement.rank, local_size=size)
 
 
-def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> Placement | None:
+def _on_nodes(placement: Placement, started: Launched, allocation: Allocation) -> Placement | None:
     """Return the place of this rank if the ranks are on these nodes, or None if known facts contradict it."""
-    own = position_of(placement.host, allocation.nodes)
-    if own is None:
-        own = told.node
-        if placement.host is not None and own is None:
-            return None
-    if own is not None and own >= len(allocation.nodes):
+    node = position_of(placement.host, allocation.nodes)
+    if node is None:
+        node = started.node
+        if placement.host is not None and node is None:
+            return None  # the host is known and not in this list, and the launcher does not number the nodes
+    if node is not None and node >= len(allocation.nodes):
         return None
-    divided = allocation.ranks_per_node(placement.size, placement.local_size, own)
+    divided = allocation.ranks_per_node(placement.size, placement.local_size, node)
     if divided is None:
         return None
     counts, of_counts = divided
-    where, why = _order(counts, placement.rank, own, placement.local_rank)
-    if own is None and where is not None:
-        own = where[placement.rank]
+    node_of_rank, why = _order(counts, placement.rank, node, placement.local_rank)
+    if node is None and node_of_rank is not None:
+        node = node_of_rank[placement.rank]
     local_rank, local_size = placement.local_rank, placement.local_size
-    if where is not None and own is not None:
-        local_rank = ranks_on(where, own).index(placement.rank) if local_rank is None else local_rank
-        local_size = counts[own]
+    if node_of_rank is not None and node is not None:
+        local_rank = ranks_on(node_of_rank, node).index(placement.rank) if local_rank is None else local_rank
+        local_size = counts[node]
     sources = {
         **dict.fromkeys(("nodes", "node", "host"), allocation.variable),
         **dict.fromkeys(("node_of_rank", "local_rank", "local_size"), why),
@@ -330,12 +330,12 @@ def _on_nodes(placement: Placement, told: Launched, allocation: Allocation) -> P
     return replace(
         placement,
         nodes=allocation.nodes,
-        node=own,
-        host=placement.host if own is None else allocation.nodes[own],
+        node=node,
+        host=placement.host if node is None else allocation.nodes[node],
         local_rank=local_rank,
         local_size=local_size,
         ranks_per_node=counts,
-        node_of_rank=where,
+        node_of_rank=node_of_rank,
         sources=sources,
     )
 
@@ -348,10 +348,10 @@ def _order(
         (block(counts), "assumed: node after node is filled"),
         (plane(counts, 1), "assumed: each node in turn gets one rank"),
     )
-    for where, why in orders:
-        index = local_rank_of(where, rank)
-        if node in (None, where[rank]) and local_rank in (None, index):
-            return tuple(where), why
+    for node_of_rank, why in orders:
+        index = local_rank_of(node_of_rank, rank)
+        if node in (None, node_of_rank[rank]) and local_rank in (None, index):
+            return tuple(node_of_rank), why
     return None, ""
 
 
@@ -366,7 +366,7 @@ ALONE = Launched(
     host=None,
     sources=dict.fromkeys(("launcher", "rank", "size"), "no launcher's variable is set"),
 )
-# Of each scheduler: how the name of a job, and its nodes, are read.
+# For each scheduler, the functions that read the name of a job and its nodes.
 _SCHEDULERS = ((slurm_step.job, slurm_step.allocations), (pbs_job, pbs_allocations), (lsf_job, lsf_allocations))
 
 
@@ -450,10 +450,10 @@ class MpiClusterResolver(LaunchedClusterResolver):
 
 def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[str, str] | None]:
     """Return the nodes of the job and its name, from the variables of its scheduler."""
-    for job_of, allocations in _SCHEDULERS:
-        job, found = job_of(environ), allocations(environ)
-        if job is not None or found:
-            return found, job
+    for job_of, nodes_of in _SCHEDULERS:
+        job, allocations = job_of(environ), nodes_of(environ)
+        if job is not None or allocations:
+            return allocations, job
     return [], None
 
 

@@ -34,14 +34,14 @@ def own_device(topology: Topology, name: str | Device | None = None, same: bool 
         return device
     shared = auto or any_gpu(name)
     if shared:
-        told = _told(topology, auto, lambda: seen_gpus(f"device {name}"))
-        if told is None:
+        gpus_of_rank = _ask_all_ranks(topology, auto, lambda: seen_gpus(f"device {name}"))
+        if gpus_of_rank is None:
             return _CPU
-        on_nodes = [[told[rank] for rank in ranks] for ranks in topology.nodes]
+        on_nodes = [[gpus_of_rank[rank] for rank in ranks] for ranks in topology.nodes]
         _warn_of_shared_gpus(topology, on_nodes)
         node, local_rank = topology.place_of(topology.rank)
         device = Device("cuda", own_index(on_nodes[node], local_rank))
-    far = _told(topology, auto, lambda: _far_cores(device.require()))
+    far = _ask_all_ranks(topology, auto, lambda: _far_cores(device.require()))
     if far is None:
         return _CPU
     detours = [rank for rank, text in enumerate(far) if text]
@@ -63,38 +63,38 @@ def _far_cores(device: Device) -> str:
     return f"{device} is next to cores {ranges(near)}, and the rank may use {ranges(own)}"
 
 
-def _told(topology: Topology, auto: bool, ask: Callable[[], Any]) -> list[Any] | None:
-    """Return what each rank's ``ask`` returns.
+def _ask_all_ranks(topology: Topology, auto: bool, ask: Callable[[], Any]) -> list[Any] | None:
+    """Return the result of ``ask`` on each rank.
 
-    If it raised RuntimeError on a rank, raise that on every rank, or with ``auto`` return None.
+    If it raises RuntimeError on a rank, raise that on every rank, or return None with ``auto``.
     """
-    found, missing = None, ""
+    answer, missing = None, ""
     try:
-        found = ask()
+        answer = ask()
     except RuntimeError as error:
         missing = str(error)
     # A rank that raised at once would leave the others waiting in the first collective.
-    told = topology.all_gather_object((missing, found))
-    texts = [f"rank {rank}: {said}" for rank, (said, _) in enumerate(told) if said]
+    outcomes = topology.all_gather_object((missing, answer))
+    texts = [f"rank {rank}: {problem}" for rank, (problem, _) in enumerate(outcomes) if problem]
     if texts and not auto:
         raise RuntimeError(texts[0])
     if texts and len(texts) < topology.size:
         _warn(topology, f"{texts[0]}; so all ranks work on the host, although others see GPUs")
-    return None if texts else [each for _, each in told]
+    return None if texts else [result for _, result in outcomes]
 
 
 def _warn_of_shared_gpus(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
     """Warn of ranks that share a GPU, which may be on purpose or a mistake in the job's script."""
     for ranks, seen in zip(topology.nodes, on_nodes, strict=True):
         users: dict[str, list[int]] = {}
-        for place, rank in enumerate(ranks):
-            users.setdefault(seen[place][own_index(seen, place)], []).append(rank)
-        several = [those for those in users.values() if len(those) > 1]
+        for local_rank, rank in enumerate(ranks):
+            users.setdefault(seen[local_rank][own_index(seen, local_rank)], []).append(rank)
+        several = [group for group in users.values() if len(group) > 1]
         if several:
             _warn(
                 topology,
                 f"{ranks_in_words(several[0])} share a GPU: the node has {len(ranks)} ranks, which see "
-                f"{len({each for those in seen for each in those})} in all; NCCL refuses shared GPUs, and their "
+                f"{len({gpu for ids in seen for gpu in ids})} in all; NCCL refuses shared GPUs, and their "
                 "kernels take turns; fix: start one rank per GPU, unless the sharing is on purpose",
             )
             return
@@ -108,12 +108,12 @@ def _warn(topology: Topology, text: str) -> None:
 
 
 def own_index(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
-    """Return the index of a rank's own GPU among those that it sees. ``seen`` has those of each rank of the node.
+    """Return the index of a rank's GPU among the GPUs that it sees. ``seen`` has the visible GPUs of each local rank.
 
-    Ranks that see the same GPUs divide them, as neighbours. Ranks that see different GPUs have them from a scheduler.
+    Ranks that see the same GPUs divide them in the order of ranks. A scheduler gave different GPUs to the others.
     """
     own = seen[local_rank]
-    users = [rank for rank, each in enumerate(seen) if sorted(each) == sorted(own)]
+    users = [rank for rank, ids in enumerate(seen) if sorted(ids) == sorted(own)]
     part = share(own, users.index(local_rank), len(users))
     assert part is not None
     order = seen[users[0]]  # other ranks may name the same GPUs in another order

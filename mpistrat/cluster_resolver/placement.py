@@ -13,14 +13,14 @@ from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
 _MOST_DIGITS = 18
 
 
-def required(environ: Mapping[str, str], name: str, where: str) -> str:
+def required(environ: Mapping[str, str], name: str, hint: str) -> str:
     """Return the value of a variable that must be set.
 
-    Raise RuntimeError if the variable is not set, or empty. The message ends in ``where``: where the variable is set.
+    Raise RuntimeError if the variable is not set, or empty. The message ends in ``hint``: which program sets it.
     """
     value = environ.get(name, "")
     if not value:
-        raise RuntimeError(f"the environment variable {name} is {'empty' if name in environ else 'not set'}: {where}")
+        raise RuntimeError(f"the environment variable {name} is {'empty' if name in environ else 'not set'}: {hint}")
     return value
 
 
@@ -55,7 +55,7 @@ def own_host() -> str:
 
 
 def position_of(host: str | None, nodes: tuple[str, ...]) -> int | None:
-    """Return the index of the node of this name, in full or up to the first dot, or None if it is not there.
+    """Return the index of the node with this name, in full or up to the first dot, or None without one.
 
     >>> position_of("b.cluster.org", ("a", "b"))
     1
@@ -98,15 +98,15 @@ class Allocation:
         return None
 
     def _candidates(self, size: int, local_size: int | None) -> list[tuple[tuple[int, ...], str]]:
-        found = []
+        candidates = []
         if self.slots is not None:
             variable = self.slots_variable or self.variable
-            found.append((self.slots, variable))
+            candidates.append((self.slots, variable))
             if self.all_used:
-                found.append((_filled(self.slots, size), variable))
+                candidates.append((_filled(self.slots, size), variable))
         if local_size is not None and (self.slots is None or len(set(self.slots)) == 1):
-            found.append(((local_size,) * len(self.nodes), f"{self.variable}, evenly"))
-        return found
+            candidates.append(((local_size,) * len(self.nodes), f"{self.variable}, evenly"))
+        return candidates
 
 
 def from_lines(hosts: list[str], variable: str) -> Allocation | None:
@@ -118,8 +118,8 @@ def from_lines(hosts: list[str], variable: str) -> Allocation | None:
 def _filled(slots: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Return the number of ranks on each node if nodes are filled one after the other."""
     counts = []
-    for each in slots:
-        counts.append(min(each, size))
+    for slot in slots:
+        counts.append(min(slot, size))
         size -= counts[-1]
     return tuple(counts)
 
@@ -155,7 +155,7 @@ def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
     >>> ranks_on([0, 1, 2, 0, 0], 0)
     [0, 3, 4]
     """
-    return [rank for rank, each in enumerate(node_of_rank) if each == node]
+    return [rank for rank, other in enumerate(node_of_rank) if other == node]
 
 
 def local_rank_of(node_of_rank: Sequence[int], rank: int) -> int:
@@ -278,8 +278,8 @@ class Placement:
         >>> Placement("srun", 4, 3, sources={"size": "SLURM_STEP_NUM_TASKS"}).facts()[1]
         Fact(name='size', value=4, source='SLURM_STEP_NUM_TASKS')
         """
-        found = ((each.name, getattr(self, each.name)) for each in fields(self) if each.name != "sources")
-        return tuple(Fact(name, value, self.sources.get(name, "")) for name, value in found if value is not None)
+        values = ((item.name, getattr(self, item.name)) for item in fields(self) if item.name != "sources")
+        return tuple(Fact(name, value, self.sources.get(name, "")) for name, value in values if value is not None)
 
     def addresses(self, port_base: int) -> list[str] | None:
         """Return an address ``host:port`` for each rank, with ports from ``port_base`` on each node.

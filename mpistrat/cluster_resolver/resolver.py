@@ -1,4 +1,4 @@
-"""The base class of all resolvers, and those of clusters that the program gives."""
+"""The base class of all resolvers, and the resolvers of clusters that the program gives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClusterResolver(ABC):
     ) -> dict[str, int]:
         """Return the number of accelerators of each kind that this process sees.
 
-        The arguments are those of tf.distribute and are ignored. Other processes are not asked.
+        The arguments exist for tf.distribute and are ignored. Other processes are not asked.
         """
         count = gpus.count(os.environ)
         return {"GPU": count} if count else {}
@@ -85,7 +85,7 @@ class ClusterResolver(ABC):
     @property
     def task_type(self) -> str | None:
         """Job of this process."""
-        return self._task_type or self._told("task_type")
+        return self._task_type or self._default("task_type")
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -94,7 +94,8 @@ class ClusterResolver(ABC):
     @property
     def task_id(self) -> int | None:
         """Number of this process among the tasks of its job."""
-        return self._task_id or self._told("task_id")
+        # As in tf.distribute, a task_id of 0 counts as not given: `or`, not a test for None.
+        return self._task_id or self._default("task_id")
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -103,14 +104,14 @@ class ClusterResolver(ABC):
     @property
     def rpc_layer(self) -> str | None:
         """Protocol of the addresses that `master` returns; none by default."""
-        return self._rpc_layer or self._told("rpc_layer")
+        return self._rpc_layer or self._default("rpc_layer")
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
 
-    def _told(self, name: str) -> Any:
-        """Return the task type, the task id or the layer where the program has given none, or 0."""
+    def _default(self, name: str) -> Any:
+        """Return the task type, task id or layer to use if the program gave none, or 0."""
         return getattr(self, f"_{name}")
 
     @property
@@ -205,7 +206,7 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return the accelerators that were given; the arguments, those of tf.distribute, are ignored."""
+        """Return the accelerators that were given; the arguments exist for tf.distribute and are ignored."""
         return dict(self._num_accelerators or {})
 
     @property
@@ -311,5 +312,5 @@ class UnionResolver(ClusterResolver):
         """Name of the first resolver's environment."""
         return self._resolvers[0].environment
 
-    def _told(self, name: str) -> Any:
+    def _default(self, name: str) -> Any:
         return getattr(self._resolvers[0], name)

@@ -100,8 +100,8 @@ class TFConfigClusterResolver(ClusterResolver):
         """Name of the environment."""
         return self._environment
 
-    def _told(self, name: str) -> Any:
-        given = super()._told(name)
+    def _default(self, name: str) -> Any:
+        given = super()._default(name)
         if given is not None:
             return given
         if name == "rpc_layer":
@@ -131,15 +131,18 @@ def config(environ: Mapping[str, str]) -> dict[str, Any]:
     if not text.strip():
         return {}
     # Python 3.14 reads a text that others refuse (RecursionError). An error about what it holds would show it whole.
-    if max(itertools.accumulate(1 if each in "[{" else -1 for each in re.findall(r"[][{}]", text)), default=0) > 100:
+    if (
+        max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in re.findall(r"[][{}]", text)), default=0)
+        > 100
+    ):
         raise ValueError(f"TF_CONFIG is nested too deeply ({len(text)} characters)")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise json.JSONDecodeError(f"TF_CONFIG={text!r} is not JSON: {error.msg}", error.doc, error.pos) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"TF_CONFIG must be a JSON object with the keys 'cluster' and 'task', not {text!r}")
-    return found
+    return content
 
 
 def _task(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -231,7 +234,7 @@ class Roles:
         return ", ".join(f"{job} on ranks {list(ranks)}" for job, ranks in self.ranks.items()) or "no jobs"
 
 
-def jobs_told(jobs: Mapping[str, int] | None, environ: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
+def requested_jobs(jobs: Mapping[str, int] | None, environ: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
     """Return the number of tasks of each job, and what tells it; None if all ranks are workers.
 
     The argument comes before the environment: ``MPISTRAT_ROLES``, or a ``TF_CONFIG`` that has parameter servers. Raise

@@ -1,4 +1,4 @@
-"""The resolver for the tasks of a Slurm step, and what Slurm's variables say of the step: tasks and nodes.
+"""The resolver for the tasks of a Slurm step, and the step's tasks and nodes in Slurm's variables.
 
 Inside a step only ``SLURM_STEP_*`` and the variables of the task itself describe the step. ``SLURM_NODELIST``,
 ``SLURM_JOB_*`` and ``SLURM_NTASKS_PER_NODE`` describe the job, even if the step is smaller; so does
@@ -29,7 +29,7 @@ from mpistrat.cluster_resolver.placement import (
     with_facts,
 )
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, jobs_told, same_task
+from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, requested_jobs, same_task
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.slurm import expand_counts, expand_hostlist, groups, left_over, parsed
 from mpistrat.process import mpi
@@ -55,7 +55,7 @@ def number(environ: Mapping[str, str], name: str) -> int:
 
 
 def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return an environment with the variables of the step: those of its job if a batch script is its only task."""
+    """Return an environment with the step's variables; for a batch script that is the only task, its job's."""
     if any(environ.get(name) for name in (SIZE, COUNTS, NODELIST)) or environ.get("SLURM_HET_SIZE"):
         return environ
     if environ.get(JOB_COUNTS) != "1" or not environ.get(JOB_NODELIST) or environ.get(RANK) != "0":
@@ -94,42 +94,42 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
             f"{NODELIST}={environ[NODELIST]} names {len(nodes)} nodes, but "
             f"{COUNTS}={environ[COUNTS]} has {len(counts)} counts: they describe different steps"
         )
-    said = COUNTS if tasks_per_node is None else "tasks_per_node"
+    of_counts = COUNTS if tasks_per_node is None else "tasks_per_node"
     if rank >= sum(counts):
         raise RuntimeError(
-            f"{RANK}={rank}, but the step has {sum(counts)} tasks according to {said}: was this program started "
+            f"{RANK}={rank}, but the step has {sum(counts)} tasks according to {of_counts}: was this program started "
             "by mpirun? Then `resolve()` finds the right variables"
         )
     sizes = [len(part) for part in parts] or [len(nodes)]
-    where, why = _layout(environ, counts, sizes)
+    node_of_rank, why = _layout(environ, counts, sizes)
     # Components of a heterogeneous step may share a node: then ``nodes`` has it once per component.
-    position = {host: place for place, host in enumerate(dict.fromkeys(nodes))}
+    position = {host: index for index, host in enumerate(dict.fromkeys(nodes))}
     names, merged = tuple(position), [position[host] for host in nodes]
     totals = [0] * len(names)
-    for place, count in zip(merged, counts, strict=True):
-        totals[place] += count
+    for index, count in zip(merged, counts, strict=True):
+        totals[index] += count
     node = position_of(environ.get("SLURMD_NODENAME"), names)
     node_id = integer(environ, NODE)
     if node is None and node_id is not None and node_id < len(nodes):
         node = merged[node_id]
     gtids = environ.get("SLURM_GTIDS", "") if tasks_per_node is None else ""
-    if where is not None and node is not None and gtids:
-        here = [part for part, place in enumerate(merged) if place == node]
-        expected = [",".join(map(str, ranks_on(where, part))) for part in here]
+    if node_of_rank is not None and node is not None and gtids:
+        here = [entry for entry, index in enumerate(merged) if index == node]
+        expected = [",".join(map(str, ranks_on(node_of_rank, entry))) for entry in here]
         if gtids not in expected:
             tasks = " and ".join(expected)
             why = f"{why} would put tasks {tasks} on {names[node]}, but SLURM_GTIDS={gtids}"
-            where = None
-    if where is not None:
-        where = [merged[part] for part in where]
-        node = where[rank] if node is None else node
+            node_of_rank = None
+    if node_of_rank is not None:
+        node_of_rank = [merged[entry] for entry in node_of_rank]
+        node = node_of_rank[rank] if node is None else node
     elif len(names) == 1:
-        where, why = [0] * sum(counts), "all tasks are on this node"
+        node_of_rank, why = [0] * sum(counts), "all tasks are on this node"
     local_rank, of_local_rank = integer(environ, _LOCAL_RANK), _LOCAL_RANK
     # SLURM_LOCALID counts the tasks of one component: wrong where components share a node.
     shared = node is not None and gtids and len(gtids.split(",")) < totals[node]
     if local_rank is None or shared or len(names) < len(nodes):
-        local_rank = None if where is None else local_rank_of(where, rank)
+        local_rank = None if node_of_rank is None else local_rank_of(node_of_rank, rank)
         of_local_rank = why
     of_nodes = f"{NODELIST}, {GROUPS}" if len(parts) > 1 else NODELIST
     return Placement(
@@ -142,18 +142,18 @@ def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | N
         local_rank=local_rank,
         local_size=None if node is None else totals[node],
         ranks_per_node=tuple(totals),
-        node_of_rank=None if where is None else tuple(where),
+        node_of_rank=None if node_of_rank is None else tuple(node_of_rank),
         sources={
             "launcher": SIZE,
-            "size": SIZE if environ.get(SIZE) else said,
+            "size": SIZE if environ.get(SIZE) else of_counts,
             "rank": RANK,
-            "nodes": said if isinstance(tasks_per_node, Mapping) else of_nodes,
-            "ranks_per_node": said,
+            "nodes": of_counts if isinstance(tasks_per_node, Mapping) else of_nodes,
+            "ranks_per_node": of_counts,
             "node_of_rank": why,
             "host": "SLURMD_NODENAME" if environ.get("SLURMD_NODENAME") else NODELIST,
             "node": NODE if environ.get(NODE) else why,
             "local_rank": of_local_rank,
-            "local_size": said,
+            "local_size": of_counts,
         },
     )
 
@@ -196,7 +196,7 @@ def _layout(environ: Mapping[str, str], counts: tuple[int, ...], sizes: list[int
     if kind == "arbitrary":
         return None, f"{why} leaves the order to a file of the user"
     planesize = integer(environ, "SLURM_DIST_PLANESIZE")
-    where: list[int] = []
+    node_of_task: list[int] = []
     start = 0
     for size in sizes:
         here = counts[start : start + size]
@@ -206,9 +206,9 @@ def _layout(environ: Mapping[str, str], counts: tuple[int, ...], sizes: list[int
             dealt = plane(here, 1)
         else:
             dealt = block(here)
-        where += [start + node for node in dealt]
+        node_of_task += [start + node for node in dealt]
         start += size
-    return where, why
+    return node_of_task, why
 
 
 def job(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -238,15 +238,15 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
     if not hosts:
         return []
     slots, of_slots = _slots(environ, len(hosts))
-    found = []
+    of_step = []
     if environ.get("SLURM_EXTERNAL_LAUNCHER"):
         # The step runs mpiexec's proxies (MPICH, Intel MPI): its nodes are exactly those with ranks.
         step = parsed(environ, NODELIST, expand_hostlist)
         if step and set(step) <= set(hosts):
             slots_of = dict(zip(hosts, slots or (), strict=False))
             there = tuple(slots_of[host] for host in step) if slots else None
-            found.append(Allocation(tuple(step), NODELIST, there, of_slots, all_used=True))
-    return [*found, Allocation(tuple(hosts), "SLURM_JOB_NODELIST", slots, of_slots)]
+            of_step.append(Allocation(tuple(step), NODELIST, there, of_slots, all_used=True))
+    return [*of_step, Allocation(tuple(hosts), "SLURM_JOB_NODELIST", slots, of_slots)]
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[tuple[int, ...] | None, str]:
@@ -258,8 +258,8 @@ def _slots(environ: Mapping[str, str], nodes: int) -> tuple[tuple[int, ...] | No
     cpus = parsed(environ, "SLURM_JOB_CPUS_PER_NODE", expand_counts)
     if not cpus or len(cpus) != nodes:
         return None, ""
-    each = integer(environ, "SLURM_CPUS_PER_TASK") or 1
-    return tuple(count // each for count in cpus), "SLURM_JOB_CPUS_PER_NODE"
+    cpus_per_task = integer(environ, "SLURM_CPUS_PER_TASK") or 1
+    return tuple(count // cpus_per_task for count in cpus), "SLURM_JOB_CPUS_PER_NODE"
 
 
 class SlurmClusterResolver(ClusterResolver):
@@ -338,21 +338,21 @@ class SlurmClusterResolver(ClusterResolver):
         self.rpc_layer = rpc_layer
         if not isinstance(tasks_per_node, Mapping):
             if isinstance(tasks_per_node, str) and tasks_per_node.isdigit():
-                tasks_per_node = int(tasks_per_node)  # of a variable that Slurm sets
+                tasks_per_node = int(tasks_per_node)  # the text of a variable that Slurm sets
             tasks_per_node = _counted("tasks_per_node", "a number, or a dict from nodes to numbers", tasks_per_node)
         self._tasks_per_node = tasks_per_node
-        told = with_step(self._environ)
-        rank = number(told, RANK)
-        told_jobs, source = jobs_told(jobs, self._environ)
-        self._jobs = {WORKER: number(told, SIZE)} if told_jobs is None else told_jobs
-        self._step = read(told, self._tasks_per_node)
-        if told is not self._environ:
+        step_environ = with_step(self._environ)
+        rank = number(step_environ, RANK)
+        requested, source = requested_jobs(jobs, self._environ)
+        self._jobs = {WORKER: number(step_environ, SIZE)} if requested is None else requested
+        self._step = read(step_environ, self._tasks_per_node)
+        if step_environ is not self._environ:
             self._step = _of_batch_script(self._step)
         self._visible = gpus.visible(self._environ)  # before `cluster_spec` may set the variable to this task's own
         self._gpus_per_node = _counted("gpus_per_node", "a number of GPUs", gpus_per_node)
         self._gpus_per_task = _counted("gpus_per_task", "a number of GPUs", gpus_per_task)
         self._counted: int | None = None
-        self._check_tasks(None if told_jobs is None else source)
+        self._check_tasks(None if requested is None else source)
         self._check_gpus()
         by_name = dict(sorted(self._jobs.items()))
         self.roles: Roles = dealt(by_name, self._step.size, spread, self.placement.ranks_by_node, source)
@@ -387,7 +387,7 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return the number of GPUs of each task; the arguments, those of tf.distribute, are ignored."""
+        """Return the number of GPUs of each task; the arguments exist for tf.distribute and are ignored."""
         return {"GPU": self._gpus_of_task()}
 
     @property
@@ -399,10 +399,10 @@ class SlurmClusterResolver(ClusterResolver):
         if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
         placement = gpus.with_gpus(placement, environ, on_node)
-        found = {"job": job(environ), "allocation": nodes_of_job(environ)}
-        for name, told in found.items():
-            if told is not None:
-                placement = with_facts(placement, told[1], **{name: told[0]})
+        facts = {"job": job(environ), "allocation": nodes_of_job(environ)}
+        for name, fact in facts.items():
+            if fact is not None:
+                placement = with_facts(placement, fact[1], **{name: fact[0]})
         return placement
 
     def _check_tasks(self, source: str | None) -> None:
@@ -432,8 +432,8 @@ class SlurmClusterResolver(ClusterResolver):
         return max(self._step.ranks_per_node or (1,))
 
     def _on_node(self) -> int | None:
-        told = gpus.on_node(self._environ, self._step.local_size)
-        return told and told[0]
+        counted = gpus.on_node(self._environ, self._step.local_size)
+        return counted and counted[0]
 
     def _gpus_of_node(self) -> int:
         """Return the number of the step's GPUs on this node. A task may see only its own part."""
@@ -471,9 +471,9 @@ class SlurmClusterResolver(ClusterResolver):
             ids = tuple(map(str, range(self._gpus_of_node())))
         if len(ids) <= number:  # Slurm shows this task only its own GPUs
             return
-        dealt, where = self._dealt(), self._step.node_of_rank
-        assert where is not None
-        first = dealt.first if dealt else local_rank_of(where, self._step.rank) * number
+        dealt, node_of_rank = self._dealt(), self._step.node_of_rank
+        assert node_of_rank is not None
+        first = dealt.first if dealt else local_rank_of(node_of_rank, self._step.rank) * number
         own = ids[first : first + number]
         if len(own) < number:
             raise RuntimeError(
