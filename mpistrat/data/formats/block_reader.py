@@ -30,9 +30,9 @@ class BlockFormat(Format):
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         """Return block ``number`` of a file: an array for each column. Any error is raised as a `DataFileError`."""
 
-    def state(self, path: str, names: Sequence[str], found: os.stat_result) -> int:
+    def state(self, path: str, names: Sequence[str], status: os.stat_result) -> int:
         """Return a number that changes when a file is written to."""
-        return found.st_mtime_ns
+        return status.st_mtime_ns
 
     def reader(self, most_decoded: int) -> BlockReader:
         return BlockReader(self, most_decoded)
@@ -94,9 +94,9 @@ class BlockReader(KeepingReader):
         """Read blocks, each with its rows that go to some rows of ``out``."""
         with self._alone():
             self._check(path, record)
-            parts = [self._part(path, record, *each, out) for each in wanted]
+            parts = [self._part(path, record, *block, out) for block in wanted]
             # Objects cannot be shared.
-            self._decoded.each(parts, in_turn, share=not any(each.dtype.hasobject for each in record.columns))
+            self._decoded.use_all(parts, in_turn, share=not any(column.dtype.hasobject for column in record.columns))
             self._check(path, record)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
@@ -108,12 +108,12 @@ class BlockReader(KeepingReader):
         """Return a block, of which some rows go to ``where`` in ``out``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
-        ends = [0, *np.cumsum([-(-count * each.row_bytes // _LINE) * _LINE for each in record.columns]).tolist()]
+        ends = [0, *np.cumsum([-(-count * column.row_bytes // _LINE) * _LINE for column in record.columns]).tolist()]
 
         def columns(memory: np.ndarray) -> list[np.ndarray]:
             return [
-                memory[start : start + count * each.row_bytes].view(each.dtype).reshape(count, *each.shape)
-                for start, each in zip(ends, record.columns, strict=False)
+                memory[start : start + count * column.row_bytes].view(column.dtype).reshape(count, *column.shape)
+                for start, column in zip(ends, record.columns, strict=False)
             ]
 
         def make(memory: np.ndarray | None) -> list[np.ndarray]:
@@ -134,7 +134,7 @@ class BlockReader(KeepingReader):
         layout = blocks_of(record)
         first, last = int(layout.starts[number]), int(layout.starts[number + 1])
         try:
-            found = self._format.block(path, record, number)
+            columns = self._format.block(path, record, number)
         except DataFileError:
             raise
         except Exception as error:
@@ -142,26 +142,26 @@ class BlockReader(KeepingReader):
                 f"file {path!r}: rows {first} to {last - 1} cannot be read ({type(error).__name__}: {error}); fix: "
                 "see the error, and copy or write the file again if it is damaged"
             ) from error
-        for column, values in zip(record.columns, found, strict=True):
+        for column, values in zip(record.columns, columns, strict=True):
             if values.shape != (last - first, *column.shape):
                 raise DataFileError(
                     f"file {path!r}, {column.name!r}: rows {first} to {last - 1} have the shape {values.shape}, not "
                     f"{(last - first, *column.shape)}; fix: all rows need one shape"
                 )
-        return found
+        return columns
 
     def _check(self, path: str, record: FileRecord) -> None:
         """Raise if a file has changed since it was described."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise DataFileError.of_file(
                 path, f"it can no longer be found ({error.strerror}); fix: bring it back"
             ) from None
-        state = self._format.state(path, [column.name for column in record.columns], found)
+        state = self._format.state(path, [column.name for column in record.columns], status)
         same = state == record.mtime_ns  # else the keys of its blocks change
-        if found.st_size != record.size or not (same or self.is_as_described(path, path, record, state)):
-            raise changed(path, record.size, found.st_size)
+        if status.st_size != record.size or not (same or self.is_as_described(path, path, record, state)):
+            raise changed(path, record.size, status.st_size)
 
     def __reduce__(self) -> tuple[type[BlockReader], tuple[Any, ...]]:
         return BlockReader, (self._format, self._most_decoded)

@@ -48,28 +48,28 @@ def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
     if varying(stored) is str and not any(name in given for name in _FILLS):
         return (("_Encoding", "utf-8"),)
     fills = {name: it[it == it] for name in _FILLS if name in given for it in [np.ravel(given[name])]}
-    found = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
+    meaning = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
     packed = {name: given[name] for name in _PACKED if name in given}
-    found = {**found, **packed} if packed or any(map(len, found.values())) else {}
-    kinds = [stored.kind, *(np.asarray(value).dtype.kind for value in found.values())]
-    if found and not (set(kinds) <= set("iuf") and all(np.size(it) == 1 for it in packed.values())):
-        _refuse(where, f"values of the type {stored} have {found}")
+    meaning = {**meaning, **packed} if packed or any(map(len, meaning.values())) else {}
+    kinds = [stored.kind, *(np.asarray(value).dtype.kind for value in meaning.values())]
+    if meaning and not (set(kinds) <= set("iuf") and all(np.size(it) == 1 for it in packed.values())):
+        _refuse(where, f"values of the type {stored} have {meaning}")
     unsigned = given.get("_Unsigned")
     if unsigned is not None and stored.kind in "iu":
         if unsigned not in ("true", "false"):
             _refuse(where, f"_Unsigned is {unsigned!r}, neither 'true' nor 'false'")
         if (unsigned == "true") == (stored.kind == "i"):
-            found["_Unsigned"] = unsigned
-            if "_FillValue" in found:  # not missing_value, as in xarray
-                found["_FillValue"] = found["_FillValue"].astype(stored).view(_other_sign(stored))
+            meaning["_Unsigned"] = unsigned
+            if "_FillValue" in meaning:  # not missing_value, as in xarray
+                meaning["_FillValue"] = meaning["_FillValue"].astype(stored).view(_other_sign(stored))
     units, calendar, dtype = (str(given.get(name, "")) for name in _NAMES)
-    if stored.kind in "iuf" and ("since" in units or (units in _NANOSECONDS and (found or dtype in _SPANS))):
-        found |= {"units": units, "calendar": calendar.lower() or "standard"}
-    if dtype == "bool" and "units" in found:
+    if stored.kind in "iuf" and ("since" in units or (units in _NANOSECONDS and (meaning or dtype in _SPANS))):
+        meaning |= {"units": units, "calendar": calendar.lower() or "standard"}
+    if dtype == "bool" and "units" in meaning:
         _refuse(where, f"truth values have the units {units!r}")
-    if dtype == "bool" or (dtype in _SPANS and "units" in found):
-        found["dtype"] = dtype
-    return tuple(found.items())
+    if dtype == "bool" or (dtype in _SPANS and "units" in meaning):
+        meaning["dtype"] = dtype
+    return tuple(meaning.items())
 
 
 def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray:
@@ -81,23 +81,23 @@ def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray
         except UnicodeDecodeError as error:
             _refuse(where, f"a text is not UTF-8 ({error})")
         return np.array(texts, object).reshape(values.shape)
-    fills = [each for name in _FILLS for each in given.get(name, ())]
+    fills = [fill for name in _FILLS for fill in given.get(name, ())]
     packed, units, dtype = any(name in given for name in _PACKED), given.get("units", ""), given.get("dtype", "")
     if "_Unsigned" in given:
         values = values.view(_other_sign(values.dtype))
     whole = values.dtype.kind in "iu"
     if fills:
-        fill: Any = np.nan
+        missing: Any = np.nan
         if packed:
             kind = _float_of(values.dtype, given)
         elif whole and units:
-            kind, fill = np.dtype(np.int64), _MISSING
+            kind, missing = np.dtype(np.int64), _MISSING
         else:
             kind = np.dtype(np.float32 if values.dtype.itemsize <= 2 else np.float64) if whole else values.dtype
         if kind.kind in "iu" and (packed or ("since" not in units and dtype not in _SPANS)):
             _refuse(where, f"integers with a fill value and the units {units!r} have no value for a missing one")
         values = values.astype(kind)
-        values[np.logical_or.reduce([values == each for each in fills])] = fill
+        values[np.logical_or.reduce([values == fill for fill in fills])] = missing
     if packed:
         same = any(name in given for name in _FILLS) and not units
         values = values.astype(values.dtype if same else _float_of(values.dtype, given))
@@ -115,7 +115,7 @@ def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray
 
 
 def _dates(values: np.ndarray, units: str, calendar: str, where: str) -> np.ndarray:
-    unit, _, date = (each.strip() for each in units.rpartition(" since "))
+    unit, _, date = (text.strip() for text in units.rpartition(" since "))
     scale, match = _NANOSECONDS.get(unit.lower().removesuffix("s") + "s"), _DATE.fullmatch(date)
     try:
         *parts, sign, hours, minutes = match.groups("0") if match and 1678 <= int(match[1]) <= 2261 else ("0",) * 3

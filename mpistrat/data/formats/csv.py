@@ -56,7 +56,7 @@ class Csv(LineFormat):
             raise ValueError(f"a delimiter must be one character, no quote and no line end, not {delimiter!r}")
         self._dtypes = {name: _dtype(kind) for name, kind in dtypes.items()}
         self._delimiter, self._header = delimiter, bool(header)
-        if isinstance(na_values, str) or not all(isinstance(each, str) for each in na_values):
+        if isinstance(na_values, str) or not all(isinstance(value, str) for value in na_values):
             raise ValueError(f"na_values must be a sequence of texts, not {na_values!r}")
         wrong = (
             not isinstance(comment, str) or len(comment) != 1 or not comment.isascii() or comment in f'{delimiter}"\n'
@@ -77,13 +77,13 @@ class Csv(LineFormat):
     def _head(self, path: str) -> tuple[tuple[int, list[int], int, os.stat_result], list[str]]:
         """Return the number of rows, where blocks begin, the end and the state of a file, and the names of columns."""
         try:
-            with self._opened(path) as (file, found):
-                state = (path, found.st_ino, found.st_size, found.st_mtime_ns)
+            with self._opened(path) as (file, status):
+                state = (path, status.st_ino, status.st_size, status.st_mtime_ns)
                 if self._seen[0] == state:  # the names of all columns were asked for, and now the file is described
                     return self._seen[1]
                 end = file.seek(0, os.SEEK_END)
                 file.seek(0)
-                first, rows, places = _lines(
+                first, rows, offsets = _lines(
                     file, self._header, self._delimiter.encode(), path, end, self._comment, BLOCK_ROWS
                 )
         except OSError as error:
@@ -100,12 +100,12 @@ class Csv(LineFormat):
                 path, f"its first line is not CSV in {self._encoding} ({error}); fix: give encoding=, or convert it"
             ) from None
         known = head if self._header else [str(number) for number in range(len(head))]
-        self._seen = state, ((rows, places, end, found), known)
+        self._seen = state, ((rows, offsets, end, status), known)
         return self._seen[1]
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file. Reads the file once, to find the lines."""
-        (rows, places, end, found), known = self._head(path)
+        (rows, offsets, end, status), known = self._head(path)
         for name in (*names, *self._dtypes):
             if name not in known:
                 raise DatasetNotFoundError(
@@ -118,10 +118,10 @@ class Csv(LineFormat):
                 )
         # The places: where blocks begin, the end of the file, the numbers of the columns, and how many a line has.
         starts = np.array([*range(0, rows, BLOCK_ROWS), rows], np.int64)
-        layout = InBlocks(starts, np.array([*places, end, *map(known.index, names), len(known)], np.int64))
+        layout = InBlocks(starts, np.array([*offsets, end, *map(known.index, names), len(known)], np.int64))
         kinds = [self._dtypes.get(name, np.dtype(float)) for name in names]
-        columns = [column_in_blocks(*each, (), layout, BLOCK_ROWS) for each in zip(names, kinds, strict=True)]
-        return self.checked(path, FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns)))
+        columns = [column_in_blocks(*column, (), layout, BLOCK_ROWS) for column in zip(names, kinds, strict=True)]
+        return self.checked(path, FileRecord(status.st_size, status.st_mtime_ns, rows, tuple(columns)))
 
     def extra(self, record: FileRecord) -> int:
         return len(record.columns) + 1
@@ -188,8 +188,8 @@ class Csv(LineFormat):
             "comment": self._comment,
             "encoding": self._encoding.replace("utf-8", ""),
         }
-        told = "".join(f", {name} {value!r}" for name, value in read.items() if value)
-        return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}{told}"
+        options = "".join(f", {name} {value!r}" for name, value in read.items() if value)
+        return f"CSV, dtypes {kinds}, delimiter {self._delimiter!r}, header {self._header}{options}"
 
 
 def _lines(
@@ -198,19 +198,19 @@ def _lines(
     """Return the first line, the number of rows, and where each block of ``step`` rows begins."""
     start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
     file.seek(start)
-    if comment is None and (found := _unquoted_lines(file, header, delimiter, step)) is not None:
-        return found
+    if comment is None and (lines := _unquoted_lines(file, header, delimiter, step)) is not None:
+        return lines
     file.seek(start)
-    first, rows, place, begin = b"", 0, start, 0
-    places: list[int] = []
+    first, rows, offset, begin = b"", 0, start, 0
+    offsets: list[int] = []
     quoted, values = False, _quoted_values(delimiter)
     most = rc.data_block_bytes
     small, skipped = size <= most, None if comment is None else comment.encode()
     for line in file if small else iter(partial(file.readline, most + 1), b""):  # which takes a third more time
         if len(line) > most:
             limits.check_bytes(len(line), f"file {path!r}", f"the line of row {rows}")
-        begin = begin if quoted else place
-        place += len(line)
+        begin = begin if quoted else offset
+        offset += len(line)
         if skipped is not None:
             if quoted:
                 raise DataFileError.of_file(
@@ -226,30 +226,30 @@ def _lines(
                     path,
                     f"in row {rows} a text follows a closing quote; fix: write quotes in values twice, not after \\",
                 )
-        if quoted or not (line.strip() or delimiter in line or begin < place - len(line)):
+        if quoted or not (line.strip() or delimiter in line or begin < offset - len(line)):
             continue  # a line end in quotes, or an empty line
         if not first:
             first = line
             if header:
                 continue
         if rows % step == 0:
-            places.append(begin)
+            offsets.append(begin)
         rows += 1
     if quoted:
         raise DataFileError.of_file(
             path, f"a quote in row {rows} is not closed (from byte {begin} on); fix: close it, or write it twice"
         )
-    return first, rows, places
+    return first, rows, offsets
 
 
 def _unquoted_lines(file: Any, header: bool, delimiter: bytes, step: int) -> tuple[bytes, int, list[int]] | None:
     """Return as `_lines`, in a tenth of its time. Return None if a value may be quoted, or a line is too long."""
-    first, rows, place, most = b"", 0, file.tell(), rc.data_block_bytes
-    places: list[int] = []
+    first, rows, offset, most = b"", 0, file.tell(), rc.data_block_bytes
+    offsets: list[int] = []
     head = file.readline(most + 1) if header else b""
     if b'"' in head and all(closing and not more for closing, more in _quoted_values(delimiter).findall(head)):
-        first, header, place = head, False, place + len(head)  # pyarrow quotes names, and no numbers
-    file.seek(place)
+        first, header, offset = head, False, offset + len(head)  # pyarrow quotes names, and no numbers
+    file.seek(offset)
     while text := file.read(_PIECE) + file.readline(most + 1):
         raw = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero(raw == ord("\n")) + 1
@@ -266,9 +266,9 @@ def _unquoted_lines(file: Any, header: bool, delimiter: bytes, step: int) -> tup
         if not first and len(starts):
             first = text[starts[0] : ends[0]]
             starts = starts[int(header) :]
-        places += (place + starts[-rows % step :: step]).tolist()
-        rows, place = rows + len(starts), place + len(text)
-    return first, rows, places
+        offsets += (offset + starts[-rows % step :: step]).tolist()
+        rows, offset = rows + len(starts), offset + len(text)
+    return first, rows, offsets
 
 
 def _quoted_values(delimiter: bytes) -> re.Pattern[bytes]:
@@ -291,20 +291,20 @@ def _arrow_type(dtype: np.dtype) -> str:
     return {"f": "double", "i": dtype.name, "u": dtype.name}.get(dtype.kind, "string")
 
 
-def _converted(found: Any, column: Column, where: str, first: int, na: Sequence[str]) -> np.ndarray:
-    if str(found.type) != "string":
-        if found.null_count and column.dtype.kind != "f":
+def _converted(array: Any, column: Column, where: str, first: int, na: Sequence[str]) -> np.ndarray:
+    if str(array.type) != "string":
+        if array.null_count and column.dtype.kind != "f":
             raise ValueError("integers cannot be missing")
         with np.errstate(over="raise"):
-            values = found.to_numpy().astype(column.dtype, copy=False)
+            values = array.to_numpy().astype(column.dtype, copy=False)
         if column.dtype.kind == "f" and np.isinf(values).any():
             raise FloatingPointError("a number may be too large")
         return values
-    texts = found.to_pylist()
+    texts = array.to_pylist()
     if column.dtype.hasobject:
-        made = np.empty(len(texts), object)
-        made[:] = texts
-        return made
+        values = np.empty(len(texts), object)
+        values[:] = texts
+        return values
     if na and column.dtype.kind in "fcmM":
         missing = "NaT" if column.dtype.kind in "mM" else "nan"
         texts = [missing if text in na else text for text in texts]
@@ -343,7 +343,7 @@ def _cast(texts: list[str], dtype: np.dtype) -> np.ndarray:
             raise OverflowError("an integer is too large")  # NumPy 1 takes it modulo the size
         return np.array(values, dtype)
     with np.errstate(over="raise"):
-        made = np.array(texts).astype(dtype)
-    if dtype.kind in "fc" and any("inf" not in texts[at].lower() for at in np.flatnonzero(np.isinf(made))):
+        numbers = np.array(texts).astype(dtype)
+    if dtype.kind in "fc" and any("inf" not in texts[at].lower() for at in np.flatnonzero(np.isinf(numbers))):
         raise OverflowError("a number is too large")
-    return made
+    return numbers

@@ -59,10 +59,10 @@ class NetCdf(Hdf5):
             raise DataFileError.of_file(path, "it is a classic netCDF file; fix: nccopy -k nc4 OLD.nc NEW.nc")
         with opened(path) as file, naming(f"file {path!r}"):
             stored = [_stored_name(path, file, name) for name in names]
-            found = describe(path, stored, _length_of_dimension)
+            record = describe(path, stored, _length_of_dimension)
             for group in {name.rpartition("/")[0] or "/" for name in stored}:
                 _refuse_endless_coordinates(path, file[group])
-            return found._replace(columns=tuple(self._described(path, file[it.name], it) for it in found.columns))
+            return record._replace(columns=tuple(self._described(path, file[it.name], it) for it in record.columns))
 
     def as_stored(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of what is stored, before it is decoded."""
@@ -136,10 +136,10 @@ def _refuse_endless_coordinates(path: str, group: h5py.Group) -> None:
     """Raise DataFileError if the length of a dimension is that of a coordinate's second or later axis."""
     for name in group:
         # A link may lead to any file.
-        each = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
-        if isinstance(each, h5py.Dataset) and each.ndim > 1 and None in each.maxshape[1:] and each.is_scale:
+        scale = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
+        if isinstance(scale, h5py.Dataset) and scale.ndim > 1 and None in scale.maxshape[1:] and scale.is_scale:
             raise DataFileError(
-                f"file {path!r}: the coordinate {each.name!r} has several axes, one of them unlimited, and netCDF "
+                f"file {path!r}: the coordinate {scale.name!r} has several axes, one of them unlimited, and netCDF "
                 "keeps no length of that; fix: give it another name than that of a dimension"
             )
 
@@ -157,11 +157,11 @@ def _default_fill(dtype: np.dtype, where: str) -> np.ndarray:
 
 def _length_of_dimension(variable: h5py.Dataset, axis: int = 0) -> int:
     """Return the number of rows that netCDF gives a variable: the length of its first dimension."""
-    own = int(variable.shape[axis])
+    length = int(variable.shape[axis])
     if variable.maxshape[axis] is not None:
-        return own
+        return length
     scales = [variable] if variable.is_scale else variable.dims[axis].values()
-    lengths = [own]
+    lengths = [length]
     for scale in scales:  # one, or none in a file that netCDF did not write
         lengths.append(int(scale.shape[0]))
         for user, of_user in scale.attrs.get("REFERENCE_LIST", ()):

@@ -53,12 +53,12 @@ class LineFormat(BlockFormat):
     def _opened(self, path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
         """Open a file to read, or what it is when unpacked by gzip, and its state."""
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             if file.read(2) != b"\x1f\x8b":
                 file.seek(0)
-                yield file, found
+                yield file, status
                 return
-            key = path, found.st_mtime_ns, found.st_size
+            key = path, status.st_mtime_ns, status.st_size
             if key not in self._unpacked:
                 file.seek(0)
                 try:
@@ -68,7 +68,7 @@ class LineFormat(BlockFormat):
                     raise DataFileError.of_file(path, what) from None
                 limits.check_bytes(len(text), f"file {path!r}", "its text")
                 self._unpacked.keep(key, text)
-            yield io.BytesIO(self._unpacked[key]), found
+            yield io.BytesIO(self._unpacked[key]), status
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_unpacked": Cache[tuple[str, int, int], bytes](1)}
@@ -99,7 +99,7 @@ class LineFormat(BlockFormat):
                 file.seek(start)
                 parts.append(file.read(stop - start))
         # An end of "\r" would take an empty line of "\n" after it for its own; as "\r\n" it cannot.
-        text = b"".join(each + b"\n" if each.endswith(b"\r") and bad else each for each in parts[::2])
+        text = b"".join(part + b"\n" if part.endswith(b"\r") and bad else part for part in parts[::2])
         return self.rows_of(path, record, text, first, last - first)
 
     def checked(self, path: str, record: FileRecord) -> FileRecord:
@@ -132,8 +132,8 @@ class LineFormat(BlockFormat):
         counts = np.diff(layout.starts) - np.histogram(spans[:, 0], places)[0]
         kept = np.flatnonzero(counts)  # an empty block belongs to the one before it
         begins = np.cumsum([0, *counts[kept]])
-        own = np.concatenate([places[kept], places[-1:], layout.places[blocks + 1 :], spans.ravel()])
-        columns = tuple(column._replace(layout=InBlocks(begins, own)) for column in record.columns)
+        places = np.concatenate([places[kept], places[-1:], layout.places[blocks + 1 :], spans.ravel()])
+        columns = tuple(column._replace(layout=InBlocks(begins, places)) for column in record.columns)
         return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(reasons))
 
 
@@ -148,12 +148,12 @@ class Text(LineFormat):
         require_text(path, "from_text")
         most = rc.data_block_bytes
         try:
-            with self._opened(path) as (file, found):
-                place = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
-                file.seek(place)
+            with self._opened(path) as (file, status):
+                offset = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+                file.seek(offset)
                 rows = 0
                 starts: list[int] = []
-                places: list[int] = []
+                offsets: list[int] = []
                 while text := file.read(_PIECE):
                     rest = file.readline(most + 1)
                     text += rest
@@ -162,13 +162,13 @@ class Text(LineFormat):
                     longest = max(len(rest), int((ends - begins).max()))
                     limits.check_bytes(longest, f"file {path!r}", f"a line from row {rows} on")
                     starts += range(rows, rows + len(ends), BLOCK_ROWS)
-                    places += (place + begins[::BLOCK_ROWS]).tolist()
-                    rows, place = rows + len(ends), place + len(text)
+                    offsets += (offset + begins[::BLOCK_ROWS]).tolist()
+                    rows, offset = rows + len(ends), offset + len(text)
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
-        layout = InBlocks(np.array([*starts, rows], np.int64), np.array([*places, place], np.int64))
+        layout = InBlocks(np.array([*starts, rows], np.int64), np.array([*offsets, offset], np.int64))
         column = column_in_blocks(names[0], np.dtype(object), (), layout, BLOCK_ROWS)
-        return self.checked(path, FileRecord(found.st_size, found.st_mtime_ns, rows, (column,)))
+        return self.checked(path, FileRecord(status.st_size, status.st_mtime_ns, rows, (column,)))
 
     def rows_of(self, path: str, record: FileRecord, text: bytes, first: int, count: int) -> list[np.ndarray]:
         try:
@@ -192,10 +192,10 @@ class Text(LineFormat):
 def _ends(text: bytes) -> np.ndarray:
     """Return where each line ends, its end included. The last line may have none."""
     raw = np.frombuffer(text, np.uint8)
-    ends = raw == ord("\n")
-    ends |= (raw == ord("\r")) & (np.append(raw[1:], 0) != ord("\n"))
-    found = np.flatnonzero(ends) + 1
-    return found if len(found) and found[-1] == len(raw) else np.append(found, len(raw))
+    is_end = raw == ord("\n")
+    is_end |= (raw == ord("\r")) & (np.append(raw[1:], 0) != ord("\n"))
+    ends = np.flatnonzero(is_end) + 1
+    return ends if len(ends) and ends[-1] == len(raw) else np.append(ends, len(raw))
 
 
 def _line_ends(text: bytes) -> int:

@@ -35,8 +35,8 @@ class Npy(Format):
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of the array of a file, or of arrays of an archive, from their headers."""
-        with _opened(path) as (file, found):
-            members = {names[0]: (0, found.st_size)}
+        with _opened(path) as (file, status):
+            members = {names[0]: (0, status.st_size)}
             if file.read(4) == b"PK\x03\x04":
                 members = _members(path, file)
             columns, lengths = [], {}
@@ -49,7 +49,7 @@ class Npy(Format):
                 columns.append(column)
         if len({*lengths.values()}) > 1:
             raise DatasetMismatchError(f"file {path!r}: its arrays have different lengths {lengths}; fix: name others")
-        return FileRecord(found.st_size, found.st_mtime_ns, lengths[names[0]], tuple(columns))
+        return FileRecord(status.st_size, status.st_mtime_ns, lengths[names[0]], tuple(columns))
 
     def reader(self, most_decoded: int) -> FileReader:
         return FileReader(most_decoded=most_decoded, describe=self.describe)
@@ -60,20 +60,20 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     """Open a file, and give its state. Raise DataFileError, which says what the file is, for ValueError and OSError."""
     try:
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            yield file, found
+            status = os.fstat(file.fileno())
+            yield file, status
     except OSError as error:
         raise DataFileError.unreadable(path, error) from None
     except (DatasetMismatchError, DatasetNotFoundError):
         raise
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        what = f"it is not an npy file or zip archive ({error})" if found.st_size else "it is empty (0 bytes)"
+        what = f"it is not an npy file or zip archive ({error})" if status.st_size else "it is empty (0 bytes)"
         raise not_of_format(path, "from_npy", f"{what}; fix: copy or write it again") from None
 
 
 def _members(path: str, file: BinaryIO) -> dict[str, tuple[int, int]]:
     """Return offset and size of the arrays of an archive."""
-    found = {}
+    members = {}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
@@ -82,13 +82,13 @@ def _members(path: str, file: BinaryIO) -> dict[str, tuple[int, int]]:
                 raise DataFileError.of_file(path, f"{what}; fix: {fix}")
             file.seek(info.header_offset + 26)
             sizes = struct.unpack("<2H", file.read(4))  # of the name and of what follows it
-            found[info.filename.removesuffix(".npy")] = info.header_offset + 30 + sum(sizes), info.file_size
-    return found
+            members[info.filename.removesuffix(".npy")] = info.header_offset + 30 + sum(sizes), info.file_size
+    return members
 
 
-def _column(path: str, file: BinaryIO, name: str, place: int, nbytes: int) -> tuple[int, Column]:
+def _column(path: str, file: BinaryIO, name: str, offset: int, nbytes: int) -> tuple[int, Column]:
     """Return the number of rows of an array at a place of a file, and its column."""
-    file.seek(place)
+    file.seek(offset)
     head = io.BytesIO(file.read(_MOST_HEADER))
     shape, columns_first, dtype = header(head)
     begin = head.tell()
@@ -106,9 +106,9 @@ def _column(path: str, file: BinaryIO, name: str, place: int, nbytes: int) -> tu
         raise DataFileError.of_file(
             path, f"it is truncated ({nbytes} bytes of {begin + size}); fix: copy or write it again"
         )
-    layout: Contiguous | ColumnMajor = Contiguous((Extent(0, 0, place + begin, size),) if size else ())
+    layout: Contiguous | ColumnMajor = Contiguous((Extent(0, 0, offset + begin, size),) if size else ())
     if size and columns_first and sum(length > 1 for length in shape) > 1:
-        layout = ColumnMajor(place + begin, shape[0])
+        layout = ColumnMajor(offset + begin, shape[0])
     return shape[0], Column(name, tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, layout, ())
 
 

@@ -40,17 +40,17 @@ class Parquet(BlockFormat):
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file, from its footer. Rows are counted if there are filters."""
-        found = os.stat(path)
+        status = os.stat(path)
         fragment, schema = self._opened(path)
-        counts = [(each.id, each.num_rows) for each in fragment.row_groups]
+        counts = [(group.id, group.num_rows) for group in fragment.row_groups]
         rows = [count for _, count in counts]
         if any(count < 0 for count in rows) or sum(rows) != fragment.metadata.num_rows:  # pyarrow reads fewer then
             what = f"its row groups have {rows} rows, and the file {fragment.metadata.num_rows}"
             raise DataFileError.of_file(path, f"{what}; fix: copy or write it again")
         if self._filters is not None:
             kept = fragment.split_by_row_group(self._filter, schema)
-            counts = [(each.row_groups[0].id, self._scanner(each, schema).count_rows()) for each in kept]
-            counts = [each for each in counts if each[1]]
+            counts = [(group.row_groups[0].id, self._scanner(group, schema).count_rows()) for group in kept]
+            counts = [entry for entry in counts if entry[1]]
         starts = np.cumsum([0, *(rows for _, rows in counts)]).astype(np.int64)
         layout = InBlocks(starts, np.array([group for group, _ in counts], np.int64))
         for name in {*self._null} - {*names}:
@@ -62,7 +62,7 @@ class Parquet(BlockFormat):
             dtype, shape = _row_of(kind, where)
             dtype = self._with_null(dtype, name, where)
             columns.append(column_in_blocks(name, dtype, shape, layout, layout.most_rows, _meaning(kind)))
-        return FileRecord(found.st_size, found.st_mtime_ns, int(starts[-1]), tuple(columns))
+        return FileRecord(status.st_size, status.st_mtime_ns, int(starts[-1]), tuple(columns))
 
     @staticmethod
     def _type_of(path: str, schema: Any, name: str) -> Any:
@@ -158,8 +158,8 @@ class Parquet(BlockFormat):
             _refuse_missing(values, f"file {path!r}, column {described.name!r}")  # else NaN and NaT
         for _ in described.shape:
             values = values.flatten()
-        found = values.to_numpy(zero_copy_only=False)
-        return np.asarray(found, described.dtype).reshape(len(column), *described.shape)
+        array = values.to_numpy(zero_copy_only=False)
+        return np.asarray(array, described.dtype).reshape(len(column), *described.shape)
 
     def __str__(self) -> str:
         filters = f", filters {self._filters}" if self._filters is not None else ""
@@ -181,17 +181,17 @@ def _path_of(name: str, schema: Any) -> list[str]:
 def _of_folders(path: str) -> dict[str, Any]:
     """Return the values that names of folders have, as ``year=2020``: integers or strings, as pyarrow takes them."""
     pyarrow = needed("pyarrow", "Parquet files")
-    found = {}
+    values = {}
     for part in os.path.dirname(path).split(os.sep):
         name, equals, text = part.partition("=")
         if name and equals:
             value = urllib.parse.unquote(text)
             whole = re.fullmatch("-?[0-9]{1,9}", value)
             null = value == "__HIVE_DEFAULT_PARTITION__"
-            found[name] = pyarrow.scalar(
+            values[name] = pyarrow.scalar(
                 None if null else int(value) if whole else value, "int32" if whole else "string"
             )
-    return found
+    return values
 
 
 def _row_of(kind: Any, where: str) -> tuple[np.dtype, tuple[int, ...]]:

@@ -33,15 +33,15 @@ def image_of(file: Any, path: str, size: tuple[int, int] | None, mode: str) -> n
     pillow = needed("PIL.Image", "images")
     try:
         with pillow.open(file) as image:
-            found, made = image.mode, image.convert(mode)
-            values = np.array(made if size is None else made.resize(size[::-1]))
+            stored_mode, converted = image.mode, image.convert(mode)
+            values = np.array(converted if size is None else converted.resize(size[::-1]))
     except Exception as error:  # of any format of images
         if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
             raise  # which says nothing about the image
         raise DataFileError.of_file(path, f"it cannot be read ({error}); fix: copy it again, or remove it") from error
-    if _RANGES.get(found[0], 0) > _RANGES.get(mode[0], 0):  # Pillow has cut large values off
+    if _RANGES.get(stored_mode[0], 0) > _RANGES.get(mode[0], 0):  # Pillow has cut large values off
         raise DataFileError.of_file(
-            path, f"its values, of mode {found!r}, do not fit {mode!r}; fix: give mode='{found[0]}'"
+            path, f"its values, of mode {stored_mode!r}, do not fit {mode!r}; fix: give mode='{stored_mode[0]}'"
         )
     return values
 
@@ -62,7 +62,7 @@ class Tar(BlockFormat):
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some fields of a file, by the headers in it. Its first sample is read for its shapes."""
         try:
-            found = os.stat(path)
+            status = os.stat(path)
             samples = _samples(path)
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
@@ -79,7 +79,7 @@ class Tar(BlockFormat):
                     first = self._row(path, row, names)
                 elif self._skips:
                     self._checked(
-                        path, repr(key), self._row(path, row, names), [(each.dtype, each.shape) for each in first]
+                        path, repr(key), self._row(path, row, names), [(field.dtype, field.shape) for field in first]
                     )
             except (DataFileError, DatasetNotFoundError) as error:
                 if not self._skips:
@@ -92,7 +92,7 @@ class Tar(BlockFormat):
             column_in_blocks(name, value.dtype, value.shape, InBlocks(starts, places[:, at].ravel()), 1)
             for at, (name, value) in enumerate(zip(names, first, strict=True))
         ]
-        return FileRecord(found.st_size, found.st_mtime_ns, len(rows), tuple(columns), left_out(bad))
+        return FileRecord(status.st_size, status.st_mtime_ns, len(rows), tuple(columns), left_out(bad))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         names = [column.name for column in record.columns]
@@ -105,7 +105,9 @@ class Tar(BlockFormat):
         """Return the values of a sample. Raise DataFileError if one is not of the dtype and shape of the first one."""
         for value, first in zip(values, expected, strict=True):
             if (value.dtype, value.shape) != first:
-                ours, its = ("{} of shape {}".format(*each) for each in ((value.dtype, value.shape), first))
+                ours, its = (
+                    "{} of shape {}".format(*description) for description in ((value.dtype, value.shape), first)
+                )
                 what = f"sample {key} has {ours}, and the first one {its}"
                 fix = "give size= for images, or decode=False and a function of map"
                 raise DataFileError.of_file(path, f"{what}; fix: {fix}")
@@ -130,9 +132,9 @@ class Tar(BlockFormat):
                 return _array_of(raw)
             if self._decodes and end in _IMAGES:
                 return image_of(io.BytesIO(raw), where, self._size, self._mode)
-            made = np.empty((), object)
-            made[()] = raw.decode() if self._decodes and end in _TEXTS else raw
-            return made
+            value = np.empty((), object)
+            value[()] = raw.decode() if self._decodes and end in _TEXTS else raw
+            return value
         except ValueError as error:
             raise DataFileError.of_file(where, f"it cannot be decoded ({error}); fix: write it again") from None
 
@@ -143,7 +145,7 @@ class Tar(BlockFormat):
 
 def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
     """Return offset and size of the members of each sample, by what follows the first dot of their names."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    samples: dict[str, dict[str, tuple[int, int]]] = {}
     last = None
     with tarfile.open(path, "r:") as archive:
         for member in archive:
@@ -151,20 +153,20 @@ def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
             if not match or not member.isreg() or member.issparse():
                 continue
             key, end = match[1], match[2].lower()
-            if end in found.get(key, ()) or (key in found and key != last):
+            if end in samples.get(key, ()) or (key in samples and key != last):
                 what = f"sample {key!r} has two members {end!r}, or is not in one piece"
                 raise DataFileError.of_file(path, f"{what}; fix: write the members of a sample one after another")
-            found.setdefault(key, {})[end] = member.offset_data, member.size
+            samples.setdefault(key, {})[end] = member.offset_data, member.size
             last = key
         end_of_samples = archive.offset
     # The library takes a header that it cannot read for the end.
     with open(path, "rb") as file:
         file.seek(end_of_samples)
         pieces = iter(partial(file.read, _PIECE), b"")
-        if os.path.getsize(path) - end_of_samples < _END or any(each.strip(b"\0") for each in pieces):
-            what = f"it does not end as a tar archive does after {len(found)} samples, at byte {end_of_samples}"
+        if os.path.getsize(path) - end_of_samples < _END or any(piece.strip(b"\0") for piece in pieces):
+            what = f"it does not end as a tar archive does after {len(samples)} samples, at byte {end_of_samples}"
             raise DataFileError.of_file(path, f"{what}; fix: copy it again, and give joined archives one by one")
-    return found
+    return samples
 
 
 def _array_of(raw: bytes) -> np.ndarray:
@@ -181,9 +183,9 @@ def _array_of(raw: bytes) -> np.ndarray:
 
 def _member(path: str, key: str, members: dict[str, tuple[int, int]], name: str) -> tuple[int, int]:
     """Return offset and size of a field of a sample: of the first of the names, which semicolons separate."""
-    for each in name.split(";"):
-        if each in members:
-            return members[each]
+    for field in name.split(";"):
+        if field in members:
+            return members[field]
     raise DatasetNotFoundError(
         f"file {path!r}: sample {key!r} has no field {name!r}; it has {', '.join(map(repr, members))}; fix: name one "
         "of these, or several as 'jpg;png'"

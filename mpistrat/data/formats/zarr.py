@@ -86,10 +86,10 @@ def _refuse_in(files: _Files, store: str, path: str) -> None:
     if len(text) > _LARGEST:
         raise DataFileError.of_file(store, f"{path!r} is larger than {_LARGEST >> 20} MiB; fix: check where it is from")
     try:
-        found = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataFileError.of_file(store, f"{path!r} is not JSON ({error}); fix: copy the store again") from None
-    for key, value in _entries(found):
+    for key, value in _entries(metadata):
         if key in _KEYS_OF_CODECS and isinstance(value, str) and "pickle" in value.lower():
             raise DataFileError.of_file(
                 store, f"{path!r} names the codec {value!r}, which can run any code; fix: write it with another codec"
@@ -100,16 +100,16 @@ def _refuse_in(files: _Files, store: str, path: str) -> None:
             )
 
 
-def _entries(found: Any) -> Iterator[tuple[str, Any]]:
+def _entries(metadata: Any) -> Iterator[tuple[str, Any]]:
     """Yield all keys and values of a JSON value, but those that the writer of a store chooses freely."""
-    pending = [found]
+    pending = [metadata]
     while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            yield from each.items()
-            pending += [value for key, value in each.items() if key != "attributes"]
-        elif isinstance(each, list):
-            pending += each
+        entry = pending.pop()
+        if isinstance(entry, dict):
+            yield from entry.items()
+            pending += [value for key, value in entry.items() if key != "attributes"]
+        elif isinstance(entry, list):
+            pending += entry
 
 
 class Zarr(BlockFormat):
@@ -139,8 +139,8 @@ class Zarr(BlockFormat):
         if kept is not None and kept[0] == self.state(path, names, os.stat(path)):
             return kept
         refuse_code(path, names)
-        found = os.stat(path)
-        state = self.state(path, names, found)
+        status = os.stat(path)
+        state = self.state(path, names, status)
         store, files = _store(path), _Files(path)
         arrays = [_array(store, path, name) for name in names]
         lengths = {name: array.shape[0] for name, array in zip(names, arrays, strict=True)}
@@ -162,21 +162,21 @@ class Zarr(BlockFormat):
             column = column_in_blocks(name, array.dtype, tuple(array.shape[1:]), layout, step)
             columns.append(cf.decoded(column, _attributes(array), where) if self._decode else column)
             opened.append(_Opened(array, _codecs_of(files, name), files, name, where))
-        record = FileRecord(found.st_size, found.st_mtime_ns, rows, tuple(columns))
+        record = FileRecord(status.st_size, status.st_mtime_ns, rows, tuple(columns))
         return self._kept.keep((path, *names), (state, record, opened))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         arrays = self._opened(path, [column.name for column in record.columns])[2]
-        return [each.rows(first, last, column) for each, column in zip(arrays, record.columns, strict=True)]
+        return [array.rows(first, last, column) for array, column in zip(arrays, record.columns, strict=True)]
 
-    def state(self, path: str, names: Sequence[str], found: os.stat_result) -> int:
+    def state(self, path: str, names: Sequence[str], status: os.stat_result) -> int:
         """Return a number that changes when the store, or the metadata of one of its arrays, is written to."""
-        stats = [found]
-        for file in (os.path.join(path, name, each) for name in names for each in _FILES_OF_ARRAYS):
+        stats = [status]
+        for file in (os.path.join(path, name, file_name) for name in names for file_name in _FILES_OF_ARRAYS):
             with contextlib.suppress(OSError):
                 stats.append(os.stat(file))
-        return hash(tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in stats))
+        return hash(tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats))
 
 
 class _Opened(NamedTuple):
@@ -193,20 +193,20 @@ class _Opened(NamedTuple):
         shape = _stored_chunk(self.array)
         for name in _chunk_files(self.array, first, last):
             _check_file(self.files, os.path.join(self.name, name), self.codecs, shape, self.where)
-        found = in_native_order(as_numpy(self.array[first:last]))
-        return cf.decode(found, column.attributes, self.where) if column.attributes else found
+        values = in_native_order(as_numpy(self.array[first:last]))
+        return cf.decode(values, column.attributes, self.where) if column.attributes else values
 
 
 def _attributes(array: Any) -> dict[str, Any]:
     """Return the attributes of an array. Where xarray takes the fill value for a missing one, so does this."""
-    found = dict(array.attrs)
-    fill = found.get("_FillValue")
+    attributes = dict(array.attrs)
+    fill = attributes.get("_FillValue")
     if getattr(getattr(array, "metadata", None), "zarr_format", 2) == 2:
-        if array.fill_value is not None and "_ARRAY_DIMENSIONS" in found:
-            found["_FillValue"] = array.fill_value
+        if array.fill_value is not None and "_ARRAY_DIMENSIONS" in attributes:
+            attributes["_FillValue"] = array.fill_value
     elif isinstance(fill, str) and array.dtype.kind == "f":
-        found["_FillValue"] = np.frombuffer(base64.b64decode(fill), "<f8")
-    return found
+        attributes["_FillValue"] = np.frombuffer(base64.b64decode(fill), "<f8")
+    return attributes
 
 
 def _stored_chunk(array: Any) -> tuple[int, ...]:
@@ -218,11 +218,11 @@ def _chunk_files(array: Any, first: int, last: int) -> Iterator[str]:
     """Yield the names of the files of an array that have some rows."""
     step, *steps = _stored_chunk(array)
     across = (range(-(-size // chunk)) for size, chunk in zip(array.shape[1:], steps, strict=True))
-    for place in itertools.product(range(first // step, -(-last // step)), *across):
+    for corner in itertools.product(range(first // step, -(-last // step)), *across):
         if hasattr(array, "metadata"):
-            yield array.metadata.encode_chunk_key(place)
+            yield array.metadata.encode_chunk_key(corner)
         else:  # zarr 2 does not say in public which of these
-            yield from (separator.join(map(str, place)) for separator in "./")
+            yield from (separator.join(map(str, corner)) for separator in "./")
 
 
 def _store(path: str) -> Any:
@@ -238,18 +238,18 @@ def _store(path: str) -> Any:
 
 
 def _array(store: Any, path: str, name: str) -> Any:
-    found = store
+    array = store
     if name != ITSELF:
         try:
-            found = store[name]
+            array = store[name]
         except Exception:
-            found = None
-    if not hasattr(found, "chunks"):
+            array = None
+    if not hasattr(array, "chunks"):
         has = sorted(store) if hasattr(store, "array_keys") else "a single array"
         raise DatasetNotFoundError(f"store {path!r} has no array {name!r}; it has {has}; fix: name one of these")
-    if not found.shape:
+    if not array.shape:
         raise DatasetMismatchError(f"store {path!r}, array {name!r}: a scalar; fix: axis 0 must be that of the samples")
-    return found
+    return array
 
 
 # --- the lengths in the files of chunks, compared before zarr believes them -------------
@@ -266,10 +266,10 @@ def _codecs_of(files: _Files, array: str) -> list[dict[str, Any]]:
     for name in ("zarr.json", ".zarray"):
         try:
             with files.open(os.path.join(array, name))[0] as file:
-                found = json.load(file)
+                metadata = json.load(file)
         except FileNotFoundError:
             continue
-        return found["codecs"] if "codecs" in found else [{"name": (found["compressor"] or {}).get("id")}]
+        return metadata["codecs"] if "codecs" in metadata else [{"name": (metadata["compressor"] or {}).get("id")}]
     return []
 
 
@@ -297,23 +297,23 @@ def _check_chunk(
             raise ValueError(f"a Blosc chunk of {size} bytes says that it has {stored}")
         limits.check_bytes(nbytes, where, "a Blosc chunk")
     elif kind == "sharding_indexed":
-        given = codecs[-1]["configuration"]
-        index = given["index_codecs"]
+        configuration = codecs[-1]["configuration"]
+        index = configuration["index_codecs"]
         if [codec["name"] for codec in index] not in (["bytes"], ["bytes", "crc32c"]):
             raise DataFileError(f"{where}: its shards have an index by the codecs {index}; fix: write it by others")
-        inner = tuple(given["chunk_shape"])
+        inner = tuple(configuration["chunk_shape"])
         count = 16 * (math.prod(shape) // math.prod(inner))
         length = count + 4 * (len(index) - 1)
         if length > size:
             raise ValueError(f"a shard of {size} bytes has an index of {length}")
         order = ">" if index[0].get("configuration", {}).get("endian") == "big" else "<"
-        at = start if given.get("index_location") == "start" else start + size - length
+        at = start if configuration.get("index_location") == "start" else start + size - length
         for offset, nbytes in np.frombuffer(_part(file, count, at), f"{order}u8").reshape(-1, 2).tolist():
             if offset == nbytes == _ABSENT:
                 continue
             if not nbytes or offset + nbytes > size:
                 raise ValueError(f"a shard of {size} bytes has a chunk of {nbytes} at {offset}")
-            _check_chunk(file, start + offset, nbytes, given["codecs"], inner, where)
+            _check_chunk(file, start + offset, nbytes, configuration["codecs"], inner, where)
 
 
 def _part(file: Any, size: int, start: int) -> bytes:

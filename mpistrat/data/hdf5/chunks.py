@@ -46,10 +46,10 @@ def name_of(filter: int) -> str:
 
 def missing(filters: Sequence[int]) -> str | None:
     """Return why these filters cannot be decoded here, or None if they can."""
-    for each in filters:
-        if each not in CODECS:
-            return f"its filter {name_of(each)} is HDF5's own"
-        if each == ZSTD and _package("zstandard") is None:
+    for code in filters:
+        if code not in CODECS:
+            return f"its filter {name_of(code)} is HDF5's own"
+        if code == ZSTD and _package("zstandard") is None:
             return "there is no Python package for zstd: install zstandard"
     return None
 
@@ -62,7 +62,7 @@ def decode(
     ``mask`` has a bit for each of the filters that was skipped. Raise ValueError if the bytes cannot be decoded or
     decode to another size, and ChecksumError if they do not match their checksum.
     """
-    applied = [each for position, each in enumerate(filters) if not mask >> position & 1]
+    applied = [entry for position, entry in enumerate(filters) if not mask >> position & 1]
     for position, (number, values) in reversed(list(enumerate(applied))):
         raw = CODECS[number](raw, values, nbytes, into if position == 0 else None)
     if into is not None and raw is into:
@@ -81,14 +81,14 @@ def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | 
     # isal takes half the time of zlib or less. An object is as fast as a call of decompress(), which takes any memory.
     inflate = (_package("isal.isal_zlib") or zlib).decompressobj()
     try:
-        found = inflate.decompress(raw, most + 1)
+        inflated = inflate.decompress(raw, most + 1)
     except Exception as error:
         raise ValueError(f"gzip: {error}") from error
-    if len(found) > most:
+    if len(inflated) > most:
         raise ValueError(f"gzip: a chunk of {nbytes} bytes inflates to more than {most}")
     if not inflate.eof:
-        raise ValueError(f"gzip: the stream ends after {len(found)} bytes of the chunk")
-    return found
+        raise ValueError(f"gzip: the stream ends after {len(inflated)} bytes of the chunk")
+    return inflated
 
 
 def _most(nbytes: int) -> int:
@@ -113,11 +113,11 @@ def _unshuffle(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray 
 def _check_fletcher32(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
     view = memoryview(raw)
     data, stored = view[:-4], int.from_bytes(view[-4:], "little")
-    found = fletcher32(data)
+    checksum = fletcher32(data)
     # HDF5 before 1.6.3 stored the bytes of each half in the other order. Accept both, as HDF5 does.
-    swapped = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
-    if stored not in (found, swapped):
-        raise ChecksumError(f"the stored checksum is {stored:#010x}, but that of the data is {found:#010x}")
+    swapped = (checksum & 0x00FF00FF) << 8 | (checksum >> 8) & 0x00FF00FF
+    if stored not in (checksum, swapped):
+        raise ChecksumError(f"the stored checksum is {stored:#010x}, but that of the data is {checksum:#010x}")
     return data
 
 
@@ -233,7 +233,7 @@ class DecodedChunks:
             if not other.cancelled():
                 other.result()
 
-    def each(self, parts: list[Chunk], for_each: Each | None = None, share: bool = True) -> None:
+    def use_all(self, parts: list[Chunk], for_each: Each | None = None, share: bool = True) -> None:
         """Use parts, which are in the cache or made now. Ranks share those of which more rows may be needed."""
         for_each = for_each or self.for_each
         if self.shared is not None and share:
@@ -253,10 +253,10 @@ class DecodedChunks:
     def get(self, key: Any, rows: int) -> Any:
         """Return a chunk of the cache of which ``rows`` rows are read now, or None."""
         with self._lock:
-            found = self._kept.pop(key, None)
-            if found is None:
+            entry = self._kept.pop(key, None)
+            if entry is None:
                 return None
-            chunk, nbytes, remaining = found
+            chunk, nbytes, remaining = entry
             if remaining > rows:
                 self._kept[key] = chunk, nbytes, remaining - rows
             else:
@@ -344,7 +344,7 @@ class ChunkedRows:
         for number, rows, where in runs:
             wanted = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
             lacks = min(self._chunk[0], self._rows - number * self._chunk[0]) - wanted
-            into = self._place(rows, where, out)
+            into = self._memory_for(rows, where, out)
             for i, inner in enumerate(self._cells):
                 chunk = number * len(self._cells) + i
                 if into is not None:
@@ -353,10 +353,10 @@ class ChunkedRows:
                 make, use = partial(self._decode, file, chunk), partial(self._use, out, rows, where, inner)
                 key = self._key, file.version, chunk
                 parts.append(Chunk(key, self._nbytes, wanted, lacks, make, use))
-        self._decoded.for_each(whole, lambda each: self._decode(file, *each))
-        self._decoded.each(parts, share=self._nbytes >= _LEAST_SHARED)
+        self._decoded.for_each(whole, lambda task: self._decode(file, *task))
+        self._decoded.use_all(parts, share=self._nbytes >= _LEAST_SHARED)
 
-    def _place(self, rows: Any, where: Any, out: np.ndarray) -> np.ndarray | None:
+    def _memory_for(self, rows: Any, where: Any, out: np.ndarray) -> np.ndarray | None:
         """Return the memory of ``out`` into which a whole chunk can be decoded, or None."""
         if not (self._whole and isinstance(rows, slice)):
             return None
@@ -364,7 +364,7 @@ class ChunkedRows:
         return part.reshape(-1).view(np.uint8) if len(part) == self._chunk[0] else None
 
     def _use(self, out: np.ndarray, rows: Any, where: Any, inner: tuple[slice, ...], chunk: np.ndarray) -> None:
-        wanted: tuple[Any, ...] = (rows, *(slice(0, each.stop - each.start) for each in inner))
+        wanted: tuple[Any, ...] = (rows, *(slice(0, span.stop - span.start) for span in inner))
         target: tuple[Any, ...] = (where, *inner)
         out[target] = chunk.view(self._stored).reshape(self._chunk)[wanted]
 

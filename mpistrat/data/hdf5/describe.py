@@ -32,7 +32,7 @@ def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset]
     ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
     """
     with opened(path) as file:
-        found = os.stat(path)
+        status = os.stat(path)
         columns, lengths = [], []
         for name in names:
             with errors.naming(f"file {path!r}, dataset {name!r}"):
@@ -45,30 +45,30 @@ def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset]
                     f"file {path!r}: dataset {names[0]!r} has {lengths[0]} rows and dataset {name!r} has "
                     f"{length}; fix: datasets that are read together must be equally long"
                 )
-    return FileRecord(found.st_size, found.st_mtime_ns, lengths[0], tuple(columns))
+    return FileRecord(status.st_size, status.st_mtime_ns, lengths[0], tuple(columns))
 
 
 def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dataset], int]) -> tuple[Column, int]:
-    found = _find(path, file, name)
+    dataset = _find(path, file, name)
     where = f"file {path!r}, dataset {name!r}"
-    if not found.shape:
-        kind = "has no data space" if found.shape is None else "is a scalar"
+    if not dataset.shape:
+        kind = "has no data space" if dataset.shape is None else "is a scalar"
         raise errors.DatasetMismatchError(f"{where}: it {kind}; fix: axis 0 must be the axis of the samples")
     try:
-        dtype = found.dtype
+        dtype = dataset.dtype
     except TypeError as error:
         raise errors.DataFileError(f"{where}: NumPy lacks its type ({error}); fix: store another type") from error
-    filtered, checksum = _check_filters(where, found)
+    filtered, checksum = _check_filters(where, dataset)
     locator = Locator(path)
-    layout = locator.locate(path, found, where)
-    rows = length_of(found)
-    if rows > found.shape[0]:
-        layout = ThroughHdf5("a fill value stands for rows that it lacks", rows - found.shape[0])
+    layout = locator.locate(path, dataset, where)
+    rows = length_of(dataset)
+    if rows > dataset.shape[0]:
+        layout = ThroughHdf5("a fill value stands for rows that it lacks", rows - dataset.shape[0])
     stored, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
-    chunks = found.chunks
+    chunks = dataset.chunks
     column = Column(
         name=name,
-        shape=tuple(found.shape[1:]) + tuple(inner),
+        shape=tuple(dataset.shape[1:]) + tuple(inner),
         dtype=native(stored),
         chunk_rows=chunks[0] if chunks else 0,
         chunk_bytes=math.prod(chunks) * dtype.itemsize if chunks else 0,
@@ -77,7 +77,7 @@ def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dat
         stored=stored,
         layout=layout,
         others=tuple(locator.others),
-        meaning=", ".join([*_of_type(found.id.get_type()), *_of_attributes(found)]),
+        meaning=", ".join([*_of_type(dataset.id.get_type()), *_of_attributes(dataset)]),
     )
     return column, rows
 
@@ -108,7 +108,7 @@ def _of_attributes(dataset: h5py.Dataset) -> Iterator[str]:
 def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
     check_links(file, name, f"file {path!r}, dataset {name!r}")
     try:
-        found = file[name]
+        item = file[name]
     except Exception as error:  # RuntimeError: links form a circle. A damaged file: any class
         link = _link(file, name)
         if isinstance(link, h5py.ExternalLink):
@@ -122,10 +122,10 @@ def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
         raise errors.DatasetNotFoundError(
             f"file {path!r} has no dataset {name!r}; it has {names}; fix: name one of these"
         ) from None
-    if isinstance(found, h5py.Dataset):
-        return found
+    if isinstance(item, h5py.Dataset):
+        return item
     raise errors.DatasetNotFoundError(
-        f"file {path!r}: {name!r} is a {type(found).__name__.lower()}, not a dataset; "
+        f"file {path!r}: {name!r} is a {type(item).__name__.lower()}, not a dataset; "
         f"the file has {_names(file)}; fix: name one of these"
     )
 

@@ -86,17 +86,17 @@ class _Mapping(NamedTuple):
     endless: Any = None
 
 
-def locate_virtual(locate_source: Locate, home: str, dataset: h5py.Dataset, where: str) -> Layout:
+def locate_virtual(locate_source: Locate, file_path: str, dataset: h5py.Dataset, where: str) -> Layout:
     """Return the layout of a virtual dataset: `Joined` if it is the rows of its sources, one after another.
 
     Raise if a source is missing or too small, or sources leave gaps, where HDF5 would return fill values.
     """
-    mappings = _mappings(home, dataset, where)
+    mappings = _mappings(file_path, dataset, where)
     covered = 0
     parts: list[Part] = []
     reason = ""
     for mapping in mappings:
-        path = home if mapping.file == "." else _source_path(home, mapping.file)
+        path = file_path if mapping.file == "." else _source_path(file_path, mapping.file)
         if path is None:
             raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
         limits.check_path(path, where)
@@ -131,11 +131,11 @@ def locate_virtual(locate_source: Locate, home: str, dataset: h5py.Dataset, wher
     return Joined(tuple(parts))
 
 
-def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
+def _mappings(file_path: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
     """Return the sources; a file name pattern gives one source for each file."""
     plist = dataset.id.get_create_plist()
     everything = _Box(np.zeros(dataset.ndim, np.int64), np.array(dataset.shape) - 1)
-    found = []
+    mappings = []
     for i in range(plist.get_virtual_count()):
         file, name = plist.get_virtual_filename(i), plist.get_virtual_dsetname(i)
         into = plist.get_virtual_vspace(i)
@@ -145,17 +145,17 @@ def _mappings(home: str, dataset: h5py.Dataset, where: str) -> list[_Mapping]:
         out_of = _selected(of_source)
         if _is_pattern(file) or _is_pattern(name):
             blocks = _blocks(into, dataset, where)
-            found += [
+            mappings += [
                 _Mapping(_numbered(file, number), _numbered(name, number), block, *out_of, block.size)
                 for number, block in enumerate(blocks)
             ]
-            _check_no_gap(home, file, len(blocks), where)
+            _check_no_gap(file_path, file, len(blocks), where)
             continue
         box, odd = _selected(into)
         elements = None if _is_endless(into) else into.get_select_npoints()
         names = _numbered(file, 0), _numbered(name, 0)
-        found.append(_Mapping(*names, box or everything, out_of[0], odd or out_of[1], elements, of_source))
-    return found
+        mappings.append(_Mapping(*names, box or everything, out_of[0], odd or out_of[1], elements, of_source))
+    return mappings
 
 
 def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
@@ -208,7 +208,7 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
 
 def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
     """Return the blocks of an endless selection that lie in the dataset at its present size."""
-    start, stride, count, block = (np.array(each, np.uint64) for each in into.get_regular_hyperslab())
+    start, stride, count, block = (np.array(values, np.uint64) for values in into.get_regular_hyperslab())
     endless = count == h5py.h5s.UNLIMITED
     axis = int(np.argmax(endless)) if endless.any() else 0
     number = int(count[axis])
@@ -217,12 +217,12 @@ def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
         number = -(-length // int(stride[axis])) if length > 0 else 0
     limits.check_blocks(number, where)
     size = np.where(np.arange(len(start)) == axis, block, count * block).astype(np.int64)
-    found = []
+    boxes = []
     for i in range(number):
         first = start.astype(np.int64)
         first[axis] += i * int(stride[axis])
-        found.append(_Box(first, np.minimum(first + size, dataset.shape) - 1))
-    return found
+        boxes.append(_Box(first, np.minimum(first + size, dataset.shape) - 1))
+    return boxes
 
 
 def _is_pattern(name: str) -> bool:
@@ -233,13 +233,13 @@ def _numbered(name: str, number: int) -> str:
     return _BLOCK.sub(lambda match: "%" if match[1] == "%" else str(number), name)
 
 
-def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
+def _check_no_gap(file_path: str, pattern: str, count: int, where: str) -> None:
     """Raise if a file of a pattern is missing while a later one exists, since HDF5 would end the dataset there."""
     if not _is_pattern(pattern):
         return
     numbers = re.compile(_BLOCK.sub(r"(\\d+)", re.escape(pattern).replace(r"%%", "%")))
     any_number = _BLOCK.sub(lambda match: "%" if match[1] == "%" else "*", glob.escape(pattern))
-    for path in glob.glob(os.path.join(glob.escape(os.path.dirname(home)), any_number)):
+    for path in glob.glob(os.path.join(glob.escape(os.path.dirname(file_path)), any_number)):
         match = numbers.search(path)
         if match and int(match[1]) >= count:
             raise DataFileError(
@@ -248,12 +248,12 @@ def _check_no_gap(home: str, pattern: str, count: int, where: str) -> None:
             )
 
 
-def _source_path(home: str, name: str) -> str | None:
+def _source_path(file_path: str, name: str) -> str | None:
     """Return the path where HDF5 finds a source, or None if the file does not exist."""
-    folder = os.path.dirname(os.path.abspath(home))
+    folder = os.path.dirname(os.path.abspath(file_path))
     prefix = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder)
     folders = [*([prefix] if prefix else []), folder, ""]
-    return next((p for p in (os.path.join(each, name) for each in folders) if os.path.exists(p)), None)
+    return next((p for p in (os.path.join(parent, name) for parent in folders) if os.path.exists(p)), None)
 
 
 def _is_endless(space: Any) -> bool:
@@ -328,13 +328,13 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
     grid = -(-np.array(dataset.shape) // dataset.chunks)
     possible = math.prod(grid.tolist())
     most = min(max(2 * possible, _FEWEST_BOUND), rc.data_blocks)
-    found = _chunks(dataset, most)  # a damaged index may go in circles, and have no end
-    limits.check_blocks(min(len(found), possible), where)
-    if len(found) > most:
+    table = _chunks(dataset, most)  # a damaged index may go in circles, and have no end
+    limits.check_blocks(min(len(table), possible), where)
+    if len(table) > most:
         raise _damaged(where, f"it has more than {most} chunks, where shape {dataset.shape} has {possible}")
     # HDF5 leaves chunks outside of the shape if one axis of a dataset shrinks while another one grows.
-    found = found[(found[:, : len(grid)] < shape).all(axis=1)]
-    corners, (masks, offsets, sizes) = found[:, : len(grid)], found[:, len(grid) :].T
+    table = table[(table[:, : len(grid)] < shape).all(axis=1)]
+    corners, (masks, offsets, sizes) = table[:, : len(grid)], table[:, len(grid) :].T
     wrong = np.flatnonzero((corners % chunk != 0).any(axis=1))
     if len(wrong):
         raise _damaged(
@@ -441,37 +441,37 @@ class Locator:
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:
         """Return the layout of a dataset in a file, or linked from it. Raise DataFileError if rows are missing."""
-        home = dataset.file.filename
-        number = self.number(home)
-        found: Layout
+        file_path = dataset.file.filename
+        number = self.number(file_path)
+        layout: Layout
         if dataset.is_virtual:
-            key = os.path.realpath(home), dataset.name
+            key = os.path.realpath(file_path), dataset.name
             if key in self._virtual:
                 raise DataFileError(f"{where}: its rows would lie in itself; fix: write it again")
             self._virtual.append(key)
-            found = locate_virtual(self.locate, home, dataset, where)
+            layout = locate_virtual(self.locate, file_path, dataset, where)
             self._virtual.pop()
-            return found
+            return layout
         kind = dataset.id.get_create_plist().get_layout()
         if not dataset.size:  # None without a data space
-            found = ThroughHdf5("it is empty")
+            layout = ThroughHdf5("it is empty")
         elif kind == h5py.h5d.CONTIGUOUS:
-            found = self._contiguous(number, dataset, where)
+            layout = self._contiguous(number, dataset, where)
         elif kind == h5py.h5d.CHUNKED:
-            found = _chunked(number, home, dataset, where)
+            layout = _chunked(number, file_path, dataset, where)
         else:
-            found = ThroughHdf5("its layout is compact")
-        return _why_not_as_it_is(dataset) or found
+            layout = ThroughHdf5("its layout is compact")
+        return _why_not_as_it_is(dataset) or layout
 
     def number(self, path: str) -> int:
         """Return the number of a file; the next number if it is new."""
         key = os.path.abspath(path)
         if key not in self._numbers:
-            found = os.stat(path)
+            status = os.stat(path)
             folder = os.path.dirname(os.path.abspath(self._path))
             inside = os.path.commonpath([key, folder]) == folder
             name = os.path.relpath(key, folder) if inside else key
-            self.others.append(OtherFile(name, found.st_size, found.st_mtime_ns))
+            self.others.append(OtherFile(name, status.st_size, status.st_mtime_ns))
             self._numbers[key] = len(self.others)
         return self._numbers[key]
 
@@ -503,11 +503,11 @@ class Locator:
         return Contiguous(tuple(extents))
 
 
-def _external_path(home: str, name: str) -> str:
+def _external_path(file_path: str, name: str) -> str:
     # As in HDF5, the name is relative to the current folder unless a prefix is given.
     prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "")
     if prefix.startswith("${ORIGIN}"):
-        prefix = os.path.dirname(os.path.abspath(home)) + prefix.removeprefix("${ORIGIN}")
+        prefix = os.path.dirname(os.path.abspath(file_path)) + prefix.removeprefix("${ORIGIN}")
     return os.path.join(prefix, name)
 
 
@@ -520,13 +520,13 @@ def _why_not_as_it_is(dataset: h5py.Dataset) -> ThroughHdf5 | None:
     return None
 
 
-def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layout:
+def _chunked(number: int, path: str, dataset: h5py.Dataset, where: str) -> Layout:
     plist = dataset.id.get_create_plist()
     chunk = np.array(dataset.chunks)
     grid = -(-np.array(dataset.shape) // chunk)
     index = chunk_index(dataset, where)
-    shift = _shift(home, dataset, index)
-    check_places(where, index._replace(offsets=index.offsets + np.uint64(shift or 0)), os.path.getsize(home))
+    shift = _shift(path, dataset, index)
+    check_places(where, index._replace(offsets=index.offsets + np.uint64(shift or 0)), os.path.getsize(path))
     count = math.prod(grid.tolist())
     if len(index.numbers) < count:
         gaps = np.flatnonzero(index.numbers != np.arange(len(index.numbers)))
@@ -545,7 +545,7 @@ def _chunked(number: int, home: str, dataset: h5py.Dataset, where: str) -> Layou
     return Chunked.of(number, whole, filters, offsets + shift, sizes, index.masks)
 
 
-def _shift(home: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
+def _shift(path: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
     """Return what to add to the offsets of chunks, or None if neither 0 nor the size of the user block fits.
 
     Some versions of HDF5 count offsets from the end of the user block.
@@ -556,7 +556,7 @@ def _shift(home: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
     grid = -(-np.array(dataset.shape) // dataset.chunks)
     corner = np.array(np.unravel_index(index.numbers[0], tuple(grid))) * dataset.chunks
     _, stored = dataset.id.read_direct_chunk(tuple(corner.tolist()))
-    with open(home, "rb") as file:
+    with open(path, "rb") as file:
         for shift in (0, block):
             file.seek(int(index.offsets[0]) + shift)
             if file.read(int(index.sizes[0])) == stored:

@@ -48,51 +48,55 @@ class FileList:
         self._format, self._folders = format, folders
         if isinstance(files, (str, bytes, os.PathLike)):
             files = [files]
-        self.given: list[str] = []
-        for each in files:
-            if not isinstance(each, (str, bytes, os.PathLike)):
-                raise TypeError(f"files are named by strings or paths, not {each!r}")
-            self.given.append(os.path.abspath(local_path(each)))
-        if not self.given:
+        self.given_names: list[str] = []
+        for file in files:
+            if not isinstance(file, (str, bytes, os.PathLike)):
+                raise TypeError(f"files are named by strings or paths, not {file!r}")
+            self.given_names.append(os.path.abspath(local_path(file)))
+        if not self.given_names:
             raise ValueError("a dataset needs at least one file, but the list of files is empty")
-        self._found: Sequence[str] | None = None
+        self._paths: Sequence[str] | None = None
 
     def paths(self) -> Sequence[str]:
         """Return the absolute paths. Raise FileNotFoundError for a missing file, IsADirectoryError for a folder."""
-        if self._found is None:
-            self._found = [path for name in self.given for path in _matches(name, self._folders, self._format)]
-        return self._found
+        if self._paths is None:
+            self._paths = [path for name in self.given_names for path in _matches(name, self._folders, self._format)]
+        return self._paths
 
     def take(self, paths: Sequence[str]) -> None:
         """Take the paths that another rank has found."""
-        self._found = paths
+        self._paths = paths
 
     def names(self) -> str:
         """Return the number of given names and a hash of them, without folders, which may differ between nodes."""
-        text = "/".join(os.path.basename(name) for name in self.given)
+        text = "/".join(os.path.basename(name) for name in self.given_names)
         digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=6).hexdigest()
-        return f"files of {len(self.given)} names (which hash to {digest})"
+        return f"files of {len(self.given_names)} names (which hash to {digest})"
 
     def __len__(self) -> int:
-        return len(self.given if self._found is None else self._found)
+        return len(self.given_names if self._paths is None else self._paths)
 
     def __repr__(self) -> str:
-        return self.given[0] if self._found is None and len(self.given) == 1 else f"{len(self)} {self._format} files"
+        return (
+            self.given_names[0]
+            if self._paths is None and len(self.given_names) == 1
+            else f"{len(self)} {self._format} files"
+        )
 
 
 def _once(paths: list[str]) -> list[str]:
     """Return each file once, if links to folders lead to it again. Paths without links, and short ones, win."""
     real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
-    ways: dict[tuple[str, str], list[str]] = {}
+    by_target: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         folder, name = os.path.split(path)
-        ways.setdefault((real[folder], name), []).append(path)
+        by_target.setdefault((real[folder], name), []).append(path)
 
     def worse(path: str) -> tuple[bool, int, str]:
         folder = os.path.dirname(path)
         return real[folder] != folder, path.count(os.sep), path
 
-    return sorted(min(each, key=worse) for each in ways.values())
+    return sorted(min(aliases, key=worse) for aliases in by_target.values())
 
 
 def _matches(name: str, folders: bool, form: str) -> list[str]:
@@ -107,14 +111,14 @@ def _matches(name: str, folders: bool, form: str) -> list[str]:
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
     archives = folders and name.endswith(".zip")
-    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders or archives)
-    for path in found:
+    paths = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders or archives)
+    for path in paths:
         limits.check_path(path)
     if "**" in name:
-        found = _once(found)
-    if not found:
+        paths = _once(paths)
+    if not paths:
         raise FileNotFoundError(f"pattern {name!r} matches no file: check the path, also on the other nodes")
-    return found
+    return paths
 
 
 _log = logging.getLogger("mpistrat.data")
@@ -243,7 +247,7 @@ class Manifests:
     def shared(self, ranks: Topology) -> Manifest:
         """Return the manifest, described by the ranks together. Collective; a fault in a file raises on all ranks."""
         start = time.perf_counter()
-        digest = hashlib.blake2b("\0".join(self.files.given).encode(errors="surrogateescape")).digest()
+        digest = hashlib.blake2b("\0".join(self.files.given_names).encode(errors="surrogateescape")).digest()
         hosts, digests = zip(*ranks.all_gather_object((socket.gethostname(), digest)), strict=True)
 
         def where(rank: int) -> str:
@@ -266,18 +270,18 @@ class Manifests:
             paths, kept = on_first(lambda: (self.files.paths(), self._kept()))
             self.files.take(paths)
         else:  # the nodes may have copies of the files in different folders
-            found = together(lambda: ([*map(os.path.basename, self.files.paths())], self._kept() is None))
-            for rank, (names, _) in enumerate(found):
-                if names != found[0][0]:
+            listings = together(lambda: ([*map(os.path.basename, self.files.paths())], self._kept() is None))
+            for rank, (names, _) in enumerate(listings):
+                if names != listings[0][0]:
                     raise ValueError(
                         f"the replicas must distribute the same files, but there are {len(names)} on rank {rank} "
-                        f"({hosts[rank]}) and {len(found[0][0])} on rank 0, or their names differ: give the same "
+                        f"({hosts[rank]}) and {len(listings[0][0])} on rank 0, or their names differ: give the same "
                         "files on all ranks, or use distribute_datasets_from_function"
                     )
             # A rank that lacks the manifest must describe its files, so all do: a file has one description.
-            kept = None if any(lacks for _, lacks in found) else self._kept()
-        own = range(ranks.rank, len(self.files.paths()), ranks.size)
-        for records in together(partial(self._described, own, kept)):
+            kept = None if any(lacks for _, lacks in listings) else self._kept()
+        numbers = range(ranks.rank, len(self.files.paths()), ranks.size)
+        for records in together(partial(self._described, numbers, kept)):
             self._known |= records
         if kept is None and self._kept_in is not None:
             on_first(self._keep)
@@ -388,7 +392,7 @@ def _nothing() -> None:
 def _write(path: str, files: Sequence[str], names: Sequence[str], reader: str, records: Sequence[FileRecord]) -> None:
     """Write the records of these files to ``path``. Their paths are stored relative to its folder."""
     folder = os.path.dirname(path)
-    kept = {
+    content = {
         "format": _FORMAT,
         "version": _VERSION,
         "datasets": list(names),
@@ -400,7 +404,7 @@ def _write(path: str, files: Sequence[str], names: Sequence[str], reader: str, r
     }
     try:
         with appearing(path, replace=True) as temporary:
-            temporary.write_text(json.dumps(kept))
+            temporary.write_text(json.dumps(content))
     except OSError as error:
         what = f"{error.strerror}, so the manifest was not written"
         fix = "fix: name a folder that can be written to, or leave manifest= out"
@@ -411,7 +415,7 @@ def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) ->
     """Return the records from the manifest ``path``, None if it is absent. Raise DataFileError if it is another."""
     try:
         with open(path, encoding="utf-8") as file:
-            kept = json.load(file)
+            content = json.load(file)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -419,18 +423,18 @@ def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) ->
         raise OSError(error.errno, what, path) from error
     except (ValueError, RecursionError) as error:
         raise errors.DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
-    if not isinstance(kept, dict) or kept.get("format") != _FORMAT or kept.get("version") != _VERSION:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != _VERSION:
         raise errors.DataFileError(
             f"manifest {path!r}: it is not a {_FORMAT} of version {_VERSION}; fix: give the manifest another name"
         )
     try:
-        datasets, then = kept["datasets"], [each["name"] for each in kept["files"]]
-        records = [from_json(each["record"]) for each in kept["files"]]
+        datasets, then = content["datasets"], [entry["name"] for entry in content["files"]]
+        records = [from_json(entry["record"]) for entry in content["files"]]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise errors.DataFileError(f"manifest {path!r}: it is damaged ({error}); {_FIX}") from None
     if datasets != list(names):
         raise _stale(path, f"it describes the datasets {datasets}, but these are {list(names)}")
-    if (then_by := kept.get("reader", reader)) != reader:  # manifests of older versions name none
+    if (then_by := content.get("reader", reader)) != reader:  # manifests of older versions name none
         raise _stale(path, f"its files were read as {then_by}, and now as {reader}")
     now = [os.path.relpath(file, os.path.dirname(path)) for file in files]
     for name in sorted(set(then) - set(now))[:1]:
@@ -446,12 +450,12 @@ def _check(path: str, file: str, record: FileRecord) -> None:
     """Check that a file has not changed since the manifest was written. Raise DataFileError if it has."""
     for name, size, mtime_ns in _parts(file, record):
         try:
-            found = os.stat(name)
+            status = os.stat(name)
         except OSError as error:
             raise _stale(path, f"file {name!r} cannot be found ({error.strerror})") from None
-        if found.st_size != size:
-            raise _stale(path, f"file {name!r} had {size} bytes, and has {found.st_size} now")
-        if found.st_mtime_ns != mtime_ns:
+        if status.st_size != size:
+            raise _stale(path, f"file {name!r} had {size} bytes, and has {status.st_size} now")
+        if status.st_mtime_ns != mtime_ns:
             raise _stale(path, f"file {name!r} has been written to, or copied, since then")
 
 

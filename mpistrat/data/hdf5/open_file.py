@@ -69,11 +69,11 @@ def opened(path: str) -> Iterator[h5py.File]:
 def open_file(path: str) -> SharedFile:
     """Return a file opened for reading. Raise DataFileError, which says why, if it cannot be opened."""
     try:
-        found = os.stat(path)
-        size = found.st_size
+        status = os.stat(path)
+        size = status.st_size
     except OSError as error:
         raise DataFileError.of_file(path, f"it can no longer be found ({error.strerror}); fix: bring it back") from None
-    key = path, found.st_dev, found.st_ino
+    key = path, status.st_dev, status.st_ino
     try:
         with phil:
             _close_unused()
@@ -178,12 +178,12 @@ def _parts(name: str) -> deque[str]:
     return deque(part for part in name.split("/") if part not in ("", "."))
 
 
-def _candidates(home: str, name: str) -> Iterator[str]:
+def _candidates(file_path: str, name: str) -> Iterator[str]:
     """Yield the paths at which HDF5 looks for the file of an external link, as `H5Lcreate_external` documents them."""
     if os.path.isabs(name):
         yield name
         name = os.path.basename(name)
     prefixes = os.environ.get("HDF5_EXT_PREFIX", "").split(":")
-    folder = os.path.dirname(os.path.abspath(home))
-    for prefix in (*filter(None, prefixes), folder, "", os.path.dirname(os.path.realpath(home))):
+    folder = os.path.dirname(os.path.abspath(file_path))
+    for prefix in (*filter(None, prefixes), folder, "", os.path.dirname(os.path.realpath(file_path))):
         yield os.path.join(prefix.replace("${ORIGIN}", folder), name)

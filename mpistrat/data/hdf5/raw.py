@@ -43,12 +43,12 @@ class Descriptor:
         """
         if self._fd < 0:  # closed to make room for other files; was checked when it was opened
             return
-        found = os.fstat(self._fd)
-        if found.st_size != self._size or (
-            found.st_mtime_ns != self._mtime_ns and not same(self._path, found.st_mtime_ns)
+        status = os.fstat(self._fd)
+        if status.st_size != self._size or (
+            status.st_mtime_ns != self._mtime_ns and not same(self._path, status.st_mtime_ns)
         ):
-            raise changed(self._path, self._size, found.st_size)
-        self._mtime_ns = found.st_mtime_ns
+            raise changed(self._path, self._size, status.st_size)
+        self._mtime_ns = status.st_mtime_ns
 
     @property
     def version(self) -> tuple[str, int]:
@@ -64,31 +64,31 @@ class Descriptor:
         """Fill memory with the bytes from ``offset`` on. Raise DataFileError if the file has fewer bytes."""
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
-        pieces = [piece for each in into for piece in _cut(each)]
+        buffers = [buffer for view in into for buffer in _cut(view)]
         start = 0
-        while start < len(pieces):
-            count = os.preadv(self._fd, pieces[start : start + _MOST_PIECES], offset)
+        while start < len(buffers):
+            count = os.preadv(self._fd, buffers[start : start + _MOST_PIECES], offset)
             if count == 0:
-                wanted = offset + sum(map(len, pieces[start:]))
-                found = os.fstat(self._fd).st_size
-                if found != self._size:
-                    raise changed(self._path, self._size, found)
+                wanted = offset + sum(map(len, buffers[start:]))
+                size = os.fstat(self._fd).st_size
+                if size != self._size:
+                    raise changed(self._path, self._size, size)
                 raise DataFileError.of_file(
                     self._path,
-                    f"it is truncated, with {found} bytes instead of at least {wanted}; fix: copy or write it again",
+                    f"it is truncated, with {size} bytes instead of at least {wanted}; fix: copy or write it again",
                 )
             offset += count
-            while start < len(pieces) and count >= len(pieces[start]):
-                count -= len(pieces[start])
+            while start < len(buffers) and count >= len(buffers[start]):
+                count -= len(buffers[start])
                 start += 1
             if count:
-                pieces[start] = pieces[start][count:]
+                buffers[start] = buffers[start][count:]
 
-    def read_each(self, offsets: Sequence[int], size: int, into: memoryview, places: Sequence[int]) -> None:
+    def read_each(self, offsets: Sequence[int], size: int, into: memoryview, positions: Sequence[int]) -> None:
         """Read ``size`` bytes at each of these offsets to these places in memory. Raise DataFileError as `read`."""
         read, fd = os.preadv, self._fd
-        for offset, place in zip(offsets, places, strict=True):
-            piece = into[place : place + size]
+        for offset, position in zip(offsets, positions, strict=True):
+            piece = into[position : position + size]
             if read(fd, [piece], offset) != size:
                 self.read(offset, [piece])
 
@@ -146,10 +146,10 @@ def changed(path: str, then: int, now: int) -> DataFileError:
     )
 
 
-def _cut(piece: memoryview) -> list[memoryview]:
-    if len(piece) <= _MOST_AT_ONCE:
-        return [piece] if len(piece) else []
-    return [piece[i : i + _MOST_AT_ONCE] for i in range(0, len(piece), _MOST_AT_ONCE)]
+def _cut(view: memoryview) -> list[memoryview]:
+    if len(view) <= _MOST_AT_ONCE:
+        return [view] if len(view) else []
+    return [view[i : i + _MOST_AT_ONCE] for i in range(0, len(view), _MOST_AT_ONCE)]
 
 
 _GAP = 16 << 10  # reading a gap of these bytes takes no longer than another system call
@@ -184,8 +184,8 @@ class RawRows:
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
         if not self._whole:
-            for row, place in zip(rows.tolist(), where.tolist(), strict=True):
-                self.read_run(files, row, out[place : place + 1])
+            for row, position in zip(rows.tolist(), where.tolist(), strict=True):
+                self.read_run(files, row, out[position : position + 1])
             return
         begins = rows * self._row_bytes
         at = 0 if len(self._files) == 1 else self._starts.searchsorted(begins, "right") - 1
@@ -218,8 +218,8 @@ class ColumnMajorRows:
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         values = np.empty((math.prod(self._shape), len(out)), self._stored)
         size, step = self._stored.itemsize, self._layout.rows * self._stored.itemsize
-        for number, each in enumerate(as_bytes(values).reshape(len(values), -1)):
-            files[0].read(self._layout.offset + number * step + first * size, [each.data])
+        for number, line in enumerate(as_bytes(values).reshape(len(values), -1)):
+            files[0].read(self._layout.offset + number * step + first * size, [line.data])
         out[...] = values.reshape(*self._shape[::-1], len(out)).T
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:

@@ -158,7 +158,7 @@ class _OpenColumn:
             make = partial(self._chunk, first, count, out.dtype)
             use = partial(_copy, out, to, rows[part] - first)
             parts.append(Chunk((key, number), count * self.column.row_bytes, wanted, count - wanted, make, use))
-        decoded.each(parts, in_turn)
+        decoded.use_all(parts, in_turn)
 
     def check_checksums(self, rows: np.ndarray) -> None:
         """Raise ChecksumError if a chunk with some of these rows contradicts a checksum that was made of it last."""
@@ -242,10 +242,10 @@ class KeepingReader:
         """
         if self._written.get(name) != mtime_ns:
             try:
-                found = self._describe(path, [column.name for column in record.columns])
+                current = self._describe(path, [column.name for column in record.columns])
             except (RuntimeError, ValueError):
                 return False
-            if records.to_json(records.without_times(found)) != records.to_json(records.without_times(record)):
+            if records.to_json(records.without_times(current)) != records.to_json(records.without_times(record)):
                 return False
             self._written[name] = mtime_ns
             self._decoded.clear()
@@ -332,14 +332,14 @@ class _Files:
     def __getitem__(self, number: int) -> Descriptor:
         name, size, _ = self._described(number)
         try:
-            found = self._reader._descriptors.opened(name, partial(Descriptor, name, size))
+            descriptor = self._reader._descriptors.opened(name, partial(Descriptor, name, size))
         except DataFileError as error:
             raise error.in_dataset(self._column.name) from error.__cause__
-        if found is not self._used.get(number):
-            self._used[number] = found
-            if not found.checked:
+        if descriptor is not self._used.get(number):
+            self._used[number] = descriptor
+            if not descriptor.checked:
                 self._check(number)
-        return found
+        return descriptor
 
     def __enter__(self) -> _Files:
         if not self.direct:

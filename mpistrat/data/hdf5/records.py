@@ -230,8 +230,8 @@ def check_limits(path: str, record: FileRecord) -> None:
         limits.check_bytes(column.row_bytes, where, "a row")
         if isinstance(column.layout, Chunked):
             limits.check_blocks(column.layout.chunks, where)
-        for each in column.decoded:
-            limits.check_bytes(each.nbytes, where, f"a block of {each.rows} rows")
+        for block in column.decoded:
+            limits.check_bytes(block.nbytes, where, f"a block of {block.rows} rows")
 
 
 def joined_path(path: str, other: str) -> str:
@@ -278,9 +278,9 @@ _KINDS: dict[str, Any] = {
 
 def _plain(value: Any) -> Any:
     if type(value).__name__ in _KINDS:
-        return {"kind": type(value).__name__, **{key: _plain(each) for key, each in value._asdict().items()}}
+        return {"kind": type(value).__name__, **{key: _plain(entry) for key, entry in value._asdict().items()}}
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, np.dtype):
         return {"kind": "dtype", "type": _plain_dtype(value)}
     if isinstance(value, np.ndarray):
@@ -291,15 +291,15 @@ def _plain(value: Any) -> Any:
 
 def _from_plain(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_from_plain(each) for each in value)
+        return tuple(_from_plain(entry) for entry in value)
     if not isinstance(value, dict):
         return value
-    fields = {key: each for key, each in value.items() if key != "kind"}
+    fields = {key: entry for key, entry in value.items() if key != "kind"}
     if value["kind"] == "dtype":
         return _dtype(fields["type"])
     if value["kind"] == "array":
         return unpacked({"array": fields["base64"], "dtype": fields["dtype"], "shape": [-1]})
-    return _KINDS[value["kind"]](**{key: _from_plain(each) for key, each in fields.items()})
+    return _KINDS[value["kind"]](**{key: _from_plain(entry) for key, entry in fields.items()})
 
 
 def _plain_dtype(dtype: np.dtype) -> Any:
@@ -324,7 +324,7 @@ def _dtype(plain: Any) -> np.dtype:
         # As h5py.string_dtype() and h5py.vlen_dtype() make them. Importing h5py takes 60 ms.
         return np.dtype(object, metadata={"vlen": str if plain["vlen"] == "str" else _dtype(plain["vlen"])})
     if isinstance(plain, dict):
-        formats = [_dtype(each) for each in plain["formats"]]
-        places, itemsize = plain["offsets"], plain["itemsize"]
-        return np.dtype({"names": plain["names"], "formats": formats, "offsets": places, "itemsize": itemsize})
+        formats = [_dtype(entry) for entry in plain["formats"]]
+        offsets, itemsize = plain["offsets"], plain["itemsize"]
+        return np.dtype({"names": plain["names"], "formats": formats, "offsets": offsets, "itemsize": itemsize})
     return np.dtype(plain)

@@ -50,8 +50,8 @@ def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
     if not len(values):
         return None
     if values.dtype.names:
-        found = [first_not_finite(values[name]) for name in values.dtype.names]
-        return min((each for each in found if each), key=lambda each: each[0], default=None)
+        firsts = [first_not_finite(values[name]) for name in values.dtype.names]
+        return min((first for first in firsts if first), key=lambda first: first[0], default=None)
     if values.dtype.hasobject:
         return _first_of_objects(values)
     if values.dtype.kind not in "fc":
@@ -68,9 +68,9 @@ def first_not_finite(values: np.ndarray) -> tuple[int, object] | None:
 
 def _first_of_objects(values: np.ndarray) -> tuple[int, object] | None:
     per_row = math.prod(values.shape[1:])
-    for number, each in enumerate(values.flat):
-        if isinstance(each, np.ndarray) and (found := first_not_finite(each.reshape(-1))):
-            return number // per_row, found[1]
+    for number, value in enumerate(values.flat):
+        if isinstance(value, np.ndarray) and (first := first_not_finite(value.reshape(-1))):
+            return number // per_row, first[1]
     return None
 
 
@@ -148,8 +148,8 @@ class RowsInMemory:
     def _fill(self, files: np.ndarray) -> None:
         """Read the rows of files, except for those that a rank of the node has read already."""
         numbers: list[int] = []
-        for each in files.tolist():
-            numbers += range(bisect.bisect_left(self._pieces, (each,)), bisect.bisect_left(self._pieces, (each + 1,)))
+        for index in files.tolist():
+            numbers += range(bisect.bisect_left(self._pieces, (index,)), bisect.bisect_left(self._pieces, (index + 1,)))
         start = int(self._shared.part * len(numbers))
         for number in numbers[start:] + numbers[:start]:
             file, first, stop = self._pieces[number]
@@ -183,11 +183,11 @@ class FileSource(Source):
         self._reader = form.reader(MOST_DECODED)
         self._check_finite, self._buffers = check_finite, Buffers()
 
-    def _but(self, **attributes: Any) -> FileSource:
+    def _with(self, **attributes: Any) -> FileSource:
         """Return a copy with some other attributes."""
-        found = FileSource.__new__(FileSource)
-        vars(found).update({**vars(self), "_buffers": Buffers(), **attributes})
-        return found
+        source = FileSource.__new__(FileSource)
+        vars(source).update({**vars(self), "_buffers": Buffers(), **attributes})
+        return source
 
     @classmethod
     def open(
@@ -257,8 +257,8 @@ class FileSource(Source):
     def _refuse_not_finite(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         manifest = self._manifest
         for column, values in zip(manifest.columns, out, strict=True):
-            if found := first_not_finite(values):
-                row, value = int(rows[found[0]]), found[1]
+            if wrong := first_not_finite(values):
+                row, value = int(rows[wrong[0]]), wrong[1]
                 path, _, begin = manifest.file(int(manifest.offsets.searchsorted(row, side="right")) - 1)
                 raise NotFiniteError(
                     f"file {path!r}, dataset {column.name!r}: row {row - begin} has the value {value}; fix: write the "
@@ -270,16 +270,16 @@ class FileSource(Source):
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
         first = np.append(True, wanted[1:] != wanted[:-1])
-        wanted, places = wanted[first], order[first]
+        wanted, positions = wanted[first], order[first]
         low = int(manifest.offsets.searchsorted(wanted[0], side="right")) - 1
         high = int(manifest.offsets.searchsorted(wanted[-1], side="right"))
         ends = wanted.searchsorted(manifest.offsets[low : high + 1]).tolist()
         for number, (start, stop) in enumerate(pairwise(ends), low):
             if start < stop:
                 path, record, begin = manifest.file(number)
-                self._reader.read_rows(path, record, wanted[start:stop] - begin, out, places[start:stop])
+                self._reader.read_rows(path, record, wanted[start:stop] - begin, out, positions[start:stop])
         if len(wanted) < len(rows):
-            again = places[np.cumsum(first) - 1]
+            again = positions[np.cumsum(first) - 1]
             for values in out:
                 values[order] = values[again]
 
@@ -314,7 +314,7 @@ class FileSource(Source):
         kept = None if self._kept is None else self._kept.of_files(which)
         reader = copy.copy(self._reader) if self._shared else self._reader  # without the ring
         firsts = self._manifest.offsets[np.asarray(which, np.int64)]
-        return self._but(_built=part, _blocks=blocks, _kept=kept, _reader=reader, _shared=None, _firsts=firsts)
+        return self._with(_built=part, _blocks=blocks, _kept=kept, _reader=reader, _shared=None, _firsts=firsts)
 
     def of_column(self, name: Any) -> FileSource:
         try:
@@ -325,9 +325,9 @@ class FileSource(Source):
         if isinstance(self._structure, str) or not isinstance(column, str) or not self._format.columns_apart:
             return self
         at, manifest = names.index(column), self._manifest
-        records = [each._replace(columns=(each.columns[at],)) for each in manifest.records]
+        records = [record._replace(columns=(record.columns[at],)) for record in manifest.records]
         reader, like = self._format.reader(MOST_DECODED), {name: column}
-        part = self._but(_built=Manifest.of(manifest.files, records), _structure=like, _reader=reader, _kept=None)
+        part = self._with(_built=Manifest.of(manifest.files, records), _structure=like, _reader=reader, _kept=None)
         part._rebuild = nest.flatten(like)[1]
         return part
 
@@ -338,7 +338,7 @@ class FileSource(Source):
         return self._firsts[file] + ks - self._manifest.offsets[file]
 
     def by_file(self) -> FileSource:
-        return self if self._kept is None else self._but(_kept=self._kept.by_file())
+        return self if self._kept is None else self._with(_kept=self._kept.by_file())
 
     def side_by_side(self) -> int:
         """Return the most files whose chunks can be kept decoded together, and that can be kept open."""
@@ -357,7 +357,7 @@ class FileSource(Source):
         shared = self._of_node(ranks, make, "each rank decodes what it needs")
         if shared is None:
             return self
-        return self._but(_reader=self._sharing_reader(MOST_DECODED, shared), _shared=shared)
+        return self._with(_reader=self._sharing_reader(MOST_DECODED, shared), _shared=shared)
 
     def _sharing_reader(self, most_decoded: int, shared: MadeOnce | None) -> Any:
         reader = self._format.reader(most_decoded)
@@ -393,7 +393,7 @@ class FileSource(Source):
         manifest = self._manifest
         if not 0 < manifest.row_bytes < _SMALL_ROW or self._has_objects:
             return self
-        own = nbytes // (sharing or 1)
+        share = nbytes // (sharing or 1)
         blocks, reader, kept, fits = self.blocks(), self._reader, None, False
         if len(self) * manifest.row_bytes > nbytes:
             # The whole of two windows for each rank: it decodes all chunks of a window for its own rows. With a part of
@@ -404,8 +404,8 @@ class FileSource(Source):
                 self._shared.limit(self._most_decoded(decoded))
         elif wanted is None or wanted >= len(self) * _LEAST_SHARE:
             # The order of lanes depends on `fits`, and not on `kept`: ranks may lack memory.
-            fits, kept = True, self._rows_in_memory(own if sharing or not mpi.among_several() else 0, ranks)
-        return self._but(_blocks=blocks, _reader=reader, _shuffle_bytes=own, _kept=kept, _fits=fits)
+            fits, kept = True, self._rows_in_memory(share if sharing or not mpi.among_several() else 0, ranks)
+        return self._with(_blocks=blocks, _reader=reader, _shuffle_bytes=share, _kept=kept, _fits=fits)
 
     def _rows_in_memory(self, nbytes: int, ranks: Topology | None) -> RowsInMemory | None:
         """Return the rows in memory of the node, or of this rank if it has ``nbytes`` for them."""
@@ -492,7 +492,7 @@ class FileSource(Source):
 
     def versions(self) -> dict[str, list[int]]:
         manifest = self._manifest
-        return {file: [each.size, each.mtime_ns] for file, each in zip(manifest.files, manifest.records, strict=True)}
+        return {path: [it.size, it.mtime_ns] for path, it in zip(manifest.files, manifest.records, strict=True)}
 
     def fingerprint(self) -> Any:
         return f"{self._manifests.names()}, {self._format}, {self._format.named} {self._structure!r}"

@@ -31,47 +31,47 @@ class ImageSource(Source):
     def __init__(self, folder: str | os.PathLike[str], size: tuple[int, int] | None, mode: str, on_bad_row: str):
         self._folder, self._size, self._mode = os.path.abspath(local_path(folder)), size, mode
         self._skips = skips(on_bad_row)
-        self._found: list[tuple[str, int]] | None = None
+        self._listed: list[tuple[str, int]] | None = None
         self._spec: Any = None
         if not mpi.among_several():
             self._leave_out(self._bad(self._files()))
 
     def _bad(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
         """Return the images to be skipped, each with its error."""
-        found = []
+        errors = []
         for path, _ in files if self._skips else ():
             try:
                 self._decoded(path)
             except DataFileError as error:
-                found.append((path, reason(error)))
-        return found
+                errors.append((path, reason(error)))
+        return errors
 
     def _leave_out(self, bad: Sequence[tuple[str, str]], ranks: Topology | None = None) -> None:
         """Leave out images, with a warning."""
         paths = {path for path, _ in bad}
-        self._found = [each for each in self._files() if each[0] not in paths]
+        self._listed = [file for file in self._files() if file[0] not in paths]
         if bad:
             warn_together(ranks, [f"{self}: {left_out([what for _, what in bad])}"])
-        if not self._found:
+        if not self._listed:
             raise DataFileError(f"{self}: none of the {len(paths)} images can be read; fix: copy them again")
 
     def _files(self) -> list[tuple[str, int]]:
         """Return the path of each image in the folder, and the number of its class."""
-        if self._found is None:
+        if self._listed is None:
             ends = needed("PIL.Image", "images").registered_extensions()
-            classes = sorted(each.name for each in os.scandir(self._folder) if each.is_dir())
-            self._found = [
+            classes = sorted(entry.name for entry in os.scandir(self._folder) if entry.is_dir())
+            self._listed = [
                 (os.path.relpath(os.path.join(folder, name), self._folder), label)
-                for label, each in enumerate(classes)
-                for folder, _, names in sorted(os.walk(os.path.join(self._folder, each)))
+                for label, name_of_class in enumerate(classes)
+                for folder, _, names in sorted(os.walk(os.path.join(self._folder, name_of_class)))
                 for name in sorted(names)
                 if os.path.splitext(name)[1].lower() in ends
             ]
-            if not self._found:
+            if not self._listed:
                 raise FileNotFoundError(
                     f"{self._folder!r} has no images in folders: each class needs a folder of its own in it"
                 )
-        return self._found
+        return self._listed
 
     def __len__(self) -> int:
         return len(self._files())
@@ -113,20 +113,20 @@ class ImageSource(Source):
         return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}{without}"
 
     def agree(self, ranks: Topology) -> None:
-        found = error = None
+        files = error = None
         try:
-            found = self._files() if ranks.rank == 0 else None
+            files = self._files() if ranks.rank == 0 else None
         except OSError as raised:
             error = raised
-        self._found, error = ranks.all_gather_object((found, error))[0]
+        self._listed, error = ranks.all_gather_object((files, error))[0]
         if error is not None:
             raise error
         bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
-        self._leave_out(sorted(each for some in bad for each in some), ranks)
+        self._leave_out(sorted(image for some in bad for image in some), ranks)
 
     def versions(self) -> dict[str, list[int]]:
         stats = {path: os.stat(os.path.join(self._folder, path)) for path, _ in self._files()}
-        return {path: [each.st_size, each.st_mtime_ns] for path, each in stats.items()}
+        return {path: [status.st_size, status.st_mtime_ns] for path, status in stats.items()}
 
     def identity(self) -> dict[str, Any]:
         names = hashlib.blake2b(repr(self._files()).encode(), digest_size=6).hexdigest()

@@ -61,10 +61,10 @@ class ArraySource(Source):
         return f"{self._rows} rows of {self.element_spec()}"
 
     def checksum(self) -> int:
-        found = 0
+        checksum = 0
         for array in self._arrays:
-            found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
-        return found
+            checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        return checksum
 
     def __repr__(self) -> str:
         return f"{self._rows} rows of arrays"
@@ -172,8 +172,8 @@ class SequenceSource(Source):
     def _elements(self, rows: np.ndarray, dtypes: Sequence[np.dtype] | None) -> Any:
         """Return elements of a sequence, read one by one, or a batch at a time by ``__getitems__``."""
         numbers = rows.tolist()
-        found = [self._sequence[number] for number in numbers] if self._many is None else self._many(numbers)
-        return elements.stack([elements.of_arrays(each) for each in found], dtypes)
+        values = [self._sequence[number] for number in numbers] if self._many is None else self._many(numbers)
+        return elements.stack([elements.of_arrays(value) for value in values], dtypes)
 
     def fingerprint(self) -> Any:
         return f"{self._length} elements of {self._spec} in a {_name(self._sequence)}"
@@ -279,7 +279,7 @@ def _not_specs(part: Any) -> list[Any]:
     """Return what of a signature is neither a spec nor a tuple or dict."""
     if isinstance(part, (tuple, dict)):
         parts = part.values() if isinstance(part, dict) else part
-        return [wrong for each in parts for wrong in _not_specs(each)]
+        return [wrong for inner in parts for wrong in _not_specs(inner)]
     return [] if hasattr(part, "shape") and hasattr(part, "dtype") else [part]
 
 
@@ -299,7 +299,7 @@ def _with_shapes(types: Any, shapes: Any) -> Any:
     if isinstance(types, dict):
         return {key: _with_shapes(types[key], shapes[key]) for key in types}
     if isinstance(types, tuple):
-        return tuple(_with_shapes(*each) for each in zip(types, shapes, strict=True))
+        return tuple(_with_shapes(*pair) for pair in zip(types, shapes, strict=True))
     return ArraySpec(tuple(shapes), types)
 
 

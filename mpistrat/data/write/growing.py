@@ -60,7 +60,7 @@ class StepSeries:
         self.name, self.dtype, self.shape, self.chunk = name, dtype, shape, chunk
         self.attributes: dict[str, Any] = {}
         self.steps = self.committed = 0
-        self.place = 0  # where the chunk of the last step begins in the file
+        self.offset = 0  # where the chunk of the last step begins in the file
         self.boxes: Sequence[Box] = ()
         self._parts: dict[int, list[tuple[int, Box, tuple[slice, ...]]]] = {}
         self.grid = tuple(-(-size // part) for size, part in zip(shape, chunk[1:], strict=True))
@@ -98,7 +98,7 @@ def rows_of_a_chunk(name: str, dtype: np.dtype, part: Sequence[int], largest: in
     if not rows:
         raise ValueError(f"{name!r}: an element along axis 0 has {nbytes // part[0]} bytes; fix: swap the axes")
     # A divisor, so that the chunks of a rank end where its block does.
-    fitting = (each for each in range(rows, rows // 4, -1) if part[0] % each == 0)
+    fitting = (count for count in range(rows, rows // 4, -1) if part[0] % count == 0)
     return next(fitting, rows), *part[1:]
 
 
@@ -140,7 +140,7 @@ class GrowingHdf5:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def found(self) -> tuple[list[StepSeries], dict[str, Any]]:
+    def existing(self) -> tuple[list[StepSeries], dict[str, Any]]:
         """Return the datasets and the attributes of the file. Raise DataFileError if no such writer has made it."""
         series: list[StepSeries] = []
         others: list[str] = []
@@ -178,7 +178,7 @@ class GrowingHdf5:
             return None
         self._trees[name] = _ChunkTree(series, np.stack([index.offsets, index.sizes, index.masks], 1).ravel())
         series.attributes.update(item.attrs)
-        series.place = int(index.offsets[-series.cells])
+        series.offset = int(index.offsets[-series.cells])
         return series
 
     def create(self, series: StepSeries) -> None:
@@ -195,55 +195,55 @@ class GrowingHdf5:
         row, slot = divmod(series.steps, series.chunk[0])
         nbytes = series.cells * series.chunk_bytes
         if slot == 0:
-            series.place = self._room(nbytes, _PAGE if nbytes >= _PAGE else 8)
+            series.offset = self._allocate(nbytes, _PAGE if nbytes >= _PAGE else 8)
             for cell in range(series.cells) if series.name in self._trees else ():
-                place = series.place + cell * series.chunk_bytes
-                self._trees[series.name].record(row * series.cells + cell, place, series.chunk_bytes)
+                offset = series.offset + cell * series.chunk_bytes
+                self._trees[series.name].record(row * series.cells + cell, offset, series.chunk_bytes)
         if series.shape or rank == 0:
-            place = series.place + slot * (nbytes // series.chunk[0])
-            write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, place)
+            offset = series.offset + slot * (nbytes // series.chunk[0])
+            write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, offset)
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
         """Compress the chunks that this rank has of the next step, and write them. Collective.
 
         Raise OSError if writing fails.
         """
-        mine: dict[int, tuple[int, bytes]] = {}
+        compressed: dict[int, tuple[int, bytes]] = {}
 
         def compress() -> list[tuple[int, int, int]]:
-            mine.update({cell: self._compressed(chunk) for cell, chunk in chunks.items()})
-            return [(cell, len(data), mask) for cell, (mask, data) in mine.items()]
+            compressed.update({cell: self._compressed(chunk) for cell, chunk in chunks.items()})
+            return [(cell, len(data), mask) for cell, (mask, data) in compressed.items()]
 
         everyone = ranks.on_all_ranks(compress)
-        places = {}
+        offsets = {}
         for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
-            places[cell] = self._room(nbytes, 1)
+            offsets[cell] = self._allocate(nbytes, 1)
             if series.name in self._trees:
-                self._trees[series.name].record(series.steps * series.cells + cell, places[cell], nbytes, mask)
-        for cell, (_, data) in mine.items():
-            write_all(self._descriptor, data, places[cell])
+                self._trees[series.name].record(series.steps * series.cells + cell, offsets[cell], nbytes, mask)
+        for cell, (_, data) in compressed.items():
+            write_all(self._descriptor, data, offsets[cell])
 
     def _compressed(self, chunk: np.ndarray) -> tuple[int, bytes]:
         """Return a mask of the filters that HDF5 has skipped, and the bytes of a chunk behind the others."""
         with h5py.File(f"{id(self)}.h5", "w", driver="core", backing_store=False) as file:
-            made = file.create_dataset("x", data=chunk, chunks=chunk.shape, **self._filters)
-            found: tuple[int, bytes] = made.id.read_direct_chunk((0,) * chunk.ndim)
-            return found
+            dataset = file.create_dataset("x", data=chunk, chunks=chunk.shape, **self._filters)
+            stored: tuple[int, bytes] = dataset.id.read_direct_chunk((0,) * chunk.ndim)
+            return stored
 
-    def _room(self, nbytes: int, alignment: int) -> int:
-        place = -(-self.end // alignment) * alignment
-        self.end = place + nbytes
-        return place
+    def _allocate(self, nbytes: int, alignment: int) -> int:
+        offset = -(-self.end // alignment) * alignment
+        self.end = offset + nbytes
+        return offset
 
     def sync(self) -> None:
         """Bring what this rank has written to the disk. Raise OSError if that fails."""
         os.fdatasync(self._descriptor)
 
-    def commit(self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
+    def commit(self, all_series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
         """Make all steps part of the file, which are on the disk already. Return where the next chunk may begin."""
         is_new = self.end == _FIRST
-        roots = {name: self._trees[name].root(self._append, each.steps) for name, each in series.items()}
-        superblock, metadata, root = self._metadata(series, attributes, roots)
+        roots = {name: self._trees[name].root(self._append, series.steps) for name, series in all_series.items()}
+        superblock, metadata, root = self._metadata(all_series, attributes, roots)
         self._append(metadata)
         if is_new:
             write_all(self._descriptor, superblock, 0)
@@ -253,12 +253,12 @@ class GrowingHdf5:
         return self.end
 
     def _append(self, data: bytes) -> int:
-        place = self._room(len(data), 8)
-        write_all(self._descriptor, data, place)
-        return place
+        offset = self._allocate(len(data), 8)
+        write_all(self._descriptor, data, offset)
+        return offset
 
     def _metadata(
-        self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any], roots: Mapping[str, int]
+        self, all_series: Mapping[str, StepSeries], attributes: Mapping[str, Any], roots: Mapping[str, int]
     ) -> tuple[bytes, bytes, int]:
         """Return a superblock, groups and datasets that are to lie at the end of the file, and where their root is."""
         start, memory = -(-self.end // 8) * 8, SparseFile()
@@ -267,17 +267,17 @@ class GrowingHdf5:
             h5py.h5d.create(file.id, b"-", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((start,)), place_at_once())
             root = file.create_group("root")
             root.attrs.update(attributes)
-            for name, each in series.items():
-                made = root.create_dataset(
+            for name, series in all_series.items():
+                dataset = root.create_dataset(
                     name,
-                    (each.steps, *each.shape),
-                    each.dtype,
-                    chunks=each.chunk,
-                    maxshape=(None, *each.shape),
-                    **(self._filters if each.compressed else {}),
+                    (series.steps, *series.shape),
+                    series.dtype,
+                    chunks=series.chunk,
+                    maxshape=(None, *series.shape),
+                    **(self._filters if series.compressed else {}),
                 )
-                made.attrs.update(each.attributes)
-                headers[name] = h5py.h5o.get_info(made.id).addr
+                dataset.attrs.update(series.attributes)
+                headers[name] = h5py.h5o.get_info(dataset.id).addr
             address = h5py.h5o.get_info(root.id).addr
         image, superblock = bytearray(memory.size - start), b""
         for offset, data in memory.written():
@@ -285,12 +285,12 @@ class GrowingHdf5:
                 image[offset - start : offset - start + len(data)] = data
             elif offset == 0:
                 superblock = data
-        for name, place in roots.items():
-            each = series[name]
-            sizes = *each.chunk, each.dtype.itemsize
+        for name, offset in roots.items():
+            series = all_series[name]
+            sizes = *series.chunk, series.dtype.itemsize
             layout = struct.pack(f"<BBB8s{len(sizes)}I", 3, 2, len(sizes), _UNDEFINED, *sizes)
             at = image.index(layout, headers[name] - start) + 3
-            image[at : at + 8] = struct.pack("<Q", place)
+            image[at : at + 8] = struct.pack("<Q", offset)
         return superblock, bytes(image), address
 
 
@@ -303,9 +303,9 @@ class _ChunkTree:
         self._nodes: list[list[int]] = []  # the places of nodes that do not change, by level
         self._root: int | None = None
 
-    def record(self, number: int, place: int, nbytes: int, mask: int = 0) -> None:
+    def record(self, number: int, offset: int, nbytes: int, mask: int = 0) -> None:
         """Note where a chunk lies: the next one, or an earlier one that has moved."""
-        self._chunks[3 * number : 3 * number + 3] = array("Q", (place, nbytes, mask))
+        self._chunks[3 * number : 3 * number + 3] = array("Q", (offset, nbytes, mask))
         self._root = None
 
     def root(self, append: Callable[[bytes], int], steps: int) -> int:
@@ -322,8 +322,8 @@ class _ChunkTree:
             kept, new = self._nodes[level], list[int]()
             for first in range(_CHILDREN * len(kept), len(children), _CHILDREN):
                 part = children[first : first + _CHILDREN]
-                place = append(self._node(level, span, first, part, chunks))
-                (kept if first + _CHILDREN <= final else new).append(place)
+                address = append(self._node(level, span, first, part, chunks))
+                (kept if first + _CHILDREN <= final else new).append(address)
             children, final = [*kept, *new], len(kept)
             level, span = level + 1, span * _CHILDREN
         self._root = children[0]
@@ -339,8 +339,8 @@ class _ChunkTree:
         )
         keys["bytes"][:count], keys["mask"][:count] = chunks[numbers[:-1], 1:].T
         keys["child"][:count] = children
-        places = np.unravel_index(numbers, (int(numbers[-1]) // series.cells + 1, *series.grid))
-        keys["offset"][: count + 1, :-1] = np.stack(places, 1) * series.chunk
+        corners = np.unravel_index(numbers, (int(numbers[-1]) // series.cells + 1, *series.grid))
+        keys["offset"][: count + 1, :-1] = np.stack(corners, 1) * series.chunk
         head = struct.pack("<4sBBH8s8s", b"TREE", 1, level, count, _UNDEFINED, _UNDEFINED)
         return head + keys.tobytes()[:-8]
 

@@ -49,7 +49,7 @@ class GrowingZarr:
             self._encode = needed("numcodecs", "Zarr stores with compress='zstd'").Zstd(3).encode
         self.guards = path / ".zgroup", path / "zarr.json"  # one of each version: a store may replace one of the other
         self.guard, self.end = self.guards[0], 0
-        self._begun = path / ".commit"  # the shapes of a commit of several arrays, until all have them
+        self._pending = path / ".commit"  # the shapes of a commit of several arrays, until all have them
         self._unsynced: set[Path] = set()
 
     def make(self, replace: bool) -> None:
@@ -79,46 +79,46 @@ class GrowingZarr:
     def close(self) -> None:
         """Do nothing: it keeps no file open."""
 
-    def found(self) -> tuple[list[StepSeries], dict[str, Any]]:
+    def existing(self) -> tuple[list[StepSeries], dict[str, Any]]:
         """Return the arrays and the attributes of the store. Raise DataFileError if no such writer has made it."""
         series: list[StepSeries] = []
         others: list[Any] = [] if self.guard.exists() else [self.guard.name]
-        begun, inside = _read_json(self._begun), self._path.resolve()
-        if any(inside not in (self._path / name).resolve().parents for name in begun):
-            raise DataFileError.of_file(str(self._begun), "it names what is not in the store; fix: remove this file")
-        self._finish(begun)
+        shapes, inside = _read_json(self._pending), self._path.resolve()
+        if any(inside not in (self._path / name).resolve().parents for name in shapes):
+            raise DataFileError.of_file(str(self._pending), "it names what is not in the store; fix: remove this file")
+        self._finish(shapes)
         for folder, _, files in os.walk(self._path):
             if self._array_file in files:
-                path, there = Path(folder, self._array_file), {*files}
+                path, names = Path(folder, self._array_file), {*files}
                 with naming_damage(str(path)):
-                    about = _read_json(path)
-                    if about.get("node_type") == "group":
+                    metadata = _read_json(path)
+                    if metadata.get("node_type") == "group":
                         continue
-                    one = self._series(os.path.relpath(folder, self._path), about)
-                    steps = self._steps_of_file(one)
-                    is_own = one.steps >= 0 and steps % one.chunk[0] == 0 and self._about(one) == about
-                    rows = range(-(-one.steps // steps) if is_own else 0)
-                    chunks = (self._file_name(one, row, cell) for row in rows for cell in range(one.cells))
+                    item = self._series(os.path.relpath(folder, self._path), metadata)
+                    steps = self._steps_of_file(item)
+                    is_own = item.steps >= 0 and steps % item.chunk[0] == 0 and self._metadata_of(item) == metadata
+                    rows = range(-(-item.steps // steps) if is_own else 0)
+                    chunks = (self._file_name(item, row, cell) for row in rows for cell in range(item.cells))
                     # zarr reads an empty shard as zeros. Other empty chunks are errors of all readers.
                     lost = next(
-                        (c for c in chunks if c not in there or (self.shards and not Path(folder, c).stat().st_size)),
+                        (c for c in chunks if c not in names or (self.shards and not Path(folder, c).stat().st_size)),
                         None,
                     )
                 if lost is not None:
                     what = f"it lacks the file of chunk {lost}; fix: bring it back if gone or empty, or write anew"
                     raise DataFileError.of_file(folder, what)
-                (series if is_own else others).append(one)
+                (series if is_own else others).append(item)
         if others:
             raise DataFileError.of_file(str(self._path), not_of_writer([*map(str, others)]))
         return series, self._attributes(self._path)
 
-    def _series(self, name: str, about: Mapping[str, Any]) -> StepSeries:
+    def _series(self, name: str, metadata: Mapping[str, Any]) -> StepSeries:
         """Return an array of the store by its metadata."""
-        one = StepSeries(name, np.dtype(about["dtype"]), tuple(about["shape"][1:]), tuple(about["chunks"]))
-        one.steps = one.committed = about["shape"][0]
-        one.compressed = about["compressor"] is not None
-        one.attributes.update(self._attributes(self._path / name))
-        return one
+        series = StepSeries(name, np.dtype(metadata["dtype"]), tuple(metadata["shape"][1:]), tuple(metadata["chunks"]))
+        series.steps = series.committed = metadata["shape"][0]
+        series.compressed = metadata["compressor"] is not None
+        series.attributes.update(self._attributes(self._path / name))
+        return series
 
     @staticmethod
     def _attributes(folder: Path) -> dict[str, Any]:
@@ -143,10 +143,10 @@ class GrowingZarr:
         """Write this rank's block of the next step to the files of its chunks. Raise OSError if that fails."""
         row, slot = divmod(series.steps, series.chunk[0])
         for cell, box, here in series.parts(rank):
-            with open(self._file(series, row, cell), "r+b", 0, opener=_made_if_absent) as file:
+            with open(self._file(series, row, cell), "r+b", 0, opener=_open_or_create) as file:
                 file.truncate(series.chunk_bytes)
-                place = slot * series.chunk_bytes // series.chunk[0]
-                write_box(file.fileno(), values[here], box.offset, series.chunk[1:], place)
+                start = slot * series.chunk_bytes // series.chunk[0]
+                write_box(file.fileno(), values[here], box.offset, series.chunk[1:], start)
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:
         """Compress the chunks that this rank has of the next step, and write them. Raise OSError if that fails."""
@@ -163,29 +163,29 @@ class GrowingZarr:
         while self._unsynced:
             to_disk(self._unsynced.pop())
 
-    def commit(self, series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
+    def commit(self, all_series: Mapping[str, StepSeries], attributes: Mapping[str, Any]) -> int:
         """Make all steps part of the arrays: their chunks are on the disk already."""
-        new = {name: each for name, each in series.items() if each.committed < each.steps}
-        self._write_attributes({"": attributes, **{name: each.attributes for name, each in new.items()}})
-        shapes = {name: self._about(each) for name, each in new.items()}
+        new = {name: series for name, series in all_series.items() if series.committed < series.steps}
+        self._write_attributes({"": attributes, **{name: series.attributes for name, series in new.items()}})
+        shapes = {name: self._metadata_of(series) for name, series in new.items()}
         if len(shapes) > 1:
-            _write_json(self._begun, shapes)
+            _write_json(self._pending, shapes)
         self._finish(shapes)
         return 0
 
     def _write_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the attributes of the group and of arrays, by their names."""
-        for name, each in attributes.items():
-            if each:
-                _write_json(self._path / name / ".zattrs", each)
+        for name, values in attributes.items():
+            if values:
+                _write_json(self._path / name / ".zattrs", values)
 
     def _finish(self, shapes: Mapping[str, Any]) -> None:
         """Give arrays their new shapes, all of them in the end."""
-        for name, about in shapes.items():
-            _write_json(self._path / name / self._array_file, about)
-        self._begun.unlink(missing_ok=True)
+        for name, metadata in shapes.items():
+            _write_json(self._path / name / self._array_file, metadata)
+        self._pending.unlink(missing_ok=True)
 
-    def _about(self, series: StepSeries) -> dict[str, Any]:
+    def _metadata_of(self, series: StepSeries) -> dict[str, Any]:
         return {
             "zarr_format": 2,
             "shape": [series.steps, *series.shape],
@@ -238,7 +238,7 @@ class GrowingZarr3(GrowingZarr):
 
     def create(self, series: StepSeries) -> None:
         try:
-            self._about(series)
+            self._metadata_of(series)
         except (KeyError, TypeError, ValueError) as error:
             what = f"{series.name!r}: zarr does not take {series.dtype} ({error}); fix: write float64 or complex128"
             raise TypeError(what) from error
@@ -279,7 +279,7 @@ class GrowingZarr3(GrowingZarr):
         series, row, shard = self._filling[key]
         files, array = self._shard(series)
         array[:steps] = shard[:steps]
-        (data,) = (each for name, each in files.items() if name != self._array_file)
+        (data,) = (file for file_name, file in files.items() if file_name != self._array_file)
         with appearing(self._path / series.name / self._file_name(series, row, key[1]), replace=True) as temporary:
             temporary.write_bytes(data.to_bytes())
         self._changed.discard(key)
@@ -301,15 +301,15 @@ class GrowingZarr3(GrowingZarr):
         )
         return files, array
 
-    def _series(self, name: str, about: Mapping[str, Any]) -> StepSeries:
-        codec = about["codecs"][0]
-        grid = codec if codec["name"] == "sharding_indexed" else about["chunk_grid"]
-        chunk, dtype = tuple(grid["configuration"]["chunk_shape"]), np.dtype(about["data_type"])
-        one = StepSeries(name, dtype, tuple(about["shape"][1:]), chunk)
-        one.steps = one.committed = about["shape"][0]
-        one.compressed = True
-        one.attributes.update(about["attributes"])
-        return one
+    def _series(self, name: str, metadata: Mapping[str, Any]) -> StepSeries:
+        codec = metadata["codecs"][0]
+        grid = codec if codec["name"] == "sharding_indexed" else metadata["chunk_grid"]
+        chunk, dtype = tuple(grid["configuration"]["chunk_shape"]), np.dtype(metadata["data_type"])
+        series = StepSeries(name, dtype, tuple(metadata["shape"][1:]), chunk)
+        series.steps = series.committed = metadata["shape"][0]
+        series.compressed = True
+        series.attributes.update(metadata["attributes"])
+        return series
 
     @staticmethod
     def _attributes(folder: Path) -> dict[str, Any]:
@@ -318,9 +318,9 @@ class GrowingZarr3(GrowingZarr):
     def _write_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> None:
         """Do nothing: the metadata of an array has its attributes."""
 
-    def _about(self, series: StepSeries) -> dict[str, Any]:
-        about = json.loads(self._shard(series)[0][self._array_file].to_bytes())
-        return {**about, "shape": [series.steps, *series.shape], "attributes": series.attributes}
+    def _metadata_of(self, series: StepSeries) -> dict[str, Any]:
+        metadata = json.loads(self._shard(series)[0][self._array_file].to_bytes())
+        return {**metadata, "shape": [series.steps, *series.shape], "attributes": series.attributes}
 
     def _steps_of_file(self, series: StepSeries) -> int:
         return self.shards or series.chunk[0]
@@ -329,12 +329,12 @@ class GrowingZarr3(GrowingZarr):
         return f"c.{super()._file_name(series, row, cell)}"
 
 
-def _made_if_absent(path: str, flags: int) -> int:
+def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, default=lambda each: each.tolist())
+    return json.dumps(value, indent=1, default=lambda array: array.tolist())
 
 
 def _write_json(path: Path, value: Any) -> None:

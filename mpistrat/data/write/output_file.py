@@ -113,12 +113,12 @@ def rows_of_plan(
     """Return some consecutive rows of an iteration of a plan. ``names`` is by default `named`."""
     all_named = names or named
     columns = {}
-    for name, each in all_named(plan.element_spec()).items():
-        if None in each.shape:
+    for name, row_spec in all_named(plan.element_spec()).items():
+        if None in row_spec.shape:
             raise DatasetMismatchError(
-                f"dataset {name!r} has rows of different shapes ({each}); fix: give all rows of a dataset one shape"
+                f"dataset {name!r} has rows of different shapes ({row_spec}); fix: give all rows of a dataset one shape"
             )
-        columns[name] = _column(name, each.dtype, each.shape, {})
+        columns[name] = _column(name, row_spec.dtype, row_spec.shape, {})
 
     def read(first: int, stop: int) -> dict[str, np.ndarray]:
         return all_named(plan.read_rows(plan.locate(np.array(which[first:stop]), iteration)))
@@ -132,17 +132,17 @@ def named(tree: Any) -> dict[str, Any]:
         return {"x": _array("x", tree)}
     if not isinstance(tree, Mapping) or not tree:
         raise TypeError(f"rows must be named: give a dict of arrays, not {type(tree).__name__} {tree!r:.60}")
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, value in tree.items():
         if not isinstance(name, str):
             raise TypeError(f"HDF5 datasets are named by strings, not {name!r}")
         if isinstance(value, Mapping):
-            found.update({f"{name}/{inner}": each for inner, each in named(value).items()})
+            arrays.update({f"{name}/{inner}": array for inner, array in named(value).items()})
         elif nest.is_nested(value) and not isinstance(value, list):
             raise TypeError(f"rows must be named: {name!r} is a {type(value).__name__}, not an array")
         else:
-            found[name] = _array(name, value)
-    return found
+            arrays[name] = _array(name, value)
+    return arrays
 
 
 def _array(name: str, value: Any) -> Any:
@@ -255,34 +255,34 @@ class SparseFile(io.RawIOBase):
     """A file in memory that h5py can write. Holes read as zeros and take no memory, but count in ``size``."""
 
     def __init__(self) -> None:
-        self.size = self._place = 0
-        self._kept: dict[tuple[int, int], bytes] = {}  # by offset and length, in the order of the last writes
+        self.size = self._position = 0
+        self._writes: dict[tuple[int, int], bytes] = {}  # by offset and length, in the order of the last writes
 
     def written(self) -> list[tuple[int, bytes]]:
         """Return the offset and the bytes of each write, of which later ones lie over earlier ones."""
-        return [(offset, data) for (offset, _), data in self._kept.items()]
+        return [(offset, data) for (offset, _), data in self._writes.items()]
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._place = offset + (0, self._place, self.size)[whence]
-        return self._place
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self._put(view)
-        self._place += len(view)
-        self.size = max(self.size, self._place)
+        self._position += len(view)
+        self.size = max(self.size, self._position)
         return len(view)
 
     def _put(self, view: memoryview) -> None:
-        self._kept.pop((self._place, len(view)), None)
-        self._kept[self._place, len(view)] = bytes(view)
+        self._writes.pop((self._position, len(view)), None)
+        self._writes[self._position, len(view)] = bytes(view)
 
     def readinto(self, buffer: Any) -> int:
         """Read into a buffer from the position."""
-        first, view = self._place, memoryview(buffer).cast("B")[: max(0, self.size - self._place)]
-        self._place = end = first + len(view)
+        first, view = self._position, memoryview(buffer).cast("B")[: max(0, self.size - self._position)]
+        self._position = end = first + len(view)
         view[:] = self._below(first, len(view))
-        for (start, count), data in self._kept.items():
+        for (start, count), data in self._writes.items():
             low, high = max(start, first), min(start + count, end)
             if low < high:
                 view[low - first : high - first] = data[low - start : high - start]
@@ -293,7 +293,7 @@ class SparseFile(io.RawIOBase):
         return bytes(count)
 
     def truncate(self, size: int | None = None) -> int:
-        self.size = self._place if size is None else size
+        self.size = self._position if size is None else size
         return self.size
 
 
@@ -311,7 +311,7 @@ class _RawFile(SparseFile):
             raise OSError(self._error.errno, os.strerror(self._error.errno or 0), str(self._path)) from self._error
 
     def _put(self, view: memoryview) -> None:
-        if not self._tried(lambda: write_all(self._descriptor, view, self._place)):
+        if not self._try(lambda: write_all(self._descriptor, view, self._position)):
             super()._put(view)
 
     def _below(self, start: int, count: int) -> bytes:
@@ -319,10 +319,10 @@ class _RawFile(SparseFile):
 
     def truncate(self, size: int | None = None) -> int:
         size = super().truncate(size)
-        self._tried(lambda: os.ftruncate(self._descriptor, size))
+        self._try(lambda: os.ftruncate(self._descriptor, size))
         return size
 
-    def _tried(self, write: Callable[[], object]) -> bool:
+    def _try(self, write: Callable[[], object]) -> bool:
         """Return whether the disk takes a write, as all before it."""
         try:
             if self._error is None:
@@ -392,9 +392,9 @@ class Storage:
             options["dcpl"] = place_at_once()
         if rows is None:
             options["maxshape"] = (None, *column.shape)
-        made = file.create_dataset(name, (rows or 0, *column.shape), column.dtype, **options)
-        made.attrs.update(column.attributes)
-        return made
+        dataset = file.create_dataset(name, (rows or 0, *column.shape), column.dtype, **options)
+        dataset.attrs.update(column.attributes)
+        return dataset
 
 
 def put(datasets: Mapping[str, h5py.Dataset], rows: Mapping[str, Any], first: int, file: h5py.File) -> None:

@@ -98,18 +98,18 @@ class Block:
 
 def require_cover(name: str, of_ranks: Sequence[Sequence[Box]], global_shape: tuple[int, ...]) -> None:
     """Raise ValueError unless the boxes of all ranks, inside of the array, cover it once. 20 ms for 1,000 boxes."""
-    found = [(rank, box) for rank, boxes in enumerate(of_ranks) for box in boxes if 0 not in box.shape]
-    first = np.array([box.offset for _, box in found], np.int64).reshape(len(found), len(global_shape))
-    stop = first + np.array([box.shape for _, box in found], np.int64).reshape(first.shape)
-    for i, (rank, box) in enumerate(found):
+    nonempty = [(rank, box) for rank, boxes in enumerate(of_ranks) for box in boxes if 0 not in box.shape]
+    first = np.array([box.offset for _, box in nonempty], np.int64).reshape(len(nonempty), len(global_shape))
+    stop = first + np.array([box.shape for _, box in nonempty], np.int64).reshape(first.shape)
+    for i, (rank, box) in enumerate(nonempty):
         meets = ((first[i] < stop[i + 1 :]) & (first[i + 1 :] < stop[i])).all(axis=1)
         if meets.any():
-            other, met = found[i + 1 + int(meets.argmax())]
+            other, met = nonempty[i + 1 + int(meets.argmax())]
             raise ValueError(
                 f"{name!r}: the blocks of rank {rank} ({_shown(box)}) and rank {other} ({_shown(met)}) overlap: each "
                 "element must be in the block of one rank"
             )
-    covered = sum(math.prod(box.shape) for _, box in found)
+    covered = sum(math.prod(box.shape) for _, box in nonempty)
     if covered < math.prod(global_shape):
         shown = ", ".join(map(_shown, of_ranks[0])) or "none"
         raise ValueError(
@@ -119,23 +119,23 @@ def require_cover(name: str, of_ranks: Sequence[Sequence[Box]], global_shape: tu
 
 
 def write_box(
-    descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], place: int
+    descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], start_of_dataset: int
 ) -> None:
     """Write an array of the dataset's dtype as a box of a dataset at byte ``place``; one call for each run."""
     count, starts = runs(offset, array.shape, global_shape)
     data, size = as_bytes(np.ascontiguousarray(array)).data, array.itemsize
     for i, start in enumerate(starts.tolist()):
-        write_all(descriptor, data[i * count * size : (i + 1) * count * size], place + start * size)
+        write_all(descriptor, data[i * count * size : (i + 1) * count * size], start_of_dataset + start * size)
 
 
 def read_box(
-    descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], place: int
+    descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], start_of_dataset: int
 ) -> bool:
     """Fill a contiguous array from a box, as `write_box` writes it. Return False if the file ends before."""
     count, starts = runs(offset, array.shape, global_shape)
     data, size = as_bytes(array).data, array.itemsize
     for i, start in enumerate(starts.tolist()):
-        rest, at = data[i * count * size : (i + 1) * count * size], place + start * size
+        rest, at = data[i * count * size : (i + 1) * count * size], start_of_dataset + start * size
         while len(rest):
             got = os.preadv(descriptor, [rest], at)
             if got == 0:
@@ -189,12 +189,12 @@ def _shown(box: Box) -> str:
 
 def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(each) for each in values)
+        return tuple(operator.index(value) for value in values)
     except TypeError:
         raise TypeError(f"{name} must be a sequence of integers, not {values!r:.60}") from None
 
 
-_WORD = 8
+_TOKEN_BYTES = 8
 
 
 def write_by_all(
@@ -230,7 +230,7 @@ def write_by_all(
         ranks.on_first(end, operation(f"{name}: give the file its name"))
 
 
-class _Seen(Slot):
+class _KnownWriters(Slot):
     """The ranks that can write to files of a directory which rank 0 then reads, for each directory that was tried."""
 
     def __init__(self) -> None:
@@ -244,13 +244,13 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
     its node. It is tried once for each directory, which is made if need be. Raise OSError if rank 0 cannot make a file
     there.
     """
-    seen = ranks.slot(_Seen).by_directory
+    known = ranks.slot(_KnownWriters).by_directory
     key = ranks.broadcast_object(os.path.abspath(directory))  # ranks with other working directories decide alike
-    if key in seen or ranks.size == 1:
+    if key in known or ranks.size == 1:
         if ranks.rank == 0:  # it may have been removed since; what fails now fails again where the file is made
             with contextlib.suppress(OSError):
                 directory.mkdir(parents=True, exist_ok=True)
-        return seen.get(key, (0,))
+        return known.get(key, (0,))
     path = directory / f".{secrets.token_hex(8)}.tmp"
 
     def begin() -> str:
@@ -260,23 +260,23 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
         return path.name
 
     def read() -> tuple[int, ...]:
-        found = path.read_bytes()
-        words = [found[_WORD * rank : _WORD * (rank + 1)] for rank in range(ranks.size)]
-        return tuple(rank for rank, word in enumerate(words) if rank == 0 or word == _word(rank))
+        content = path.read_bytes()
+        tokens = [content[_TOKEN_BYTES * rank : _TOKEN_BYTES * (rank + 1)] for rank in range(ranks.size)]
+        return tuple(rank for rank, token in enumerate(tokens) if rank == 0 or token == _token(rank))
 
     try:
         name = ranks.on_first(begin, operation("write by all ranks: make a file"))
         with contextlib.suppress(OSError), open(directory / name, "r+b", 0) as file:
-            os.pwrite(file.fileno(), _word(ranks.rank), _WORD * ranks.rank)
+            os.pwrite(file.fileno(), _token(ranks.rank), _TOKEN_BYTES * ranks.rank)
             os.fsync(file.fileno())  # file systems of a network show other nodes only what was synced
         ranks.barrier()
-        found: tuple[int, ...] = ranks.on_first(read, operation("write by all ranks: read the file"))
+        able: tuple[int, ...] = ranks.on_first(read, operation("write by all ranks: read the file"))
     finally:
         if ranks.rank == 0:
             path.unlink(missing_ok=True)
-    seen[key] = found
-    return found
+    known[key] = able
+    return able
 
 
-def _word(rank: int) -> bytes:
-    return (rank + 1).to_bytes(_WORD, "little")
+def _token(rank: int) -> bytes:
+    return (rank + 1).to_bytes(_TOKEN_BYTES, "little")

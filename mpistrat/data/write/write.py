@@ -52,7 +52,7 @@ class _Description(NamedTuple):
 
 
 def write_together(
-    ranks: Topology, targets: Sequence[Path], given: Any, chunk: Any, compress: Any, overwrite: bool
+    ranks: Topology, targets: Sequence[Path], source: Any, chunk: Any, compress: Any, overwrite: bool
 ) -> None:
     """Write the rows of all ranks to one file: those that are given, or that a function returns. Collective.
 
@@ -70,17 +70,17 @@ def write_together(
                 "shard"
             )
         check_targets(targets, chunk, compress, overwrite)
-        if not callable(given) and is_stream(given, 1):
+        if not callable(source) and is_stream(source, 1):
             raise ValueError(
                 "with strategy=, the number of rows must be known: give arrays, or a Dataset of known length without "
                 "batch(); a Writer appends the steps of a simulation"
             )
-        rows = given() if callable(given) else random_access(given)
+        rows = source() if callable(source) else random_access(source)
         return _Description(rows.number, rows.columns, (targets[0].name, chunk, compress, overwrite))
 
-    everyone: list[_Description] = ranks.on_all_ranks(described)
+    descriptions: list[_Description] = ranks.on_all_ranks(described)
     storage = Storage(chunk, compress)
-    shared = _SharedFile(rows, storage, _common(everyone), [each.number for each in everyone], ranks)
+    shared = _SharedFile(rows, storage, _common(descriptions), [part.number for part in descriptions], ranks)
     if storage.in_place(shared.columns):
         write_by_all(ranks, "write_hdf5", targets[0], overwrite, shared.make, shared.write_in_place)
     else:  # rank 0 makes the file when it writes
@@ -135,21 +135,21 @@ class _SharedFile:
     def make(self, temporary: Path) -> dict[str, int | None]:
         """Make the file with its datasets, and return where the rows of each begin. None for rows of 0 bytes."""
         with Hdf5Output(temporary) as output:
-            made = output.do(partial(self._storage.create_all, self.columns, self._starts[-1]))
-            return output.do(lambda file: {name: dataset.id.get_offset() for name, dataset in made.items()})
+            datasets = output.do(partial(self._storage.create_all, self.columns, self._starts[-1]))
+            return output.do(lambda file: {name: dataset.id.get_offset() for name, dataset in datasets.items()})
 
-    def write_in_place(self, temporary: Path, places: Mapping[str, int | None]) -> None:
+    def write_in_place(self, temporary: Path, offsets: Mapping[str, int | None]) -> None:
         """Write the rows of this rank where they belong in the file, without HDF5."""
         if not self._rows.number:
             return
         with open(temporary, "r+b", 0) as file:
             for start, part in self._blocks():
                 for name, values in part.items():
-                    place = places[name]
-                    if place is not None:
+                    offset = offsets[name]
+                    if offset is not None:
                         data = np.ascontiguousarray(values, self.columns[name].dtype)
-                        offset = self._starts[self._ranks.rank] + start, *[0] * (data.ndim - 1)
-                        write_box(file.fileno(), data, offset, (self._starts[-1], *data.shape[1:]), place)
+                        index = self._starts[self._ranks.rank] + start, *[0] * (data.ndim - 1)
+                        write_box(file.fileno(), data, index, (self._starts[-1], *data.shape[1:]), offset)
             os.fsync(file.fileno())  # each node holds the pages that its own ranks wrote
 
     def send(self, temporary: Path, made: None) -> None:
@@ -316,9 +316,9 @@ def _write_file(
     with Hdf5Output(temporary) as output:
         if begin is not None:
             output.do(begin)
-        made = output.do(make)
+        datasets = output.do(make)
         for start, part in blocks:
-            output.do(partial(put, made, part, start - first))
+            output.do(partial(put, datasets, part, start - first))
             bar.update(len(next(iter(part.values()))))
 
 
@@ -357,10 +357,10 @@ def write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pro
     columns: dict[str, NewColumn] = {}
     blocks = _blocks_of(rows, columns)
     with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
-        found = next(blocks, None)
-        if found is None:
+        first = next(blocks, None)
+        if first is None:
             raise ValueError(f"there are no rows to write to {target}")
-        _write_file(temporary, partial(storage.create_all, columns, None), chain([found], blocks), bar)
+        _write_file(temporary, partial(storage.create_all, columns, None), chain([first], blocks), bar)
 
 
 def _blocks_of(batches: Iterable[Any], columns: dict[str, NewColumn]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
@@ -403,8 +403,8 @@ def shard(
     targets = [Path(folder) / f"{stem}-{i:0{digits}}-of-{count:0{digits}}.h5" for i in range(count)]
     Path(folder).mkdir(parents=True, exist_ok=True)
     check_targets(targets, chunk, compress, overwrite=False)
-    beside = _Beside(inputs, rows, single)
-    write_rows(targets, _rows_of(inputs, rows), Storage(chunk, compress), False, progress, beside.write)
+    copied = _CopiedContents(inputs, rows, single)
+    write_rows(targets, _rows_of(inputs, rows), Storage(chunk, compress), False, progress, copied.write)
     return targets
 
 
@@ -430,13 +430,13 @@ def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     first = contents(paths[0])
     options = " ".join(f"--dataset {name}" for name in first.rows)
     for path in paths:
-        found = contents(path)
-        for name, why in found.others.items():
+        current = contents(path)
+        for name, why in current.others.items():
             raise DatasetMismatchError(
                 f"file {path!r}: dataset {name!r} {why}, so the two cannot be divided together; fix: name what is "
                 f"to be divided ({options})"
             )
-        for one, other, has, lacks in ((found, first, path, paths[0]), (first, found, paths[0], path)):
+        for one, other, has, lacks in ((current, first, path, paths[0]), (first, current, paths[0], path)):
             for name in (*one.rows, *one.single):
                 if name not in other.rows and name not in other.single:
                     raise DatasetMismatchError(
@@ -446,7 +446,7 @@ def _alike(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(first.rows), list(first.single)
 
 
-class _Beside:
+class _CopiedContents:
     """The contents that every new file copies from the first input: group attributes, single-valued datasets."""
 
     def __init__(self, paths: Sequence[str], rows: Sequence[str], single: Sequence[str]):
@@ -461,7 +461,7 @@ class _Beside:
                     raise DatasetMismatchError(
                         f"dataset {name!r} has the value {values[name][2]!s:.60} in file {paths[0]!r} and "
                         f"{value[2]!s:.60} in file {path!r}, so it cannot hold for all rows; fix: leave it out "
-                        f"by naming the others ({' '.join(f'--dataset {each}' for each in rows)})"
+                        f"by naming the others ({' '.join(f'--dataset {column}' for column in rows)})"
                     )
 
     def write(self, file: h5py.File) -> None:
@@ -477,12 +477,12 @@ class _Beside:
 
     def _values(self, path: str) -> dict[str, tuple[str, Any, str]]:
         """Return for each single-valued dataset: type, value in a comparable form, and value as text."""
-        found: dict[str, tuple[str, Any, str]] = {}
+        values: dict[str, tuple[str, Any, str]] = {}
         with opened(path) as file:
             for name in self._single:
                 with naming(f"file {path!r}, dataset {name!r}"):
-                    found[name] = self._value(path, file, name)
-        return found
+                    values[name] = self._value(path, file, name)
+        return values
 
     def _value(self, path: str, file: h5py.File, name: str) -> tuple[str, Any, str]:
         if name not in file or file[name].shape not in ((), None):
@@ -506,14 +506,14 @@ def _rows_of(paths: Sequence[str], names: Sequence[str]) -> WritableRows:
     with opened(paths[0]) as file:
         for name in names:
             with naming(f"file {paths[0]!r}, dataset {name!r}"):
-                found = file[name]
-                _refuse_references(paths[0], name, found)
-                columns[name] = NewColumn(found.dtype, tuple(found.shape[1:]), dict(found.attrs))
+                dataset = file[name]
+                _refuse_references(paths[0], name, dataset)
+                columns[name] = NewColumn(dataset.dtype, tuple(dataset.shape[1:]), dict(dataset.attrs))
     return WritableRows(rows, columns, lambda first, stop: source.read(np.arange(first, stop)))
 
 
-def _refuse_references(path: str, name: str, found: h5py.Dataset) -> None:
-    if h5py.check_ref_dtype(found.dtype) is not None:
+def _refuse_references(path: str, name: str, dataset: h5py.Dataset) -> None:
+    if h5py.check_ref_dtype(dataset.dtype) is not None:
         raise DatasetMismatchError(
             f"file {path!r}, dataset {name!r}: it holds references, which are not valid in another "
             "file; fix: name the other datasets with --dataset"

@@ -48,7 +48,7 @@ def _ranks_of(writer: Writer) -> Topology:
     return writer._ranks
 
 
-class _Own(NamedTuple):
+class _RankBlock(NamedTuple):
     """What a rank gives to a step. There is a ``box`` unless the blocks of the ranks lie side by side."""
 
     dtype: np.dtype
@@ -57,8 +57,8 @@ class _Own(NamedTuple):
     global_shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        where = "" if self.box is None else f" at {self.box.offset} of {self.global_shape}"
-        return f"{self.dtype} {self.shape}{where}"
+        position = "" if self.box is None else f" at {self.box.offset} of {self.global_shape}"
+        return f"{self.dtype} {self.shape}{position}"
 
 
 class Writer:
@@ -165,10 +165,10 @@ class Writer:
 
         self._ranks.lock.compare(operation("Writer"))  # within the limit of time, which the next call has not
         everyone = self._ranks.on_all_ranks(described)
-        for rank, each in enumerate(everyone):
-            if each != everyone[0]:
+        for rank, arguments in enumerate(everyone):
+            if arguments != everyone[0]:
                 raise ValueError(
-                    f"the ranks must write one file in the same way, but rank {rank} has {each} and rank 0 has "
+                    f"the ranks must write one file in the same way, but rank {rank} has {arguments} and rank 0 has "
                     f"{everyone[0]} (path, mode, overwrite, compress, zarr_format, shards)"
                 )
         able, folder = writers(self._ranks, self._path.parent), self._path.parent
@@ -187,26 +187,26 @@ class Writer:
         self._compress = compress is not None
         # Without a flush: the other ranks may not be here.
         known = self._series if self._ranks.rank == 0 else {}
-        self._unclosed = weakref.finalize(self, _let_go, self._path, known, self._store, self._guard)
+        self._unclosed = weakref.finalize(self, _close_files, self._path, known, self._store, self._guard)
 
     def _begin(self, goes_on: bool, overwrite: bool) -> dict[str, StepSeries]:
         """Make the file, or see what it has, and keep others from writing to it."""
-        found: list[StepSeries] = []
+        existing: list[StepSeries] = []
         goes_on = goes_on and self._path.exists()
         if not goes_on:
             with contextlib.ExitStack() as replaced:
-                for each in filter(Path.exists, self._store.guards if overwrite else ()):
-                    replaced.enter_context(self._locked(each))
+                for guard in filter(Path.exists, self._store.guards if overwrite else ()):
+                    replaced.enter_context(self._locked(guard))
                 self._store.make(overwrite)
         if self._store.guard.exists():
             self._guard = self._locked(self._store.guard)
         if goes_on:
-            found, attributes = self._store.found()
+            existing, attributes = self._store.existing()
             self._attributes = {**attributes, **self._attributes}
         if self._store.mark(self._attributes):
             old, self._guard = self._guard, self._locked(self._store.guard)
             old.close()
-        return {each.name: each for each in found}
+        return {series.name: series for series in existing}
 
     def _locked(self, path: Path) -> Any:
         """Return the open file of a guard, locked. Raise OSError if another writer has the lock."""
@@ -255,18 +255,18 @@ class Writer:
             may come with the next call only. The steps that were flushed remain.
         """
 
-        def check() -> tuple[Operation, tuple[_Own, np.ndarray]]:
-            own, values = self._own(name, block)
+        def check() -> tuple[Operation, tuple[_RankBlock, np.ndarray]]:
+            local, values = self._local_block(name, block)
             self._check(attributes or {})
             described = operation("Writer.append", repr(name))
-            if not own.shape and own.box is None:
+            if not local.shape and local.box is None:
                 described = Operation("Writer.append", repr(name), repr(values.tolist()))
-            return described, (own, values)
+            return described, (local, values)
 
-        own, values = self._meet("Writer.append", check)
+        local, values = self._agreed("Writer.append", check)
         series = self._series.get(name)
         if series is None or not series.boxes:
-            series = self._laid_out(name, self._ranks.all_gather_object(own))
+            series = self._new_series(name, self._ranks.all_gather_object(local))
         series.attributes.update(attributes or {})
         values = values.astype(series.dtype, copy=False)
         chunks = self._chunks(series, values) if series.compressed else None  # raises at once on all ranks
@@ -313,7 +313,7 @@ class Writer:
             self._release()
 
     def _flush(self, what: str) -> None:
-        self._meet(what, lambda: (operation(what), None))
+        self._agreed(what, lambda: (operation(what), None))
         try:
             self._ranks.on_all_ranks(self._store.sync)
             commit = partial(self._store.commit, self._series, self._attributes)
@@ -323,8 +323,8 @@ class Writer:
         except Exception as error:
             self._failure = error
             raise
-        for each in self._series.values():
-            each.committed = each.steps
+        for series in self._series.values():
+            series.committed = series.steps
 
     def _chunks(self, series: StepSeries, values: np.ndarray) -> dict[int, np.ndarray]:
         """Return the chunks of a step that this rank compresses, with their numbers. Collective."""
@@ -332,9 +332,9 @@ class Writer:
         parts: list[list[Any]] = [[] for _ in range(size)]
         for cell, box, here in series.parts(rank):
             parts[cell % size].append((cell, box, values[here]))
-        own, parts[rank] = parts[rank], []
+        local, parts[rank] = parts[rank], []
         with self._ranks.lock.collective(_EXCHANGE):
-            received = [own, *self._ranks.world.alltoall(parts)]
+            received = [local, *self._ranks.world.alltoall(parts)]
         chunks: dict[int, np.ndarray] = {}
         for cell, box, part in itertools.chain.from_iterable(received):
             if cell not in chunks:
@@ -347,9 +347,9 @@ class Writer:
         self._closed = True
         if self._unclosed is not None:
             self._unclosed.detach()
-        _let_go(self._path, {}, self._store, self._guard)
+        _close_files(self._path, {}, self._store, self._guard)
 
-    def _meet(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
+    def _agreed(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
         """Return the second result of a function when the first one is the same on all ranks.
 
         If it raises on one rank, all ranks raise its error.
@@ -375,8 +375,8 @@ class Writer:
             self._ranks.lock.compare(described)
         except MismatchError as error:
             # `rc.debug` appends the line that made the call.
-            refusals = [each.description.startswith(str(refused)) for each in error.reports]
-            if not (any(refusals) and all(each.name == what for each in error.reports)):
+            refusals = [report.description.startswith(str(refused)) for report in error.reports]
+            if not (any(refusals) and all(report.name == what for report in error.reports)):
                 raise
         else:
             return settle()
@@ -396,7 +396,7 @@ class Writer:
                 f"({error}); fix: give a number, a text, or an array of less than 64 KiB, times as astype('i8')"
             ) from None
 
-    def _own(self, name: str, block: Any) -> tuple[_Own, np.ndarray]:
+    def _local_block(self, name: str, block: Any) -> tuple[_RankBlock, np.ndarray]:
         """Return what a rank gives, and its array. Raise if that does not fit the earlier steps."""
         if not isinstance(name, str) or "\0" in name or any(part[:1] in ("", ".") for part in name.split("/")):
             raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
@@ -404,28 +404,28 @@ class Writer:
         whole_shape: tuple[int, ...] = ()
         if isinstance(block, ShardedArray):
             block.mesh.require_ranks(self._ranks, repr(name))
-            has = not block.shape or block.layout.is_first(block.mesh, block.mesh.rank)  # one of equal parts
-            part = block.local if has else block.local[:0]
+            is_owner = not block.shape or block.layout.is_first(block.mesh, block.mesh.rank)  # one of equal parts
+            part = block.local if is_owner else block.local[:0]
             block = Block(part, block.offset, block.shape) if block.shape else part
         if isinstance(block, Block):
             box, whole_shape, block = Box(block.offset, block.shape), block.global_shape, block.array
         array = as_numpy(block)
-        own = _Own(array.dtype, array.shape, box, whole_shape)
+        local = _RankBlock(array.dtype, array.shape, box, whole_shape)
         series = self._series.get(name)
         if series is None or not series.boxes:
             if array.dtype.kind in "OSTU" or column_of(name, array[np.newaxis]).dtype.hasobject:
                 raise TypeError(f"{name!r}: {array.dtype} is not a number; fix: write strings by write_hdf5")
-            return own, array
-        mine = series.boxes[self._ranks.rank]
-        same = array.shape == mine.shape and (box is None or (box, whole_shape) == (mine, series.shape))
+            return local, array
+        earlier = series.boxes[self._ranks.rank]
+        same = array.shape == earlier.shape and (box is None or (box, whole_shape) == (earlier, series.shape))
         if not same or not (array.size == 0 or np.can_cast(array.dtype, series.dtype, "safe")):
             raise DatasetMismatchError(
-                f"{name!r}: step {series.steps} has a block {own}, and earlier steps had "
-                f"{_Own(series.dtype, mine.shape, mine, series.shape)}; fix: give each step the same block"
+                f"{name!r}: step {series.steps} has a block {local}, and earlier steps had "
+                f"{_RankBlock(series.dtype, earlier.shape, earlier, series.shape)}; fix: give each step the same block"
             )
-        return own, array
+        return local, array
 
-    def _laid_out(self, name: str, parts: Sequence[_Own]) -> StepSeries:
+    def _new_series(self, name: str, parts: Sequence[_RankBlock]) -> StepSeries:
         """Return the series of a dataset, whose first step the ranks give. Collective."""
         boxes, shape, dtype = _boxes(name, parts)
         series, known = self._series.get(name), ", ".join(map(str, self._series.values()))
@@ -439,7 +439,7 @@ class Writer:
                 raise ValueError(f"{name!r} would be a group and a dataset; the file has {known}")
             steps = max(1, _SMALL // (math.prod(shape) * dtype.itemsize))
             whole = self._store.shards or steps
-            steps = next(each for each in range(min(steps, whole), 0, -1) if whole % each == 0)
+            steps = next(count for count in range(min(steps, whole), 0, -1) if whole % count == 0)
             compressed = self._store.encodes or (self._compress and steps == 1)  # a chunk of several steps changes
             part, largest = shape, _LARGEST
             if compressed or not self._store.whole_steps:
@@ -474,17 +474,17 @@ def _store_of(path: Path, compress: str | None, zarr_format: Any, shards: Any) -
     return GrowingZarr(path, compress) if zarr_format == 2 else GrowingZarr3(path, compress, shards)
 
 
-def _let_go(path: Path, known: Mapping[str, StepSeries], *files: Any) -> None:
-    for each in files:
-        if each is not None:
-            each.close()
-    lost = [f"{each.steps - each.committed} of {name!r}" for name, each in known.items() if each.steps > each.committed]
+def _close_files(path: Path, known: Mapping[str, StepSeries], *files: Any) -> None:
+    for file in files:
+        if file is not None:
+            file.close()
+    lost = [f"{item.steps - item.committed} of {name!r}" for name, item in known.items() if item.steps > item.committed]
     if lost:
         what = "%s was not closed, so steps are lost: %s; fix: call close() on all ranks, or write a with block"
         _log.warning(what, path, ", ".join(lost))
 
 
-def _boxes(name: str, parts: Sequence[_Own]) -> tuple[list[Box], tuple[int, ...], np.dtype]:
+def _boxes(name: str, parts: Sequence[_RankBlock]) -> tuple[list[Box], tuple[int, ...], np.dtype]:
     """Return the box of each rank, the global shape and the dtype. Raise if the parts do not fit together."""
     one = next((rank for rank, part in enumerate(parts) if 0 not in part.shape), None)
     if one is None:

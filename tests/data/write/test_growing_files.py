@@ -139,7 +139,9 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, ver
 
     def grow(path):
         store = zarr_store(path, version)
-        known = {each.name: each for each in store.found()[0]} or {n: series_of(n, (3,), (1, 3)) for n in ("u", "g/v")}
+        known = {each.name: each for each in store.existing()[0]} or {
+            n: series_of(n, (3,), (1, 3)) for n in ("u", "g/v")
+        }
         for series in known.values():
             series.boxes = series_of("", (3,), (1, 3)).boxes
             store.create(series)
