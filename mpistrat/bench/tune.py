@@ -42,8 +42,8 @@ def interleaved(
     names = list(ways)
     seconds = np.zeros((len(names), warmup + repetitions))
     for repetition in range(warmup + repetitions):
-        for turn in range(len(names)):
-            i = (repetition + turn) % len(names)
+        for offset in range(len(names)):
+            i = (repetition + offset) % len(names)
             way = ways[names[i]]
             if before is not None:
                 before()
@@ -112,8 +112,8 @@ def _measure(arguments: argparse.Namespace) -> int:
             points[name].append((nbytes, median(samples)))
         chosen = choice.best(nbytes, value.dtype).algorithm.name
         fastest = min(names, key=lambda name: points[name][-1][1])
-        taken = "".join(f"{points[name][-1][1] * 1e6:>17.1f} us" for name in names)
-        lines.append(f"{nbytes:<14}{chosen:<20}{fastest:<20}{taken}")
+        times = "".join(f"{points[name][-1][1] * 1e6:>17.1f} us" for name in names)
+        lines.append(f"{nbytes:<14}{chosen:<20}{fastest:<20}{times}")
     if comm.rank == 0:
         print("\n".join([f"tune, {comm.size} ranks", *lines]))
         if not arguments.dry_run:
@@ -168,7 +168,7 @@ def algorithms(topology: Any, names: Sequence[str]) -> list[str]:
     from mpistrat.collectives.algorithms.choose import ALGORITHMS
 
     if "all" in names:
-        able = [name for name, each in ALGORITHMS.items() if name != "identity" and each.fits(topology)]
+        able = [name for name, algorithm in ALGORITHMS.items() if name != "identity" and algorithm.fits(topology)]
         return able if topology.size > 1 else []
     unknown = [name for name in names if name not in ALGORITHMS]
     if unknown:

@@ -47,10 +47,10 @@ def size(text: str) -> int:
     >>> size("64KiB")
     65536
     """
-    found = re.fullmatch(r"(\d+)\s*([KMG]iB|B|)", text)
-    if found is None or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d+)\s*([KMG]iB|B|)", text)
+    if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"must be a positive number of bytes, such as 64KiB, not {text!r}")
-    return int(found[1]) * _BYTES[found[2]]
+    return int(match[1]) * _BYTES[match[2]]
 
 
 def sizes(text: str) -> list[int]:
@@ -116,5 +116,5 @@ def run(
     if arguments.here or under_several_ranks():
         os.environ.update(one_thread(os.environ))
         return measure(arguments)
-    whole = command(arguments.n, arguments.launcher, [*program, "--here", *argv])
-    return subprocess.run(whole, env=environment()).returncode
+    words = command(arguments.n, arguments.launcher, [*program, "--here", *argv])
+    return subprocess.run(words, env=environment()).returncode

@@ -49,12 +49,12 @@ class _Commands(click.Group):
             raise click.ClickException(printable(error.message)) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if any(each.endswith(".py") for each in given):
-                raise click.UsageError(f"No such option {error.option_name!r}: {_by_run(given)}", ctx) from None
+            if any(word.endswith(".py") for word in words):
+                raise click.UsageError(f"No such option {error.option_name!r}: {_by_run(words)}", ctx) from None
             raise
 
     def resolve_command(

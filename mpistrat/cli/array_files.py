@@ -85,16 +85,16 @@ def _errors_of(path: Path, name: str = "") -> Iterator[None]:
     except (DataFileError, ImportError):
         raise
     except Exception as error:
-        where = f"file {str(path)!r}" + (f", array {name!r}" if name else "")
+        location = f"file {str(path)!r}" + (f", array {name!r}" if name else "")
         what = f"it cannot be read ({error or type(error).__name__})"
-        raise DataFileError(f"{where}: {what}; fix: copy or write it again") from None
+        raise DataFileError(f"{location}: {what}; fix: copy or write it again") from None
 
 
 def _hdf5(path: Path) -> ArrayFile:
-    found = described(path)
+    arrays = described(path)
 
     def load(name: str) -> np.ndarray:
-        dtype, shape, _ = found[name]
+        dtype, shape, _ = arrays[name]
         into = np.empty(shape, dtype)
         read({name: into}, path)
         return into
@@ -103,7 +103,7 @@ def _hdf5(path: Path) -> ArrayFile:
         nbytes = math.prod(shape) * dtype.itemsize
         return ArrayEntry(dtype.name, shape, nbytes, f"XXH3 x {checksums}" if checksums else "")
 
-    return ArrayFile(path, "HDF5", {name: entry(*each) for name, each in found.items()}, load)
+    return ArrayFile(path, "HDF5", {name: entry(*array) for name, array in arrays.items()}, load)
 
 
 def _npz(path: Path) -> ArrayFile:
@@ -182,12 +182,12 @@ def statistics(value: np.ndarray) -> dict[str, float | None]:
         return {"elements": value.size}
     real = np.abs(value) if value.dtype.kind == "c" else value.astype("f8")
     finite = real[np.isfinite(real)]
-    found: dict[str, float | None] = {"elements": value.size, "zeros": int(np.count_nonzero(real == 0))}
-    found |= {"nan": int(np.isnan(real).sum()), "infinite": int(np.isinf(real).sum())}
+    result: dict[str, float | None] = {"elements": value.size, "zeros": int(np.count_nonzero(real == 0))}
+    result |= {"nan": int(np.isnan(real).sum()), "infinite": int(np.isinf(real).sum())}
     with np.errstate(over="ignore", invalid="ignore"):
         for name in ("min", "max", "mean", "std"):
-            found[name] = _finite(getattr(finite, name)()) if finite.size else None
-    return found
+            result[name] = _finite(getattr(finite, name)()) if finite.size else None
+    return result
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None]:
@@ -197,7 +197,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None]:
         return int(np.count_nonzero(one != other)) if kinds == "SS" else one.size, None
     # Long doubles have more bits than float64.
     least = np.dtype("c16" if "c" in kinds else "f8")
-    wide = np.result_type(least, *(each.dtype for each in (one, other) if each.dtype.kind in "fc"))
+    wide = np.result_type(least, *(array.dtype for array in (one, other) if array.dtype.kind in "fc"))
     x, y = one.astype(wide), other.astype(wide)
     unequal = (x != y) & ~(np.isnan(x) & np.isnan(y))
     if {*kinds} <= {*"iub"}:  # float64 would round

@@ -72,31 +72,31 @@ def ls(inputs: tuple[Path, ...]) -> _Result:
     from mpistrat.cli.array_files import arrays_of
     from mpistrat.training.checkpoint.kept_checkpoints import listed
 
-    found: list[dict[str, Any]] = []
+    files: list[dict[str, Any]] = []
     problems = []
-    for given in inputs:
-        kept, begin = listed(given) if given.is_dir() else None, len(found)
-        for path in sorted(filter(_is_of_arrays, given.iterdir())) if given.is_dir() else [given]:
+    for source in inputs:
+        listing, begin = listed(source) if source.is_dir() else None, len(files)
+        for path in sorted(filter(_is_of_arrays, source.iterdir())) if source.is_dir() else [source]:
             try:
                 arrays, facts = arrays_of(path), path.stat()
             except _ERRORS as error:
                 problems.append(str(error))
                 continue
-            named = re.search(r"-(\d{1,18})$", path.name)
-            line = {"path": str(path), "number": int(named[1]) if named else None, "time": facts.st_mtime}
+            match = re.search(r"-(\d{1,18})$", path.name)
+            line = {"path": str(path), "number": int(match[1]) if match else None, "time": facts.st_mtime}
             counts = {"bytes": facts.st_size, "arrays": len(arrays.entries), "format": arrays.kind}
-            latest = kept is not None and kept.names[-1:] == [path.name]
-            found.append({**line, **counts, "latest": latest})
-        if kept is None and given.is_dir() and found[begin:]:
-            max(found[begin:], key=lambda each: (each["time"], each["number"] or 0))["latest"] = True
+            latest = listing is not None and listing.names[-1:] == [path.name]
+            files.append({**line, **counts, "latest": latest})
+        if listing is None and source.is_dir() and files[begin:]:
+            max(files[begin:], key=lambda file: (file["time"], file["number"] or 0))["latest"] = True
     rows = [["", "saved", "number", "arrays", "size", "format", "file"]]
-    for each in found:
-        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["time"]))
-        number = "" if each["number"] is None else each["number"]
-        cells = saved, number, each["arrays"], amount(each["bytes"]), each["format"], each["path"]
-        rows.append(["*" * each["latest"], *map(str, cells)])
-    told = [f"problem: {each}" for each in problems]
-    return {"files": found, "problems": problems}, [*aligned(rows), *told], not problems
+    for file in files:
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(file["time"]))
+        number = "" if file["number"] is None else file["number"]
+        cells = saved, number, file["arrays"], amount(file["bytes"]), file["format"], file["path"]
+        rows.append(["*" * file["latest"], *map(str, cells)])
+    messages = [f"problem: {problem}" for problem in problems]
+    return {"files": files, "problems": problems}, [*aligned(rows), *messages], not problems
 
 
 def _is_of_arrays(path: Path) -> bool:
@@ -110,16 +110,16 @@ def show(file: Path, name: str | None) -> _Result:
     """Show the arrays of a file, or statistics of one, which is read and compared with its checksums."""
     from mpistrat.cli.array_files import arrays_of, statistics
 
-    found = arrays_of(file)
-    if name is not None and name not in found.entries:
-        raise ValueError(f"{file} has no array {name!r}: it has {_few([*found.entries])}")
-    shown = found.entries if name is None else {name: found.entries[name]}
-    arrays = [{"name": each, **entry._asdict()} for each, entry in shown.items()]
-    report: dict[str, Any] = {"path": str(file), "format": found.kind, "arrays": arrays}
-    rows = [[each, e.dtype, str(e.shape), amount(e.nbytes), e.checksum] for each, e in shown.items()]
-    lines = [f"{file}: {found.kind}, {counted(len(rows), 'array')}", *aligned(rows)]
+    contents = arrays_of(file)
+    if name is not None and name not in contents.entries:
+        raise ValueError(f"{file} has no array {name!r}: it has {_few([*contents.entries])}")
+    shown = contents.entries if name is None else {name: contents.entries[name]}
+    arrays = [{"name": array, **entry._asdict()} for array, entry in shown.items()]
+    report: dict[str, Any] = {"path": str(file), "format": contents.kind, "arrays": arrays}
+    rows = [[array, e.dtype, str(e.shape), amount(e.nbytes), e.checksum] for array, e in shown.items()]
+    lines = [f"{file}: {contents.kind}, {counted(len(rows), 'array')}", *aligned(rows)]
     if name is not None:
-        report["statistics"] = numbers = statistics(found.array(name))
+        report["statistics"] = numbers = statistics(contents.array(name))
         lines += [f"  {what:<9} {value:.9g}" for what, value in numbers.items() if value is not None]
     return report, lines, True
 
@@ -137,11 +137,11 @@ def verify(files: tuple[Path, ...]) -> _Result:
     for path in files:
         problems, checksums = [], []
         try:
-            found = arrays_of(path)
-            for name in filter(found.has_numbers, found.entries):
-                checksums.append(bool(found.entries[name].checksum))
+            contents = arrays_of(path)
+            for name in filter(contents.has_numbers, contents.entries):
+                checksums.append(bool(contents.entries[name].checksum))
                 try:
-                    found.array(name)
+                    contents.array(name)
                 except _ERRORS as error:
                     problems.append(str(error))
         except _ERRORS as error:
@@ -149,8 +149,8 @@ def verify(files: tuple[Path, ...]) -> _Result:
         counts = {"arrays": len(checksums), "with_checksum": sum(checksums)}
         report.append({"path": str(path), **counts, "problems": problems})
         well = f"{path}: {counted(len(checksums), 'array')} read, {sum(checksums)} with a checksum"
-        lines += [f"problem: {each}" for each in problems] or [well]
-    return {"files": report}, lines, not any(each["problems"] for each in report)
+        lines += [f"problem: {problem}" for problem in problems] or [well]
+    return {"files": report}, lines, not any(entry["problems"] for entry in report)
 
 
 @_command
@@ -174,9 +174,9 @@ def diff(a: Path, b: Path) -> _Result:
         if count != 0 or x.dtype != y.dtype:
             both = {"dtypes": [x.dtype, y.dtype], "shapes": [x.shape, y.shape]}
             differ.append({"name": name, **both, "elements": count, "max_abs_difference": largest})
-            told = "" if count is None else f", {counted(count, 'element')} not equal"
-            told += "" if largest is None else f", by {largest:.9g} at most"
-            lines.append(f"{name}: {x.dtype} {x.shape} and {y.dtype} {y.shape}{told}")
+            detail = "" if count is None else f", {counted(count, 'element')} not equal"
+            detail += "" if largest is None else f", by {largest:.9g} at most"
+            lines.append(f"{name}: {x.dtype} {x.shape} and {y.dtype} {y.shape}{detail}")
     lines.append(f"{len(common) - len(differ)} of {counted(len(common), 'array')} in both are the same")
     same = not (differ or only[0] or only[1])
     report = {"same": same, "only_a": only[0], "only_b": only[1], "differ": differ, "common": len(common)}
@@ -201,19 +201,19 @@ def convert(a: Path, b: Path, path: Path | None) -> _Result:
     if b.exists():
         raise FileExistsError(f"{b} exists already: choose another name, or remove it")
     try:
-        given = {} if path is None else json.loads(path.read_bytes())
-        if not all(isinstance(new, (str, type(None))) for new in given.values()):
+        renamed = {} if path is None else json.loads(path.read_bytes())
+        if not all(isinstance(new, (str, type(None))) for new in renamed.values()):
             raise TypeError("a name must be a text or null")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f'{path}: it is not JSON like {{"in A": "in B", "left out": null}} ({error})') from None
-    found = arrays_of(a)
-    there = [name for name in found.entries if not name.startswith(OF_REPLICAS)]
-    names = {old: new for old in there if (new := given.get(old, old)) is not None}
-    unknown = [old for old in given if old not in there]
+    contents = arrays_of(a)
+    available = [name for name in contents.entries if not name.startswith(OF_REPLICAS)]
+    names = {old: new for old in available if (new := renamed.get(old, old)) is not None}
+    unknown = [old for old in renamed if old not in available]
     if unknown or len({*names.values()}) < max(1, len(names)):
         why = f"names {_few(unknown)}" if unknown else "leaves no array, or gives two the same name"
-        raise ValueError(f"{path or a} {why}: {a} has {_few(there)}")
-    write_arrays({new: found.array(old) for old, new in names.items()}, b, kind)
+        raise ValueError(f"{path or a} {why}: {a} has {_few(available)}")
+    write_arrays({new: contents.array(old) for old, new in names.items()}, b, kind)
     size = b.stat().st_size
     report = {"path": str(b), "format": kind, "arrays": len(names), "bytes": size}
     return report, [f"{b}: {kind}, {counted(len(names), 'array')}, {amount(size)}"], True

@@ -56,7 +56,7 @@ def shard(
     from mpistrat.data.write.write import shard
 
     try:
-        made = shard(
+        paths = shard(
             FileList(inputs).paths(),
             folder,
             count,
@@ -69,12 +69,12 @@ def shard(
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        files = [{"path": str(path), "bytes": path.stat().st_size} for path in made]
+        files = [{"path": str(path), "bytes": path.stat().st_size} for path in paths]
         click.echo(json.dumps({"files": files}, indent=2))
         return
-    total = sum(path.stat().st_size for path in made)
-    last = f" ... {made[-1].name}" if count > 1 else ""
-    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {made[0]}{last}")
+    total = sum(path.stat().st_size for path in paths)
+    last = f" ... {paths[-1].name}" if count > 1 else ""
+    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {paths[0]}{last}")
 
 
 @click.command()
@@ -101,16 +101,16 @@ def data(
     are listed with the reason. The exit status is 1 if a file is damaged or does not fit the others.
     """
     paths = _files(inputs)
-    found, problems, beside = _described(paths, datasets)
+    records, problems, beside = _described(paths, datasets)
     report: dict[str, Any] = {
-        "files": [{"path": path, "bytes": record.size, "rows": record.rows} for path, record in found.items()],
-        "datasets": _datasets(list(found.values())),
+        "files": [{"path": path, "bytes": record.size, "rows": record.rows} for path, record in records.items()],
+        "datasets": _datasets(list(records.values())),
         "beside": [{"name": name, "why": why} for name, why in beside.items()],
         "problems": problems,
     }
-    rows = [record.rows for record in found.values() if record.rows]
-    if found and not rows:
-        problems.append(f"no row in {counted(len(found), 'file')}; fix: check what wrote them")
+    rows = [record.rows for record in records.values() if record.rows]
+    if records and not rows:
+        problems.append(f"no row in {counted(len(records), 'file')}; fix: check what wrote them")
     report["policies"] = [_policies(rows, count, batch_size) for count in replicas or (1, 2, 4, 8)] if rows else []
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -124,18 +124,18 @@ def _files(inputs: tuple[str, ...]) -> list[str]:
     from mpistrat.data.errors import what_it_is
     from mpistrat.data.hdf5.manifest import FileList
 
-    given: list[str] = []
-    for each in inputs:
-        if not Path(each).is_dir():
-            given.append(each)
+    paths: list[str] = []
+    for name in inputs:
+        if not Path(name).is_dir():
+            paths.append(name)
             continue
-        inside = sorted(str(path) for path in Path(each).iterdir() if path.suffix in _SUFFIXES)
+        inside = sorted(str(path) for path in Path(name).iterdir() if path.suffix in _SUFFIXES)
         if not inside:
             ends = ", ".join(_SUFFIXES)
-            raise click.ClickException(f"{each}: {what_it_is(each) or f'it has no file whose name ends in {ends}'}")
-        given += inside
+            raise click.ClickException(f"{name}: {what_it_is(name) or f'it has no file whose name ends in {ends}'}")
+        paths += inside
     try:
-        return list(FileList(given).paths())
+        return list(FileList(paths).paths())
     except OSError as error:
         raise click.ClickException(str(error)) from error
 
@@ -144,7 +144,7 @@ def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, F
     """Return the records of intact files, the problems of the others, and the datasets without rows."""
     from mpistrat.data.hdf5.describe import contents, describe
 
-    found: dict[str, FileRecord] = {}
+    records: dict[str, FileRecord] = {}
     problems: list[str] = []
     beside: dict[str, str] = {}
     names = list(datasets)
@@ -160,15 +160,15 @@ def _described(paths: list[str], datasets: tuple[str, ...]) -> tuple[dict[str, F
         except (OSError, RuntimeError, ValueError) as error:
             problems.append(str(error))
             continue
-        first_path, first = next(iter(found.items()), (path, record))
+        first_path, first = next(iter(records.items()), (path, record))
         for a, b in zip(first.columns, record.columns, strict=True):
             if (a.dtype, a.shape) != (b.dtype, b.shape):
                 problems.append(
                     f"dataset {a.name!r} has rows of {a.dtype} {a.shape} in file {first_path!r} and of {b.dtype} "
                     f"{b.shape} in file {path!r}; fix: rows of one dataset must be alike"
                 )
-        found[path] = record
-    return found, problems, beside
+        records[path] = record
+    return records, problems, beside
 
 
 def _readable(path: str, names: tuple[str, ...], problems: list[str]) -> list[str]:
@@ -192,13 +192,13 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
 
     if not records:
         return []
-    found = []
+    result = []
     for number, column in enumerate(records[0].columns):
         ways: dict[str, int] = {}
         for record in records:
             way = way_of_reading(record.columns[number])
             ways[way] = ways.get(way, 0) + 1
-        found.append(
+        result.append(
             {
                 "name": column.name,
                 "dtype": str(column.dtype),
@@ -207,7 +207,7 @@ def _datasets(records: list[FileRecord]) -> list[dict[str, Any]]:
                 "read": ways,
             }
         )
-    return found
+    return result
 
 
 def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]
     def by_file(balance: bool) -> int | None:
         if len(rows) < replicas or batch_size < replicas:
             return None
-        shares = [sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance)]
+        shares = [sum(rows[i] for i in indices) for indices in deal(rows, replicas, balance)]
         sizes = [stop - first for first, stop in (piece(batch_size, replicas, r) for r in range(replicas))]
         return max(-(-share // size) for share, size in zip(shares, sizes, strict=True))
 
@@ -239,27 +239,27 @@ def _policies(rows: list[int], replicas: int, batch_size: int) -> dict[str, Any]
 def _show(report: dict[str, Any], batch_size: int) -> None:
     files = report["files"]
     if files:
-        rows = [each["rows"] for each in files]
-        size = sum(each["bytes"] for each in files) / 2**20
+        rows = [file["rows"] for file in files]
+        size = sum(file["bytes"] for file in files) / 2**20
         echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size:,.1f} MiB")
         echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
-        width = max(len(each["name"]) for each in (*report["datasets"], *report["beside"]))
-        for each in report["datasets"]:
-            kind = f"{each['dtype']} {tuple(each['shape'])}"
-            echo(f"{each['name']:<{width}}  {kind}, {counted(each['row_bytes'], 'byte')} per row")
-            for way, count in each["read"].items():
+        width = max(len(entry["name"]) for entry in (*report["datasets"], *report["beside"]))
+        for dataset in report["datasets"]:
+            kind = f"{dataset['dtype']} {tuple(dataset['shape'])}"
+            echo(f"{dataset['name']:<{width}}  {kind}, {counted(dataset['row_bytes'], 'byte')} per row")
+            for way, count in dataset["read"].items():
                 echo(f"{'':<{width}}    {counted(count, 'file')}: {way}")
-        for each in report["beside"]:
-            echo(f"{each['name']:<{width}}  left out: it {each['why']}")
+        for entry in report["beside"]:
+            echo(f"{entry['name']:<{width}}  left out: it {entry['why']}")
         echo()
-        for each in files[:_SHOWN]:
-            echo(f"{each['rows']:>12,} rows {each['bytes'] / 2**20:>10,.1f} MiB  {each['path']}")
+        for file in files[:_SHOWN]:
+            echo(f"{file['rows']:>12,} rows {file['bytes'] / 2**20:>10,.1f} MiB  {file['path']}")
         if len(files) > _SHOWN:
             echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
     if report["policies"]:
         echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
         head = ("replicas", "AUTO", "DATA", "FILE", "FILE, balanced", "OFF", "longest share of files")
-        lines = [head, *(_cells(each, head) for each in report["policies"])]
+        lines = [head, *(_cells(policies, head) for policies in report["policies"])]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             echo("   ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
@@ -270,6 +270,6 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
 def _cells(policies: dict[str, Any], head: tuple[str, ...]) -> tuple[str, ...]:
     """Return the texts of a line of the table of policies."""
     excess = policies["imbalance"]
-    told = "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
+    excess_text = "too few files" if excess is None else f"{excess['in turn']:+.0%} ({excess['balanced']:+.0%})"
     cells = [policies[name] for name in head[:-1]]
-    return (*("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), told)
+    return (*("-" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell for cell in cells), excess_text)

@@ -67,7 +67,7 @@ def hosts(no_mpi: bool, as_json: bool) -> None:
             "resolver": type(resolver).__name__,
             "reason": resolver.reason,
             "facts": {
-                name: {"value": value, "from": source, "MPI": _said(known, name)}
+                name: {"value": value, "from": source, "MPI": _fact_of_mpi(known, name)}
                 for name, value, source in placement.facts()
             },
             "ranks": [] if known is None else [dict(zip((*_OF_RANKS, "cores"), row, strict=True)) for row in everyone],
@@ -99,9 +99,9 @@ def _ask_mpi(resolver: ClusterResolver) -> tuple[Placement, list[list[str]], lis
         own = [*(differences(facts_of_resolver(resolver), known) or ())]
     except (RuntimeError, ValueError) as error:
         own = [str(error)]
-    told = Topology.of(world).all_gather_object((_row(known), own))
-    wrong = ([f"rank {rank}: {what[0]}", *what[1:]] for rank, (_, what) in enumerate(told) if what)
-    return known, [row for row, _ in told], next(wrong, [])
+    gathered = Topology.of(world).all_gather_object((_row(known), own))
+    wrong = ([f"rank {rank}: {texts[0]}", *texts[1:]] for rank, (_, texts) in enumerate(gathered) if texts)
+    return known, [row for row, _ in gathered], next(wrong, [])
 
 
 def _show_hosts(report: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def _show_hosts(report: dict[str, Any]) -> None:
         console.print(problem, soft_wrap=True, markup=False)
 
 
-def _said(known: Placement | None, name: str) -> Any:
+def _fact_of_mpi(known: Placement | None, name: str) -> Any:
     """Return a fact that MPI itself gives, else None: GPUs and the job come from the environment."""
     if known is None or name == "launcher" or known.sources.get(name) != "MPI":
         return None
@@ -138,23 +138,23 @@ def info(as_json: bool) -> None:
     mpistrat info
     mpistrat run -n 4 -m mpistrat info
     """
-    found: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": {}, "ranks": {}}
-    rank, algorithms = _mpi(found["MPI"], found["ranks"])
+    report: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": {}, "ranks": {}}
+    rank, algorithms = _mpi(report["MPI"], report["ranks"])
     if rank != 0:
         return
-    found["HDF5"] = _hdf5()
-    found["machine"] = _machine()
-    found["launcher"] = dict(launcher_variables(os.environ)) or {"variables": "none: not started by one"}
-    found["options"] = _options()
+    report["HDF5"] = _hdf5()
+    report["machine"] = _machine()
+    report["launcher"] = dict(launcher_variables(os.environ)) or {"variables": "none: not started by one"}
+    report["options"] = _options()
     if as_json:
-        click.echo(json.dumps({**found, "all-reduce": algorithms}, indent=2))
+        click.echo(json.dumps({**report, "all-reduce": algorithms}, indent=2))
         return
     from rich.markup import escape
     from rich.table import Table
 
     rows = Table("part", "fact", "value")
-    for title, part in found.items():
-        for first, (name, value) in zip([title, *[""] * len(part)], part.items(), strict=False):
+    for title, section in report.items():
+        for first, (name, value) in zip([title, *[""] * len(section)], section.items(), strict=False):
             rows.add_row(first, name, escape(table.printable(_text(value))))
         rows.add_section()
     table.console().print(rows)
@@ -163,18 +163,18 @@ def info(as_json: bool) -> None:
 
 def _options() -> dict[str, str]:
     """Return the options of ``mpistrat.rc``, and variables ``MPISTRAT_*`` that are not options."""
-    rc, found = environment.rc, {}
+    rc, values = environment.rc, {}
     for option in environment.options():
         try:
             value = getattr(rc, option.attribute)
         except environment.OptionError as error:
-            found[option.attribute] = f"not usable: {error}"
+            values[option.attribute] = f"not usable: {error}"
             continue
         shown = " ".join(sorted(value)) if isinstance(value, frozenset) else _text(value)
-        found[option.attribute] = f"{shown or 'none'} ({option.origin(rc)})"
+        values[option.attribute] = f"{shown or 'none'} ({option.origin(rc)})"
     known = {option.variable for option in environment.options()}
     unknown = sorted(name for name in os.environ if name.startswith("MPISTRAT_") and name not in known)
-    return {**found, "not options": " ".join(unknown)} if unknown else found
+    return {**values, "not options": " ".join(unknown)} if unknown else values
 
 
 def _versions() -> dict[str, str]:
@@ -225,9 +225,9 @@ def _routes(topology: Any) -> tuple[str, str]:
         return f"none ({error})", "none"
     if topology.size == 1:
         return "one rank: nothing to exchange", "none"
-    found = obstacles(topology, device)
-    chosen = next(name for name, text in found.items() if not text)
-    reasons = "; ".join([chosen, *(f"not {name}: {text}" for name, text in found.items() if text)])
+    verdicts = obstacles(topology, device)
+    chosen = next(name for name, text in verdicts.items() if not text)
+    reasons = "; ".join([chosen, *(f"not {name}: {text}" for name, text in verdicts.items() if text)])
     pointers = topology.slot(Refusals)[device.index]
     moved = " ".join(name for name, text in pointers.items() if not text)
     refused = dict.fromkeys(text for text in pointers.values() if text)
@@ -241,7 +241,7 @@ def _devices() -> str:
     try:
         count = gpu_count("a GPU")
         runtime = cupy_for("a GPU").cuda.runtime
-        names = [f"{runtime.getDeviceProperties(each)['name'].decode()} ({bounds(each)})" for each in range(count)]
+        names = [f"{runtime.getDeviceProperties(gpu)['name'].decode()} ({bounds(gpu)})" for gpu in range(count)]
     except RuntimeError as error:  # also errors of CUDA
         return f"cpu ({error})"
     return ", ".join(f"cuda:{index} {name}" for index, name in enumerate(names))
@@ -264,15 +264,15 @@ def _hdf5() -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     shared = job.shared_memory()
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "host": platform.node(),
         "cores": job.cores(),
         "affinity": ranges(affinity.cores() or ()) or "unknown",
         "/dev/shm free": "none" if shared is None else f"{shared['free'] / 2**20:.0f} MiB",
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
-    found["BLAS"] = affinity.blas() or "does not tell"
-    return {**found, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
+    facts["BLAS"] = affinity.blas() or "does not tell"
+    return {**facts, **(threads or {"threads": "no *_NUM_THREADS set: every rank may use all cores"})}
 
 
 def _text(value: Any) -> str:

@@ -60,9 +60,9 @@ class _Heterogeneous(click.Command):
         self.params = [*_RESOURCES, *self.params]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = {name for each in self.params if getattr(each, "is_flag", False) for name in each.opts}
+        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
         flags.update(self.get_help_option_names(ctx))
-        resources = {name for each in _RESOURCES for name in each.opts}
+        resources = {name for option in _RESOURCES for name in option.opts}
         components: list[list[str]] = [[]]
         general: list[str] = []
         shown: list[str] = []
@@ -93,10 +93,10 @@ def _component(arguments: list[str], ctx: click.Context) -> Resources:
         return _resources(inner.params)
 
 
-def _resources(given: dict[str, Any]) -> Resources:
+def _resources(values: dict[str, Any]) -> Resources:
     """Return the resources that the options of one component give."""
-    nodes, ntasks, per_node = given["nodes"], given["ntasks"], given["ntasks_per_node"]
-    gpus = given["gpus_per_node"] and int(given["gpus_per_node"].rpartition(":")[2])
+    nodes, ntasks, per_node = values["nodes"], values["ntasks"], values["ntasks_per_node"]
+    gpus = values["gpus_per_node"] and int(values["gpus_per_node"].rpartition(":")[2])
     if ntasks is None:
         per_node = per_node or gpus or 1
     elif per_node is not None:
@@ -106,15 +106,15 @@ def _resources(given: dict[str, Any]) -> Resources:
     at_least = per_node or -(-ntasks // nodes)
     if gpus is not None and at_least > gpus:
         raise click.UsageError(
-            f"{at_least} ranks on a node cannot have a GPU each with --gpus-per-node {given['gpus_per_node']}: ask "
+            f"{at_least} ranks on a node cannot have a GPU each with --gpus-per-node {values['gpus_per_node']}: ask "
             "for as many GPUs as ranks, or for none"
         )
     if gpus is not None and ntasks is not None and nodes > 1:
         per_node = at_least  # the maximum: otherwise Slurm may put more ranks on a node than it has GPUs
     options = tuple(
-        (f"--{name}={given[name]}", comment) for name, comment in _PASSED_ON.items() if given[name] is not None
+        (f"--{name}={values[name]}", comment) for name, comment in _PASSED_ON.items() if values[name] is not None
     )
-    return Resources(nodes, ntasks, per_node, given["cpus_per_task"], given["gpus_per_node"], options)
+    return Resources(nodes, ntasks, per_node, values["cpus_per_task"], values["gpus_per_node"], options)
 
 
 @click.group()
@@ -172,7 +172,7 @@ def command() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="A new file.  [default: standard output]")
 @click.argument("arguments", metavar="PROGRAM|-m MODULE [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **given: Any) -> None:
+def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **values: Any) -> None:
     """Write a batch script that runs a program on the nodes of a cluster.
 
     \b
@@ -183,7 +183,7 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
     Options with a name of sbatch mean the same as there; `:` separates the components of a heterogeneous
     job. The job runs in the directory where `sbatch` is called, and relative paths start there.
     """
-    script = _script(ctx, arguments, given)
+    script = _script(ctx, arguments, values)
     if out is None:
         click.echo(text(script), nl=False)
         return
@@ -197,34 +197,34 @@ def write(ctx: click.Context, arguments: tuple[str, ...], out: Path | None, **gi
     click.echo(f"Submit it with: sbatch {shlex.quote(str(out))}", err=True)
 
 
-def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any]) -> Script:
-    components = [*ctx.meta["components"], _resources(given)]
-    container, by_mpirun = given["container"], given["mpirun"]
-    requeue, farm, elastic = given["requeue"], given["farm"], given["elastic"]
+def _script(ctx: click.Context, arguments: tuple[str, ...], values: dict[str, Any]) -> Script:
+    components = [*ctx.meta["components"], _resources(values)]
+    container, by_mpirun = values["container"], values["mpirun"]
+    requeue, farm, elastic = values["requeue"], values["farm"], values["elastic"]
     if requeue and farm:
         raise click.UsageError("--requeue signals the ranks, and --farm the batch shell: give one of them")
     if elastic is not None and (requeue or farm):
         raise click.UsageError("--elastic requeues the job, too: omit --requeue and --farm")
-    if elastic is not None and (by_mpirun or len(components) > 1 or components[0].ntasks is not None or given["array"]):
+    if elastic is not None and (by_mpirun or len(components) > 1 or components[0].ntasks or values["array"]):
         raise click.UsageError("--elastic takes srun, --nodes and --ntasks-per-node, and no array or `:`")
-    if given["spare"] and elastic is None:
+    if values["spare"] and elastic is None:
         raise click.UsageError("--spare is for --elastic")
     program = _program(arguments, container is not None)
     if by_mpirun and (requeue or container is not None or len(components) > 1):
         what = "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
         raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
-    if given["array"] and len(components) > 1:
+    if values["array"] and len(components) > 1:
         raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
     signalled = requeue or farm or elastic is not None
-    if signalled and _seconds(given["time"]) <= int(given["signal"].partition("@")[2]) + 60:
+    if signalled and _seconds(values["time"]) <= int(values["signal"].partition("@")[2]) + 60:
         raise click.UsageError(
-            f"--time {given['time']} leaves nothing before --signal {given['signal']}, which may come a minute "
+            f"--time {values['time']} leaves nothing before --signal {values['signal']}, which may come a minute "
             "earlier: give more time, or send the signal later"
         )
-    python = given["python"] or ("python3" if container is not None else sys.executable)
+    python = values["python"] or ("python3" if container is not None else sys.executable)
     stem = Path(program[0]).stem if program[0] != "-m" else program[1].rpartition(".")[2]
-    name = given["job_name"] or re.sub(r"[^\w.+-]", "_", stem)
-    signal, _, seconds = given["signal"].partition("@")
+    name = values["job_name"] or re.sub(r"[^\w.+-]", "_", stem)
+    signal, _, seconds = values["signal"].partition("@")
     words = [*ctx.meta["shown"], python, container or ""]
     if any(not word.isprintable() for word in words):
         raise click.UsageError("an argument has a line break or another character that cannot be printed")
@@ -232,20 +232,20 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], given: dict[str, Any
         written_by=shlex.join(["mpistrat", "slurm", "write", *ctx.meta["shown"]]),
         components=components,
         name=name,
-        time=given["time"],
+        time=values["time"],
         program=program,
         python=python,
-        mpi=given["mpi"] or ("" if by_mpirun else _mpi(python, container)),
+        mpi=values["mpi"] or ("" if by_mpirun else _mpi(python, container)),
         mpirun=by_mpirun,
-        array=given["array"],
+        array=values["array"],
         signal=(signal, int(seconds)) if signalled else None,
         farm=farm,
         elastic=elastic,
-        spare=given["spare"],
+        spare=values["spare"],
         container=container,
         options=[
-            *([(f"--account={given['account']}", "account that is charged")] if given["account"] else []),
-            *((option, "") for option in given["sbatch"]),
+            *([(f"--account={values['account']}", "account that is charged")] if values["account"] else []),
+            *((option, "") for option in values["sbatch"]),
         ],
     )
 

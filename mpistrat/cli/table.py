@@ -27,7 +27,7 @@ def printable(text: str) -> str:
     >>> printable("a" + chr(27) + "[2Jb" + chr(10))
     'a?[2Jb\\n'
     """
-    return "".join(each if each.isprintable() or each in "\n\t" else "?" for each in text)
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
 def echo(text: str = "", err: bool = False) -> None:

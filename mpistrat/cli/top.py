@@ -66,7 +66,7 @@ def find(what: str | None) -> list[Record]:
 
     ``what`` is the number of a batch job, of a process of the job, or of one that started it. None is the only job.
     """
-    jobs = waits.jobs_of(each for each in read.records() if each.lives)
+    jobs = waits.jobs_of(record for record in read.records() if record.lives)
     if what is not None:
         jobs = [job for job in jobs if any(_is(record, what) for record in job)]
     if not jobs:
@@ -90,25 +90,25 @@ def _number(record: Record) -> str:
 
 
 def _parents(pid: int) -> list[int]:
-    found: list[int] = []
+    parents: list[int] = []
     while (pid := parent(pid)) > 1:
-        found.append(pid)
-    return found
+        parents.append(pid)
+    return parents
 
 
 def rows(records: Sequence[Record], wait: float = _SAMPLE) -> list[dict[str, Any]]:
     """Return what each rank does, in the order of ranks, as values that JSON can hold. Looks twice, for rates."""
-    records = sorted(records, key=lambda each: (each.rank, each.pid))
-    slow = {
-        each.rank for each in compare([Measured(each.rank, each.host, each.steps) for each in records]) if each.slow
-    }
+    records = sorted(records, key=lambda record: (record.rank, record.pid))
+    measured = [Measured(record.rank, record.host, record.steps) for record in records]
+    slow = {statistics.rank for statistics in compare(measured) if statistics.slow}
     began = time.monotonic()
-    before = {each.pid: each.bytes for each in records}
+    before = {record.pid: record.bytes for record in records}
     time.sleep(wait)
-    return [
-        {**_row(read.read(each.path) or each, before[each.pid], time.monotonic() - began), "slow": each.rank in slow}
-        for each in records
-    ]
+    result = []
+    for record in records:
+        row = _row(read.read(record.path) or record, before[record.pid], time.monotonic() - began)
+        result.append({**row, "slow": record.rank in slow})
+    return result
 
 
 def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _row(record: Record, bytes_before: int, seconds: float) -> dict[str, Any]:
     facts = process.look(record.pid, record.started)
     inside = record.waits[0].last if record.waits else None
     left = record.entries[-1].left if record.entries else 0.0
-    steps = sorted(each[0] for each in record.steps[-_STEPS:])
-    waiting = sum(each[1] for each in record.steps[-_STEPS:])
+    steps = sorted(step[0] for step in record.steps[-_STEPS:])
+    waiting = sum(step[1] for step in record.steps[-_STEPS:])
     return {
         "program": record.program,
         "rank": record.rank,
@@ -141,7 +141,7 @@ def may_be_elsewhere(job: str | None, records: Sequence[Record]) -> bool:
     """Return whether a job is, or may be, one of Slurm with ranks that have no record on this node."""
     if job is None or not shutil.which("srun") or (records and len(records) >= records[0].size):
         return False
-    return not records or all(_number(each) == job for each in records)
+    return not records or all(_number(record) == job for record in records)
 
 
 def on_all_nodes(job: str, option: str) -> list[str]:
@@ -151,18 +151,18 @@ def on_all_nodes(job: str, option: str) -> list[str]:
     """
     # Without the variables that describe the job or the step in which this command runs.
     kept = ("SLURM_CONF", "SLURM_JWT")
-    environ = {name: each for name, each in os.environ.items() if not name.startswith("SLURM_") or name in kept}
-    where = [f"--jobid={job}", *_nodes_option(job, environ)]
-    return _answers([([*_SRUN, *where, *_HERE, option, job], environ)], f"job {job}")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in kept}
+    options = [f"--jobid={job}", *_nodes_option(job, environ)]
+    return _answers([([*_SRUN, *options, *_HERE, option, job], environ)], f"job {job}")
 
 
 def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
     """Return the option that lets srun use all nodes of a job: it takes one where it is not told how many there are."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
-        if said.stdout.strip().isdecimal():
-            return [f"--nodes={said.stdout.strip()}"]
+        answer = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
+        if answer.stdout.strip().isdecimal():
+            return [f"--nodes={answer.stdout.strip()}"]
     return []
 
 
@@ -177,12 +177,12 @@ def on_hosts(hosts: Sequence[str], option: str) -> list[str]:
 
 def rows_in(lines: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows in what this command has printed with ``--json``. Other lines are left out."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for line in lines:
         with contextlib.suppress(ValueError):
-            told = json.loads(line) if line.startswith("[") else []
-            found += [each for each in told if isinstance(each, dict)]
-    return sorted(found, key=lambda row: (row["rank"], row["pid"]))
+            values = json.loads(line) if line.startswith("[") else []
+            result += [row for row in values if isinstance(row, dict)]
+    return sorted(result, key=lambda row: (row["rank"], row["pid"]))
 
 
 def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: str) -> list[str]:
@@ -192,7 +192,7 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
     lines: list[str] = []
     for command, environ in commands:
         try:
-            one = subprocess.Popen(
+            child = subprocess.Popen(
                 command,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -204,16 +204,16 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
         except OSError as error:
             problems.append(str(error))
         else:
-            started.append((command[0], one))
+            started.append((command[0], child))
     deadline = time.monotonic() + _LIMIT
-    for name, one in started:
+    for name, child in started:
         try:
-            out, err = one.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            out, err = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            one.kill()
-            out, err = one.communicate()[0], f"{name} took longer than {_LIMIT:g} s"
+            child.kill()
+            out, err = child.communicate()[0], f"{name} took longer than {_LIMIT:g} s"
         lines += out.splitlines()
-        if one.returncode:
+        if child.returncode:
             problems += err.strip().splitlines()[-1:]
     if not lines:
         raise NoJobError(f"no rank of {whose} was found: {'; '.join(problems) or 'there was no answer'}")
@@ -225,9 +225,9 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
 def view_of(ended: Ended) -> JobView:
     """Return what is known of a job that has ended: its processes are gone."""
     facts = {}
-    for each in ended.records:  # those that ended after the first one were not killed for want of memory
-        kills = ended.out_of_memory_kills if ended.end.first in (None, each.rank) else None
-        facts[each.key] = ProcessFacts("X", out_of_memory_kills=kills)
+    for record in ended.records:  # those that ended after the first one were not killed for want of memory
+        kills = ended.out_of_memory_kills if ended.end.first in (None, record.rank) else None
+        facts[record.key] = ProcessFacts("X", out_of_memory_kills=kills)
     now = ended.when - ended.records[0].clock if ended.records else 0.0
     return JobView(now, ended.records, facts, {}, frozenset(), end=ended.end)
 
@@ -274,8 +274,8 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
         rows = _rows(job, here)
     if as_json:
         # srun mixes parts of lines longer than 1,024 bytes: with --here, each rank has a line of its own.
-        for each in ([row] for row in rows) if here else [rows]:
-            click.echo(json.dumps(each))
+        for line in ([row] for row in rows) if here else [rows]:
+            click.echo(json.dumps(line))
         return
     console = table.console()
     if once or not sys.stdout.isatty():
@@ -297,8 +297,8 @@ def _follow(job: tuple[str, ...], here: bool, once: bool, as_json: bool) -> None
 
 def _chosen(choices: Sequence[Sequence[Record]]) -> str:
     """Ask for one of several jobs. Return the number of a process of it."""
-    for number, each in enumerate(choices, 1):
-        echo(f"{number:3}  {counted(len(each), 'rank'):>9}  process {each[0].pid:<8}  {each[0].program}")
+    for number, job in enumerate(choices, 1):
+        echo(f"{number:3}  {counted(len(job), 'rank'):>9}  process {job[0].pid:<8}  {job[0].program}")
     return str(choices[click.prompt("job", type=click.IntRange(1, len(choices))) - 1][0].pid)
 
 
@@ -325,7 +325,7 @@ def _is_quit(seconds: float) -> bool:
 
 
 def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
-    records, elsewhere = _found(job, here, "--json")
+    records, elsewhere = _records_or_output(job, here, "--json")
     if elsewhere is None:
         return rows(records)
     if not (answered := rows_in(elsewhere)):
@@ -333,9 +333,9 @@ def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
     return answered
 
 
-def _found(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record], list[str] | None]:
+def _records_or_output(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record], list[str] | None]:
     """Return the records of a job on this node; or what this command prints with an option where the ranks are."""
-    if len(job) > 1 and any(each.isdecimal() for each in job):
+    if len(job) > 1 and any(word.isdecimal() for word in job):
         raise NoJobError(f"give one JOB, or names of hosts, not {' '.join(job)}")
     name = job[0] if len(job) == 1 else None
     if len(job) > 1 or (name is not None and not here and not name[:1].isdigit()):
@@ -394,10 +394,10 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _show_stacks(job: tuple[str, ...], here: bool) -> None:
-    records, elsewhere = _found(job, here, "--stacks")
+    records, elsewhere = _records_or_output(job, here, "--stacks")
     if elsewhere is None:
         seen = view.look(records)
-        hosts = ", ".join(sorted({each.host for each in records}))
+        hosts = ", ".join(sorted({record.host for record in records}))
         elsewhere = [f"on {hosts}:", *report.classes(seen, report.waits_in(seen))]
     echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
 
@@ -414,10 +414,10 @@ def _show_last(given: tuple[str, ...], as_json: bool) -> None:
         of = f"job {job} that" if job else "a job that"
         raise NoJobError(f"there is no record of {of} has ended: see MPISTRAT_RECORD_DIR")
     if as_json:
-        click.echo(json.dumps([record_as_json(each) for each in ended.records]))
+        click.echo(json.dumps([record_as_json(record) for record in ended.records]))
         return
     seen = view_of(ended)
-    found = last_record.waits_at_end(ended.records, ended.end.first)
+    at_end = last_record.waits_at_end(ended.records, ended.end.first)
     echo(f"a job that ended at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ended.when))}")
-    for line in (*ended.notes, *report.causes(seen, found), "where all ranks were:", *report.classes(seen, found)):
+    for line in (*ended.notes, *report.causes(seen, at_end), "where all ranks were:", *report.classes(seen, at_end)):
         echo(line)

@@ -55,7 +55,7 @@ def _write_chrome(file: TextIO, tracks: Sequence[Track], facts: dict[str, Any]) 
     nodes: dict[tuple[str, int], int] = {}
     for track in tracks:
         nodes.setdefault(track.host, len(nodes) + 1)
-    origin = min((each.spans[0].begin for each in tracks if each.spans), default=0)
+    origin = min((track.spans[0].begin for track in tracks if track.spans), default=0)
     for (name, _), pid in nodes.items():
         put(_metadata("process_name", pid, 0, name=f"node {name}"))
         put(_metadata("process_sort_index", pid, 0, sort_index=pid))
@@ -130,7 +130,7 @@ def summarized(tracks: Sequence[Track]) -> dict[str, Any]:
     longest. ``imbalance`` is what the busiest rank was busy more than the mean, as a share. ``last`` is how often each
     rank came last to a collective. ``waited`` is the mean time for which a rank waited for others.
     """
-    main = [each for each in tracks if each.thread == 0]
+    main = [track for track in tracks if track.thread == 0]
     ranks: dict[int, dict[str, Any]] = {}
     for track in main:
         row = ranks.setdefault(
@@ -141,7 +141,7 @@ def summarized(tracks: Sequence[Track]) -> dict[str, Any]:
             row["phases"][phase] += nanoseconds / 1e9
     for row in ranks.values():
         row["seconds"] = sum(row["phases"].values())
-        row["shares"] = {name: each / (row["seconds"] or 1.0) for name, each in row.pop("phases").items()}
+        row["shares"] = {name: seconds / (row["seconds"] or 1.0) for name, seconds in row.pop("phases").items()}
     busy = [row["seconds"] * (1 - row["shares"][MEET]) for row in ranks.values()]
     mean = sum(busy) / max(1, len(busy))
     collectives, last = _collectives(tracks)
@@ -162,11 +162,11 @@ def _collectives(tracks: Sequence[Track]) -> tuple[list[dict[str, Any]], Counter
             call = span.call
             if call is None:
                 continue
-            found = calls.setdefault((call.operation, call.place), [0, 0, 0, 0])
-            found[0] += 1
-            found[1] += span.end - span.begin
-            found[2] += _waited(track.spans, index)
-            found[3] = call.nbytes
+            totals = calls.setdefault((call.operation, call.place), [0, 0, 0, 0])
+            totals[0] += 1
+            totals[1] += span.end - span.begin
+            totals[2] += _waited(track.spans, index)
+            totals[3] = call.nbytes
             if call.size > 1:
                 arrivals.setdefault((call.communicator, call.number), {})[track.rank] = span.begin
     ranks = len({track.rank for track in tracks})
@@ -185,34 +185,34 @@ def _collectives(tracks: Sequence[Track]) -> tuple[list[dict[str, Any]], Counter
             }
         )
     rows.sort(key=lambda row: -row["seconds_per_call"] * row["calls_per_rank"])
-    last = Counter(max(each, key=lambda rank: each[rank]) for each in arrivals.values() if len(each) > 1)
+    last = Counter(max(begins, key=lambda rank: begins[rank]) for begins in arrivals.values() if len(begins) > 1)
     return rows[:_MOST_COLLECTIVES], last
 
 
 def _waited(spans: Sequence[Span], index: int) -> int:
     """Return for how long a collective waited for the other ranks."""
     waited, end = 0, spans[index].end
-    for each in spans[index + 1 :]:
-        if each.begin >= end:
+    for inner in spans[index + 1 :]:
+        if inner.begin >= end:
             break
-        if each.name == MEET:
-            waited += each.own
+        if inner.name == MEET:
+            waited += inner.own
     return waited
 
 
-def lines(told: dict[str, Any]) -> list[str]:
+def lines(summary: dict[str, Any]) -> list[str]:
     """Return the numbers as text."""
-    ranks = told["ranks"]
+    ranks = summary["ranks"]
     shown = [f"{'phase':<14} {'mean':>7}  {'least':>7} (rank)  {'most':>7} (rank)"]
     for phase in PHASES:
-        of = sorted((row["shares"][phase], row["rank"]) for row in ranks)
-        if of[-1][0]:
-            mean = sum(share for share, _ in of) / len(of)
-            (least, first), (most, last) = of[0], of[-1]
+        ranked = sorted((row["shares"][phase], row["rank"]) for row in ranks)
+        if ranked[-1][0]:
+            mean = sum(share for share, _ in ranked) / len(ranked)
+            (least, first), (most, last) = ranked[0], ranked[-1]
             shown.append(f"{phase:<14} {mean:7.2%}  {least:7.2%} {f'({first})':<6}  {most:7.2%} ({last})")
-    if told["collectives"]:
+    if summary["collectives"]:
         shown += ["", f"{'calls':>7} {'a call':>10} {'waiting':>10} {'bytes':>10} {'bytes/s':>10}  collective"]
-    for row in told["collectives"]:
+    for row in summary["collectives"]:
         shown.append(
             f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "
             f"{_seconds(row['waited_per_call']):>10} {amount(row['bytes']):>10} "
@@ -220,10 +220,10 @@ def lines(told: dict[str, Any]) -> list[str]:
             f"{row['operation']} at {row['place'] or '?'}"
         )
     if len(ranks) > 1:
-        waited = f"a rank waited {_seconds(told['waited'])} for others"
-        shown += ["", f"{waited}; the busiest rank had {told['imbalance']:.1%} more to do than the mean"]
-        number = sum(each["collectives"] for each in told["last"])
-        most = ", ".join(f"rank {each['rank']} {each['collectives'] / number:.0%}" for each in told["last"][:4])
+        waited = f"a rank waited {_seconds(summary['waited'])} for others"
+        shown += ["", f"{waited}; the busiest rank had {summary['imbalance']:.1%} more to do than the mean"]
+        number = sum(row["collectives"] for row in summary["last"])
+        most = ", ".join(f"rank {row['rank']} {row['collectives'] / number:.0%}" for row in summary["last"][:4])
         if most:
             shown.append(f"last in {number} collectives: {most}")
     return shown
@@ -260,27 +260,27 @@ def command(output: str | None, summarize: bool, as_json: bool, number: int | No
     if not (output or summarize or as_json):
         raise click.UsageError("say what to make of the traces: -o FILE, --summary or --json")
     try:
-        found, problems = trace_files.traces(directory)
+        traces, problems = trace_files.traces(directory)
     except trace_files.NotATraceError as error:
         raise click.ClickException(str(error)) from None
     for problem in problems:
         _warn(f"{problem}; it is left out")
-    job = _chosen(trace_files.jobs(found), number, directory)
+    job = _chosen(trace_files.jobs(traces), number, directory)
     clocks, problems = trace_files.aligned(job)
     for problem in (*_faults(job), *problems):
         _warn(problem)
-    tracks = [track for each in job for track in trace_files.tracks(each, clocks[each])]
-    told = {**_facts(job, max(clock.error for clock in clocks.values())), **summarized(tracks)}
+    tracks = [track for trace in job for track in trace_files.tracks(trace, clocks[trace])]
+    summary = {**_facts(job, max(clock.error for clock in clocks.values())), **summarized(tracks)}
     if output:
         try:
             count = write_chrome(Path(output), tracks, _facts(job, 0.0))
         except OSError as error:
             raise click.ClickException(f"{output} cannot be written: {error.strerror}") from None
-        click.echo(f"{output}: {count} events of {told['size']} ranks; open it at https://ui.perfetto.dev", err=True)
+        click.echo(f"{output}: {count} events of {summary['size']} ranks; open it at https://ui.perfetto.dev", err=True)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(summary))
     elif summarize:
-        for line in (_title(told), "", *lines(told)):
+        for line in (_title(summary), "", *lines(summary)):
             echo(line)
 
 
@@ -305,12 +305,12 @@ def _chosen(jobs: list[list[Trace]], number: int | None, directory: Path) -> lis
 
 def _facts(job: Sequence[Trace], error: float) -> dict[str, Any]:
     first = job[0]
-    began = min(each.epoch + each.began for each in job)
+    began = min(trace.epoch + trace.began for trace in job)
     return {
         "program": first.program,
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began)),
-        "size": len({each.rank for each in job}),
-        "hosts": len({(each.host, each.clock) for each in job}),
+        "size": len({trace.rank for trace in job}),
+        "hosts": len({(trace.host, trace.clock) for trace in job}),
         "clock_error_seconds": error if error < float("inf") else None,
     }
 
@@ -324,14 +324,14 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _faults(job: Sequence[Trace]) -> list[str]:
-    found = [f"{each.path}: {each.problem}" for each in job if each.problem]
-    missing = sorted(set(range(max(each.size for each in job))) - {each.rank for each in job})
+    faults = [f"{trace.path}: {trace.problem}" for trace in job if trace.problem]
+    missing = sorted(set(range(max(trace.size for trace in job))) - {trace.rank for trace in job})
     if missing:
-        found.append(f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?")
-    running = sorted({each.rank for each in job if not each.complete})
+        faults.append(f"there is no trace of {ranks_in_words(missing)}: were they written to another directory?")
+    running = sorted({trace.rank for trace in job if not trace.complete})
     if running:
-        found.append(f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs")
-    forgotten = [each.forgotten for each in job if each.forgotten]
+        faults.append(f"the trace of {ranks_in_words(running)} does not end: a process was killed, or still runs")
+    forgotten = [trace.forgotten for trace in job if trace.forgotten]
     if forgotten:
-        found.append(f"{len(forgotten)} ranks lack up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES")
-    return found
+        faults.append(f"{len(forgotten)} ranks lack up to {max(forgotten)} older events: raise MPISTRAT_TRACE_BYTES")
+    return faults

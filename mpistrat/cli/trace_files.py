@@ -98,21 +98,21 @@ def _parsed(path: Path, data: bytes) -> Trace:
         raise NotATraceError(f"{path} was written by another version of mpistrat")
     capacity, written = words[Word.CAPACITY], words[Word.EVENTS]
     times = np.abs([seconds[Word.EPOCH], seconds[Word.BEGAN], seconds[Word.ENDED]])
-    right = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
-    if not right or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
+    valid = 0 <= words[Word.RANK] < words[Word.SIZE] <= _MOST_RANKS and (times < _LATEST).all()
+    if not valid or not 1 <= capacity <= _MOST_EVENTS or not 0 <= written < 1 << 60:
         raise NotATraceError(f"{path} is damaged")
-    there = min(capacity, (len(data) - layout.TRACE_EVENTS) // _EVENT.itemsize)
-    ring = np.frombuffer(data, _EVENT, there, layout.TRACE_EVENTS)
+    count = min(capacity, (len(data) - layout.TRACE_EVENTS) // _EVENT.itemsize)
+    ring = np.frombuffer(data, _EVENT, count, layout.TRACE_EVENTS)
     # The number of the last event at each place of the ring. The writer may be at the place of the oldest event.
-    numbers = written - 1 - (written - 1 - np.arange(there)) % capacity
+    numbers = written - 1 - (written - 1 - np.arange(count)) % capacity
     oldest = written - capacity + 1 if written > capacity else 0
     order = np.argsort(numbers)
-    kept = ring[order[numbers[order] >= oldest]]
-    began, ended = kept["began"], kept["ended"]
+    rows = ring[order[numbers[order] >= oldest]]
+    began, ended = rows["began"], rows["ended"]
     with np.errstate(invalid="ignore"):
-        good = (began > 0) & (began < _LATEST) & (ended < _LATEST) & (kept["met"] >= 0) & (kept["met"] < _LATEST)
-        good &= (kept["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
-    events = kept[good]
+        good = (began > 0) & (began < _LATEST) & (ended < _LATEST) & (rows["met"] >= 0) & (rows["met"] < _LATEST)
+        good &= (rows["kind"] < len(Kind)) & ((ended == 0) | (ended >= began))
+    events = rows[good]
     events = events[np.argsort(events["began"], kind="stable")]
     bad = written - oldest - len(events)
     ends = [seconds[Word.BEGAN], *(float(events[name].max()) for name in ("began", "met", "ended") if len(events))]
@@ -149,7 +149,7 @@ def traces(directory: Path) -> tuple[list[Trace], list[str]]:
 
     Raise NotATraceError if the directory cannot be read.
     """
-    found, problems = [], []
+    result, problems = [], []
     try:
         paths = sorted(directory.iterdir())
     except OSError as error:
@@ -157,41 +157,41 @@ def traces(directory: Path) -> tuple[list[Trace], list[str]]:
     for path in paths:
         if path.name.endswith(layout.SUFFIX):
             try:
-                found.append(read(path))
+                result.append(read(path))
             except NotATraceError as error:
                 problems.append(str(error))
-    return found, problems
+    return result, problems
 
 
-def jobs(found: Iterable[Trace]) -> list[list[Trace]]:
+def jobs(all_traces: Iterable[Trace]) -> list[list[Trace]]:
     """Return traces in groups that share a communicator, the oldest first, each in the order of ranks."""
-    groups = in_jobs(found, lambda each: (token for token, *_ in each.communicators))
-    of_jobs = [sorted(group, key=lambda one: (one.rank, one.began)) for group in groups]
-    return sorted(of_jobs, key=lambda job: min(one.epoch + one.began for one in job))
+    groups = in_jobs(all_traces, lambda trace: (token for token, *_ in trace.communicators))
+    of_jobs = [sorted(group, key=lambda trace: (trace.rank, trace.began)) for group in groups]
+    return sorted(of_jobs, key=lambda job: min(trace.epoch + trace.began for trace in job))
 
 
 def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
     """Return for each trace its times by the clock of the first rank, and what is wrong with them."""
     first = job[0]
-    reference = next((sample.reference for each in job for sample in each.samples), first.clock)
-    near = next((each for each in job if each.clock == reference), first)
+    reference = next((sample.reference for trace in job for sample in trace.samples), first.clock)
+    near = next((trace for trace in job if trace.clock == reference), first)
     problems = []
-    found: dict[int, Aligned] = {reference: Aligned(np.zeros(1), np.zeros(1), 0.0)}
-    for each in job:
-        if each.clock in found:
+    by_clock: dict[int, Aligned] = {reference: Aligned(np.zeros(1), np.zeros(1), 0.0)}
+    for trace in job:
+        if trace.clock in by_clock:
             continue
-        pooled = (sample for other in job if other.clock == each.clock for sample in other.samples)
+        pooled = (sample for other in job if other.clock == trace.clock for sample in other.samples)
         samples = sorted(sample for sample in pooled if sample.reference == reference)
         good = [sample for sample in samples if (np.abs(sample[:3]) < _LATEST).all()]
         if good:
             at, ahead, error, _ = np.array(good, float).T
-            found[each.clock] = Aligned(at, ahead, float(error.max()))
+            by_clock[trace.clock] = Aligned(at, ahead, float(error.max()))
         else:
-            found[each.clock] = Aligned(np.zeros(1), np.array([each.epoch - near.epoch]), float("inf"))
+            by_clock[trace.clock] = Aligned(np.zeros(1), np.array([trace.epoch - near.epoch]), float("inf"))
             problems.append(
-                f"the clock of {each.host} was not compared with that of {near.host}: both are aligned by time of day"
+                f"the clock of {trace.host} was not compared with that of {near.host}: both are aligned by time of day"
             )
-    return {each: found[each.clock] for each in job}, problems
+    return {trace: by_clock[trace.clock] for trace in job}, problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,19 +269,19 @@ def tracks(trace: Trace, clock: Aligned) -> list[Track]:
     events = trace.events
     last = int(clock(np.array([trace.last]))[0] * 1e9)
     first = int(clock(np.array([trace.began]))[0] * 1e9)
-    found = []
+    result = []
     for thread in sorted({0, *np.unique(events["thread"]).tolist()}):
-        mine = events[events["thread"] == thread]
-        is_step = mine["kind"] == Kind.STEP
-        steps = (clock(mine[is_step]["began"]) * 1e9).astype(np.int64).tolist()
+        of_thread = events[events["thread"] == thread]
+        is_step = of_thread["kind"] == Kind.STEP
+        steps = (clock(of_thread[is_step]["began"]) * 1e9).astype(np.int64).tolist()
         root = _Event(-1, first, last, 0, None)
-        root.inside = _nested(trace, clock, mine[~is_step], last)
+        root.inside = _nested(trace, clock, of_thread[~is_step], last)
         if root.inside:
             root.begin = min(first, root.inside[0].begin)
         spans: list[Span] = []
         _unfold(root, spans, USER if thread == 0 else "")
-        found.append(Track(trace.rank, thread, (trace.host, trace.clock), spans, steps))
-    return found
+        result.append(Track(trace.rank, thread, (trace.host, trace.clock), spans, steps))
+    return result
 
 
 def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list[_Event]:
@@ -291,8 +291,8 @@ def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list
     begins = (clock(events["began"]) * 1e9).astype(np.int64)
     ends = (clock(events["ended"]) * 1e9).astype(np.int64)
     for kind in Kind:  # one that did not end has ended by the next one of its kind
-        (own,) = np.nonzero(events["kind"] == kind)
-        ends[own] = np.where(events["ended"][own] > 0, ends[own], [*begins[own[1:]], last][: len(own)])
+        (rows,) = np.nonzero(events["kind"] == kind)
+        ends[rows] = np.where(events["ended"][rows] > 0, ends[rows], [*begins[rows[1:]], last][: len(rows)])
     mets = np.where(events["met"] > 0, (clock(events["met"]) * 1e9).astype(np.int64), 0)
     order = np.lexsort((-ends, begins))
     texts: dict[int, str] = {}
@@ -306,9 +306,9 @@ def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list
             continue  # a damaged file
         if around:
             end = min(end, around[-1].end)
-        one = _Event(int(event["kind"]), begin, end, int(mets[i]), call)
-        (around[-1].inside if around else top).append(one)
-        around.append(one)
+        nested = _Event(int(event["kind"]), begin, end, int(mets[i]), call)
+        (around[-1].inside if around else top).append(nested)
+        around.append(nested)
     return top
 
 
@@ -329,18 +329,18 @@ def _call(trace: Trace, event: np.void, texts: dict[int, str]) -> Call:
 def _unfold(event: _Event, spans: list[Span], rest: str) -> None:
     """Add the spans of the events inside an event, and between them spans of the name ``rest``."""
     at = event.begin
-    for each in event.inside:
-        _fill(event, at, each.begin, spans, rest)
+    for inner in event.inside:
+        _fill(event, at, inner.begin, spans, rest)
         index = len(spans)
-        spans.append(Span("", each.begin, each.end, 0, each.call))
-        if each.call is not None:
-            _unfold(each, spans, WIRE)
-            spans[index] = Span(each.call.operation, each.begin, each.end, 0, each.call)
+        spans.append(Span("", inner.begin, inner.end, 0, inner.call))
+        if inner.call is not None:
+            _unfold(inner, spans, WIRE)
+            spans[index] = Span(inner.call.operation, inner.begin, inner.end, 0, inner.call)
         else:
-            _unfold(each, spans, "")
-            inside = sum(one.end - one.begin for one in each.inside)
-            spans[index] = Span(Kind(each.kind).name, each.begin, each.end, each.end - each.begin - inside)
-        at = each.end
+            _unfold(inner, spans, "")
+            inside = sum(child.end - child.begin for child in inner.inside)
+            spans[index] = Span(Kind(inner.kind).name, inner.begin, inner.end, inner.end - inner.begin - inside)
+        at = inner.end
     _fill(event, at, event.end, spans, rest)
 
 
@@ -360,8 +360,8 @@ def _fill(event: _Event, begin: int, end: int, spans: list[Span], rest: str) -> 
 
 def shares(spans: Sequence[Span]) -> dict[str, int]:
     """Return the nanoseconds of each phase. Inside a phase the innermost one counts."""
-    found = dict.fromkeys(PHASES, 0)
-    for each in spans:
-        if each.own:
-            found[each.name] += each.own
-    return found
+    totals = dict.fromkeys(PHASES, 0)
+    for span in spans:
+        if span.own:
+            totals[span.name] += span.own
+    return totals

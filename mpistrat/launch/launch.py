@@ -35,12 +35,12 @@ NO_PROGRESS = 1
 class AloneError(RuntimeError):
     """Every task of a job runs as rank 0 of 1, because the MPI library does not understand the launcher.
 
-    ``found`` names the problem, and ``remedy`` what to do.
+    ``problem`` is a clause, and ``remedy`` a sentence that says what to do.
     """
 
-    def __init__(self, found: str, remedy: str):
-        super().__init__(f"{found}. {remedy}")
-        self.found, self.remedy = found, remedy
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(f"{problem}. {remedy}")
+        self.problem, self.remedy = problem, remedy
 
 
 class Started(NamedTuple):
@@ -52,7 +52,7 @@ class Started(NamedTuple):
 
 # The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round. Counts per node
 # (MPI_LOCALNRANKS, PALS_LOCAL_SIZE) come with PMI_SIZE.
-_COUNTS = {each.size[0]: each.name for each in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
+_COUNTS = {launcher.size[0]: launcher.name for launcher in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
 _OWN = {
     **dict.fromkeys(("openmpi", "spectrum"), (OPEN_MPI,)),
     **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
@@ -79,7 +79,7 @@ _OF_MACHINES = (
 )
 
 # PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
-_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for each in MPIRUN if each is not PALS for name in each.rank))
+_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for launcher in MPIRUN if launcher is not PALS for name in launcher.rank))
 _PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
     *("PMI_", "HYDI_", *HYDRA.local_rank, *HYDRA.local_size, "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
@@ -105,7 +105,7 @@ def rank_and_size(environ: Mapping[str, str]) -> tuple[int, int] | None:
     started = started_tasks(environ)
     if started is None:
         return None
-    ranks = (name for each in LAUNCHERS if started.variable in each.size[:1] for name in each.rank)
+    ranks = (name for launcher in LAUNCHERS if started.variable in launcher.size[:1] for name in launcher.rank)
     rank = next((environ[name] for name in ranks if environ.get(name, "").isdecimal()), "")
     return (int(rank), started.tasks) if rank else None
 
@@ -162,40 +162,40 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     # One rank may be meant, by a program that is started alone inside a job. Else each task would train by itself, and
     # all would write the same files.
     family = library_family(library)
-    if any(_count(environ, each.size[0]) == 1 for each in _OWN.get(family, ())):
+    if any(_count(environ, launcher.size[0]) == 1 for launcher in _OWN.get(family, ())):
         return  # the library's own launcher started one task, inside another launcher's job
     started = started_tasks(environ)
     if started is not None and started.tasks > 1:
         variable = started.variable
-        found = _started(started, environ, _COUNTS[variable])
+        problem = _started(started, environ, _COUNTS[variable])
         remedy = _remedy(started, family, environ)
     elif (without := _started_without_mpi(environ)) is not None:
         (tasks, variable), launcher = without
-        found = _started(without[0], environ, launcher)
+        problem = _started(without[0], environ, launcher)
         remedy = f"Start it with `mpistrat run -n {tasks}`, mpirun or srun in place of that launcher."
     elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:
-        found = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
+        problem = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
         remedy = "Start it with the mpirun that belongs to this library."
     else:
         return
     raise AloneError(
-        f"every task of this job is rank 0 of 1: {found}, but the MPI library that is loaded "
+        f"every task of this job is rank 0 of 1: {problem}, but the MPI library that is loaded "
         f"({library_name(library)}) does not understand that launcher",
         f"{remedy} A program that is meant to be alone inside such a job is started with `env -u {variable}`.",
     )
 
 
 def _started(started: Started, environ: Mapping[str, str], launcher: str) -> str:
-    given = f"{started.variable}={environ[started.variable]}"
-    return f"the launcher started {started.tasks} tasks ({given}, set by {launcher})"
+    setting = f"{started.variable}={environ[started.variable]}"
+    return f"the launcher started {started.tasks} tasks ({setting}, set by {launcher})"
 
 
 def _started_without_mpi(environ: Mapping[str, str]) -> tuple[Started, str] | None:
     """Return the tasks that a launcher of another library started, and its name."""
-    for each in WITHOUT_MPI:
-        tasks = _count(environ, each.size[0])
-        if tasks is not None and tasks > 1 and environ.get(each.rank[0], "").isdecimal():
-            return Started(tasks, each.size[0]), each.name
+    for launcher in WITHOUT_MPI:
+        tasks = _count(environ, launcher.size[0])
+        if tasks is not None and tasks > 1 and environ.get(launcher.rank[0], "").isdecimal():
+            return Started(tasks, launcher.size[0]), launcher.name
     return None
 
 
@@ -211,8 +211,8 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """
     if not any(variable in environ for variable in _OF_MPIRUN):
         return dict(environ)
-    kept = (name for name in environ if not name.startswith(_NO_SETTINGS if name.startswith(_SETTINGS) else _PREFIXES))
-    return {name: environ[name] for name in kept}
+    names = (name for name in environ if not name.startswith(_NO_SETTINGS if name.startswith(_SETTINGS) else _PREFIXES))
+    return {name: environ[name] for name in names}
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
@@ -222,13 +222,13 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 def ranks_here(environ: Mapping[str, str]) -> int:
     """Return how many ranks the launcher has started on this node, or 1 if it does not say."""
-    counts = (_count(environ, name) for each in LAUNCHERS for name in each.local_size)
+    counts = (_count(environ, name) for launcher in LAUNCHERS for name in launcher.local_size)
     return next(filter(None, counts), 1)
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that tell the number of tasks and the rank."""
-    ranks = (name for each in LAUNCHERS for name in each.rank)
+    ranks = (name for launcher in LAUNCHERS for name in launcher.rank)
     also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", *PALS.launch, "LSB_JOBID")
     return {name: environ[name] for name in (*_COUNTS, *ranks, *also) if name in environ}
 

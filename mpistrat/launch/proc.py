@@ -11,12 +11,12 @@ _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 def batch_job() -> str:
     """Return the number of the batch job that this process is in, or an empty string."""
-    return next((os.environ[each] for each in _JOB_VARIABLES if os.environ.get(each)), "")
+    return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
 
 
 def everyone() -> list[int]:
     """Return the processes of this machine, none where there is no /proc (macOS)."""
-    return sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+    return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
 
 def text(process: int, name: str) -> str:
@@ -56,7 +56,7 @@ def command(process: int) -> list[str]:
 
 def environ(process: int) -> dict[str, str]:
     """Return the environment with which a process was started, empty if it is not a process of this user."""
-    return dict(each.partition("=")[::2] for each in text(process, "environ").split("\0") if "=" in each)
+    return dict(entry.partition("=")[::2] for entry in text(process, "environ").split("\0") if "=" in entry)
 
 
 def maps(process: int, path: str) -> bool:
@@ -76,7 +76,7 @@ def out_of_memory_kills() -> int | None:
             else:
                 continue
             with contextlib.suppress(OSError):
-                words = dict(each.split()[:2] for each in file.read_text().splitlines())
+                words = dict(line.split()[:2] for line in file.read_text().splitlines())
                 if "oom_kill" in words:
                     return int(words["oom_kill"])
     return None

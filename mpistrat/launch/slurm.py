@@ -187,9 +187,9 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     if counts and counts[0] > 1 and tasks == "0" and environ.get(_NODE, "0") == "0":
         return f"{_COUNTS}={environ[_COUNTS]} but {_GTIDS}={tasks}"
     # `srun --preserve-env` and the shell of salloc keep the job's counts.
-    both = ((_SIZE, "SLURM_NTASKS"), (_COUNTS, "SLURM_TASKS_PER_NODE"))
-    if all(environ.get(own) and environ.get(job) and environ[own] != environ[job] for own, job in both):
-        return ", ".join(f"{own}={environ[own]} but {job}={environ[job]}" for own, job in both)
+    pairs = ((_SIZE, "SLURM_NTASKS"), (_COUNTS, "SLURM_TASKS_PER_NODE"))
+    if all(environ.get(of_step) and environ.get(job) and environ[of_step] != environ[job] for of_step, job in pairs):
+        return ", ".join(f"{of_step}={environ[of_step]} but {job}={environ[job]}" for of_step, job in pairs)
     return None
 
 
@@ -205,10 +205,10 @@ def groups(environ: Mapping[str, str]) -> list[tuple[str, ...]]:
     of_jobs = {environ.get(f"SLURM_JOB_ID_{kind}_{number}") for kind in _GROUP for number in numbers} - {None}
     if of_jobs and environ.get("SLURM_JOB_ID") not in of_jobs:
         return []
-    found = []
+    nodes = []
     for number in numbers:
         names = (f"SLURM_JOB_NODELIST_{kind}_{number}" for kind in _GROUP)
         hosts = next(filter(None, (parsed(environ, name, expand_hostlist) for name in names)), None)
         if hosts:
-            found.append(tuple(hosts))
-    return found
+            nodes.append(tuple(hosts))
+    return nodes

@@ -55,13 +55,13 @@ class Verdict:
 
 def verdict(evidence: Evidence) -> Verdict:
     """Return the surest cause that fits the evidence."""
-    found = next((each for of in CAUSES for each in of(evidence)), None)
-    return found or Verdict("unknown", _at(evidence), "See its stack below.")
+    surest = next((candidate for rule in CAUSES for candidate in rule(evidence)), None)
+    return surest or Verdict("unknown", _at(evidence), "See its stack below.")
 
 
 def user_frame(stacks: Stacks) -> Frame | None:
     """Return the innermost frame of the main thread that is code of the user."""
-    return next((each for each in stacks.main if _is_users(each)), stacks.main[0] if stacks.main else None)
+    return next((frame for frame in stacks.main if _is_users(frame)), stacks.main[0] if stacks.main else None)
 
 
 def of_package(frame: Frame) -> bool:
@@ -209,9 +209,8 @@ def _by_call(evidence: Evidence) -> Iterator[Verdict]:
             f"waits for a disk or a file system in {facts.call or 'a system call'}(){of}{place}, {at}",
             "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
         )
-    through_pipe = any(
-        each.file.startswith(_STANDARD_LIBRARY) and each.file.endswith(_CHILD_MODULES) for each in evidence.stacks.main
-    )
+    files = (frame.file for frame in evidence.stacks.main)
+    through_pipe = any(file.startswith(_STANDARD_LIBRARY) and file.endswith(_CHILD_MODULES) for file in files)
     if waits_for == process.CHILD or through_pipe:
         yield Verdict("child", f"waits for a process that it has started, {at}", "Look at that process.")
     if waits_for == process.FILE:

@@ -22,7 +22,7 @@ from mpistrat.record.layout import Phase
 from mpistrat.record.read import Record, record_as_json, record_from_json
 from mpistrat.runtime.environment import rc
 
-_TOLD = (Phase.FAILED, Phase.FINISHED)
+_ANNOUNCED_PHASES = (Phase.FAILED, Phase.FINISHED)
 _MOST_FILES = 20
 _PREFIX = "last-"
 _NAME = re.compile(rf"{_PREFIX}\d+-\d+\.json")
@@ -61,10 +61,10 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
         with contextlib.suppress(OSError):
             if not record.lives and os.stat(record.path).st_ctime >= since:
                 gone.append(record)
-    found = [each for each in gone if each.pid in processes]
-    for record in found[:]:  # a rank that ended early may not be known
-        found += [each for each in of_one_job(record, gone) if each not in found]
-    return found
+    selected = [record for record in gone if record.pid in processes]
+    for record in selected[:]:  # a rank that ended early may not be known
+        selected += [other for other in of_one_job(record, gone) if other not in selected]
+    return selected
 
 
 def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End = UNKNOWN) -> Path | None:
@@ -81,7 +81,7 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
                 "notes": list(notes),
                 "end": end,
                 "out_of_memory_kills": proc.out_of_memory_kills(),
-                "records": [record_as_json(each) for each in records],
+                "records": [record_as_json(record) for record in records],
             }
         )
         name = f"{_PREFIX}{time.time_ns()}-{os.getpid()}.json"
@@ -105,17 +105,17 @@ def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) ->
     """
     if len(records) < ranks:
         return None
-    places = {process: place for place, process in enumerate(order)}
-    told = (each.phase == Phase.FAILED or each.exit_status is not None for each in records)
-    if any(told) or any(each.pid not in places for each in records):
+    positions = {process: position for position, process in enumerate(order)}
+    announced = (record.phase == Phase.FAILED or record.exit_status is not None for record in records)
+    if any(announced) or any(record.pid not in positions for record in records):
         return None
-    ended = [each for each in records if each.phase != Phase.FINISHED]
-    return min(ended, key=lambda each: places[each.pid]).rank if ended else None
+    ended = [record for record in records if record.phase != Phase.FINISHED]
+    return min(ended, key=lambda record: positions[record.pid]).rank if ended else None
 
 
 def waits_at_end(records: Sequence[Record], first: int | None) -> list[Wait]:
     """Return the collectives in which ranks waited when their job ended. Those that had left did not wait any more."""
-    return waits(records, [each.key for each in records if each.rank == first or each.exit_status is not None])
+    return waits(records, [record.key for record in records if record.rank == first or record.exit_status is not None])
 
 
 def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int | None = None) -> list[str]:
@@ -124,16 +124,16 @@ def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int
     Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
     nothing to tell. ``left`` are the ranks that have left according to the launcher, and ``first`` ended first.
     """
-    if all(each.exit_status == 0 for each in records):
+    if all(record.exit_status == 0 for record in records):
         return []
-    known = [each for each in records if each.exit_status is not None or each.rank in left]
-    known = known or [each for each in records if each.rank == first]
-    if not known and any(each.phase == Phase.FAILED for each in records):
+    known = [record for record in records if record.exit_status is not None or record.rank in left]
+    known = known or [record for record in records if record.rank == first]
+    if not known and any(record.phase == Phase.FAILED for record in records):
         return []  # the launcher has ended the others
-    behind = known or [each for wait in waits_at_end(records, first) for each in wait.missing] or records
-    several = [each for each in dict.fromkeys(behind) if each.size > 1 and each.phase not in _TOLD]
+    behind = known or [record for wait in waits_at_end(records, first) for record in wait.missing] or records
+    several = [record for record in dict.fromkeys(behind) if record.size > 1 and record.phase not in _ANNOUNCED_PHASES]
     one_of = "" if known or len(several) < 2 else "one of these: "  # the launcher has ended the others
-    return [one_of + _end_of(each) for each in several]
+    return [one_of + _end_of(record) for record in several]
 
 
 def _end_of(record: Record) -> str:
@@ -145,12 +145,12 @@ def _end_of(record: Record) -> str:
 
 def _files(of: Path) -> list[Path]:
     """Return the files of a directory that `keep` has written for this user, the newest first."""
-    found = []
+    paths = []
     for path in of.glob(f"{_PREFIX}*.json"):
         with contextlib.suppress(OSError):
             if _NAME.fullmatch(path.name) and path.lstat().st_uid == os.geteuid():
-                found.append(path)
-    return sorted(found, reverse=True)
+                paths.append(path)
+    return sorted(paths, reverse=True)
 
 
 def latest(job: str = "") -> Ended | None:
@@ -159,16 +159,16 @@ def latest(job: str = "") -> Ended | None:
     If ``job``, the number of a batch job, is given, other jobs do not count. Raise OSError if the directory for files
     does not exist, or its files cannot be read, and ValueError if its files are damaged.
     """
-    gone = [each for each in read.records() if not each.lives and job in ("", each.job)]
-    times = [each.last_sign for each in gone]
-    kept, problems = _newest(_files(reports_folder()), job)
-    if gone and (kept is None or max(times) > kept.when):
+    gone = [record for record in read.records() if not record.lives and job in ("", record.job)]
+    times = [record.last_sign for record in gone]
+    saved, problems = _newest(_files(reports_folder()), job)
+    if gone and (saved is None or max(times) > saved.when):
         newest = gone[times.index(max(times))]
         kills = proc.out_of_memory_kills()
         return Ended(tuple(of_one_job(newest, gone)), (), max(times), UNKNOWN, kills)
-    if kept is None and problems:
+    if saved is None and problems:
         raise problems[0]
-    return kept
+    return saved
 
 
 def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Exception]]:
@@ -180,7 +180,7 @@ def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Excepti
         except (OSError, ValueError) as error:
             problems.append(error)
         else:
-            if not job or job in {each.job for each in ended.records}:
+            if not job or job in {record.job for record in ended.records}:
                 return ended, problems
     return None, problems
 
@@ -188,13 +188,13 @@ def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Excepti
 def load(path: str | Path) -> Ended:
     """Return the job in a file. Raise ValueError if the file is not one that `keep` has written."""
     try:
-        told = json.loads(Path(path).read_text())
+        values = json.loads(Path(path).read_text())
         return Ended(
-            tuple(map(record_from_json, told["records"])),
-            tuple(told["notes"]),
-            float(told["when"]),
-            End(*told.get("end", ())),
-            told.get("out_of_memory_kills"),
+            tuple(map(record_from_json, values["records"])),
+            tuple(values["notes"]),
+            float(values["when"]),
+            End(*values.get("end", ())),
+            values.get("out_of_memory_kills"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the record of a job, or is damaged ({error}): remove it") from None

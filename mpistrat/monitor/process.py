@@ -51,18 +51,18 @@ def look_at_links(ranks: Sequence[int]) -> Links:
 
 def at_fault(nodes: Sequence[Links]) -> list[Links]:
     """Return the nodes whose links do not work: one, if the evidence tells which, or the two ends of a link."""
-    dead = [each for each in nodes if each.dead]
+    dead = [node for node in nodes if node.dead]
     if dead:
         return dead
-    of_address = {address: each for each in nodes for address in each.addresses}
+    of_address = {address: node for node in nodes for address in node.addresses}
     pairs = {
-        frozenset((each.host, of_address[address].host))
-        for each in nodes
-        for address in each.unacknowledged
+        frozenset((node.host, of_address[address].host))
+        for node in nodes
+        for address in node.unacknowledged
         if address in of_address
     }
     common = frozenset.intersection(*pairs) if pairs else frozenset()
-    return [each for each in nodes if each.host in common]
+    return [node for node in nodes if node.host in common]
 
 
 def _connections() -> Iterator[tuple[str, str, bool]]:
@@ -82,8 +82,8 @@ def _address(text: str) -> str:
     digits = text.partition(":")[0]
     words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
-    found = socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
-    return found.removeprefix("::ffff:")  # a socket for both versions of IP
+    address = socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+    return address.removeprefix("::ffff:")  # a socket for both versions of IP
 
 
 def _without_carrier() -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def _of(machine: str) -> dict[int, SystemCall]:
 
 
 _BY_NUMBER = _of(platform.machine())
-_BY_NAME = {each[0]: SystemCall(each[0], *kind) for kind, calls in _NUMBERS.items() for each in calls}
+_BY_NAME = {call[0]: SystemCall(call[0], *kind) for kind, calls in _NUMBERS.items() for call in calls}
 
 
 def waits_for(name: str) -> str:
@@ -204,11 +204,11 @@ def look(process: int, started: int, path: str = "") -> ProcessFacts:
         return gone()
     if state == "Z":
         return ProcessFacts("Z", ended_by=_status(process), out_of_memory_kills=proc.out_of_memory_kills())
-    threads = (int(each.name) for each in Path(f"/proc/{process}/task").glob("*"))
+    threads = (int(entry.name) for entry in Path(f"/proc/{process}/task").glob("*"))
     memory = proc.text(process, "statm").split()
     return dataclasses.replace(
         _waiting(process, state),
-        others_run=any(proc.state(process, each) == "R" for each in threads if each != process),
+        others_run=any(proc.state(process, thread) == "R" for thread in threads if thread != process),
         # It has called exec() if it has another memory than the one that mapped its record.
         replaced=bool(path and proc.text(process, "maps")) and not proc.maps(process, path),
         resident=int(memory[1]) * os.sysconf("SC_PAGE_SIZE") if memory else 0,
@@ -228,7 +228,7 @@ def _waiting(process: int, state: str) -> ProcessFacts:
         name = next((name for text, name in _KERNEL_PLACES if text in place), "")
         return ProcessFacts(state, name, "", place, restarts=state == "R")
     call = _BY_NUMBER.get(int(number), SystemCall(f"system call {number}", UNKNOWN))
-    arguments = [int(each, 16) for each in words[:6]]
+    arguments = [int(word, 16) for word in words[:6]]
     descriptor, file = -1, ""
     if call.has_descriptor and arguments:
         descriptor = arguments[0]
@@ -251,12 +251,12 @@ def without_record(own: Record, job: Sequence[Record], one_node: bool) -> list[R
     The record is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: those
     without a process have ended, and have a record of process 0.
     """
-    variables = [name for each in LAUNCHERS for name in each.rank if os.environ.get(name) == str(own.rank)]
+    variables = [name for launcher in LAUNCHERS for name in launcher.rank if os.environ.get(name) == str(own.rank)]
     if not own.launch or not variables:
         return []
-    known = {each.rank for each in job}
-    recorded = {(each.pid, each.started): each for each in read.records()}
-    found = []
+    known = {record.rank for record in job}
+    recorded = {(record.pid, record.started): record for record in read.records()}
+    records = []
     for process in proc.everyone():
         environ = proc.environ(process)
         rank = environ.get(variables[0], "")
@@ -269,11 +269,11 @@ def without_record(own: Record, job: Sequence[Record], one_node: bool) -> list[R
             and hashed(key_of(environ, one_node=True, parent=parent) or "") == own.launch
         ):
             empty = _empty(process, int(rank), own)
-            found.append(recorded.get((process, empty.started), empty))
+            records.append(recorded.get((process, empty.started), empty))
     if one_node:
-        missing = set(range(own.size)) - known - {each.rank for each in found}
-        found += [_empty(0, rank, own) for rank in missing]
-    return sorted(found, key=lambda each: each.rank)
+        missing = set(range(own.size)) - known - {record.rank for record in records}
+        records += [_empty(0, rank, own) for rank in missing]
+    return sorted(records, key=lambda record: record.rank)
 
 
 def _empty(process: int, rank: int, own: Record) -> Record:

@@ -30,19 +30,19 @@ _CHIEF_FIRST = "chief_first"  # the operation in which the others wait for the c
 _PLACE = re.compile(r"(.*):(\d+) in (.*)")
 
 
-def judge(seen: JobView, found: Sequence[Wait]) -> dict[str, Verdict]:
+def judge(seen: JobView, job_waits: Sequence[Wait]) -> dict[str, Verdict]:
     """Return the verdict on each rank that others wait for, by the key of its record."""
     verdicts = {}
-    origin = [each for each in seen.records if _has_left(each, seen)]
-    for wait in found:
+    origin = [record for record in seen.records if _has_left(record, seen)]
+    for wait in job_waits:
         for record in wait.missing:
-            own = wait_of(record, found)
+            own = wait_of(record, job_waits)
             evidence = Evidence(
                 record,
                 seen.facts[record.key],
                 seen.stacks.get(record.key, Stacks()),
                 record.key in seen.holding,
-                own is not None and ends_in_itself(record, found),
+                own is not None and ends_in_itself(record, job_waits),
                 "" if own is None else f"in {_call(own.entry)}, for {_missing_in_words(own)}",
                 own is not None and own.token == wait.token and not own.missing and not own.unseen,
                 own is None and _passed(record, wait, seen),
@@ -62,12 +62,12 @@ def _ended_after(seen: JobView, origin: Sequence[Record]) -> str:
     """Return after what the launcher has ended the other ranks of a job, empty if it runs or that is unknown."""
     if not seen.ended:
         return ""
-    return ranks_in_words([each.rank for each in origin]) if origin else seen.end.by
+    return ranks_in_words([record.rank for record in origin]) if origin else seen.end.by
 
 
 def _one_of(records: Sequence[Record]) -> tuple[int, ...]:
     """Return the ranks of several records, that with the oldest sign of life first."""
-    ranks = tuple(each.rank for each in sorted(records, key=lambda each: each.last_sign))
+    ranks = tuple(record.rank for record in sorted(records, key=lambda record: record.last_sign))
     return ranks if len(ranks) > 1 else ()
 
 
@@ -79,7 +79,7 @@ def _passed(record: Record, wait: Wait, seen: JobView) -> bool:
     """
     if wait.entry.operation.split()[:1] == [_CHIEF_FIRST]:
         return False  # the chief runs the block before it comes to the call
-    last = next((each.last for each in record.memberships if each.token == wait.token), None)
+    last = next((membership.last for membership in record.memberships if membership.token == wait.token), None)
     if (0 if last is None else last.number) != wait.entry.number - 1:
         return False
     call = _frame(wait.entry.place)
@@ -87,14 +87,14 @@ def _passed(record: Record, wait: Wait, seen: JobView) -> bool:
     if call is None or (last is not None and before is None):
         return False
     stack = seen.stacks.get(record.key, Stacks()).main
-    depth = next((i for i, each in enumerate(stack) if each[::2] == call[::2]), None)
+    depth = next((i for i, frame in enumerate(stack) if frame[::2] == call[::2]), None)
     if depth is None or stack[depth].line <= _last_line(call):
         return False
     if before is None:
         return True
     if before[::2] == call[::2]:
         return before.line < call.line
-    return any(each[::2] == before[::2] for each in stack[depth + 1 :])
+    return any(frame[::2] == before[::2] for frame in stack[depth + 1 :])
 
 
 def _last_line(call: Frame) -> float:
@@ -103,65 +103,66 @@ def _last_line(call: Frame) -> float:
         nodes = list(ast.walk(ast.parse("".join(source_lines(call.file)))))
     except (SyntaxError, ValueError):
         return math.inf
-    found = [each for each in nodes if isinstance(each, ast.expr)]
-    ends = [each.end_lineno or each.lineno for each in found if each.lineno <= call.line]
+    expressions = [node for node in nodes if isinstance(node, ast.expr)]
+    ends = [node.end_lineno or node.lineno for node in expressions if node.lineno <= call.line]
     return max((end for end in ends if end >= call.line), default=math.inf)
 
 
 def _frame(place: str) -> Frame | None:
-    found = _PLACE.fullmatch(place)
-    return None if found is None else Frame(found[1], int(found[2]), found[3])
+    match = _PLACE.fullmatch(place)
+    return None if match is None else Frame(match[1], int(match[2]), match[3])
 
 
-def text(seen: JobView, found: Sequence[Wait], rank: int) -> str:
+def text(seen: JobView, job_waits: Sequence[Wait], rank: int) -> str:
     """Return the report, which rank ``rank`` writes."""
-    lines = [*causes(seen, found), "where all ranks are:", *classes(seen, found)]
+    lines = [*causes(seen, job_waits), "where all ranks are:", *classes(seen, job_waits)]
     return "\n".join([f"mpistrat, rank {rank}: {lines[0]}", *lines[1:]]) + "\n"
 
 
 def text_outside(seen: JobView, waited: float) -> str:
     """Return the report of a rank, which ``seen`` is about, that waits outside of a collective."""
-    (own,) = (each for each in seen.records if each.pid == os.getpid())
-    found = verdict(Evidence(own, seen.facts[own.key], seen.stacks.get(own.key, Stacks())))
+    (own,) = (record for record in seen.records if record.pid == os.getpid())
+    own_verdict = verdict(Evidence(own, seen.facts[own.key], seen.stacks.get(own.key, Stacks())))
     head = f"mpistrat, rank {own.rank}: has waited outside of a collective for {waited:.0f} s"
-    return "\n".join([head, *_told({found: [own]}), *classes(seen, ())]) + "\n"
+    return "\n".join([head, *_verdict_lines({own_verdict: [own]}), *classes(seen, ())]) + "\n"
 
 
-def causes(seen: JobView, found: Sequence[Wait]) -> list[str]:
+def causes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
     """Return for each wait which ranks wait for which, and why those do not come."""
     lines = []
-    verdicts = judge(seen, found)
-    told: set[str] = set()
-    shown = [each for each in found if not _is_of_cut_off(each, seen, found)]
-    for wait in sorted(shown, key=lambda each: _place_in_report(each, found)):
-        lines += _head(wait, seen, {key: each for key, each in verdicts.items() if key not in told})
-        told |= {each.key for each in wait.missing}
-        if any(verdicts[each.key].cause == CIRCLE for each in wait.missing):
-            told |= {each.key for each in wait.waiting}  # the other side of the same circle
-    first = next((each for each in seen.records if each.rank == seen.end.first and each.key not in told), None)
+    verdicts = judge(seen, job_waits)
+    reported: set[str] = set()
+    shown = [wait for wait in job_waits if not _is_of_cut_off(wait, seen, job_waits)]
+    for wait in sorted(shown, key=lambda wait: _place_in_report(wait, job_waits)):
+        lines += _head(wait, seen, {key: value for key, value in verdicts.items() if key not in reported})
+        reported |= {record.key for record in wait.missing}
+        if any(verdicts[record.key].cause == CIRCLE for record in wait.missing):
+            reported |= {record.key for record in wait.waiting}  # the other side of the same circle
+    ended_first = (record for record in seen.records if record.rank == seen.end.first)
+    first = next((record for record in ended_first if record.key not in reported), None)
     return lines if first is None else [*_first_to_end(first, seen), *lines]
 
 
 def _first_to_end(record: Record, seen: JobView) -> list[str]:
     """Return what is known of the rank that ended first, where no other rank waited for it yet."""
-    found = verdict(Evidence(record, seen.facts[record.key], Stacks()))
+    own_verdict = verdict(Evidence(record, seen.facts[record.key], Stacks()))
     return [
         f"rank {record.rank} of {record.size} ended first, before other ranks waited for it",
-        *_told({found: [record]}),
+        *_verdict_lines({own_verdict: [record]}),
     ]
 
 
-def _is_of_cut_off(wait: Wait, seen: JobView, found: Sequence[Wait]) -> bool:
+def _is_of_cut_off(wait: Wait, seen: JobView, job_waits: Sequence[Wait]) -> bool:
     """Return whether the ranks of one node are alone in a call, and others wait for them in the next one."""
     nodes = process.at_fault(seen.links)
-    cut_off = {rank for each in nodes for rank in each.ranks} if len(nodes) == 1 else set()
-    behind = {record.key for each in found for record in each.missing}
-    return all(each.rank in cut_off and each.key in behind for each in wait.waiting)
+    cut_off = {rank for node in nodes for rank in node.ranks} if len(nodes) == 1 else set()
+    behind = {record.key for other in job_waits for record in other.missing}
+    return all(record.rank in cut_off and record.key in behind for record in wait.waiting)
 
 
-def _place_in_report(wait: Wait, found: Sequence[Wait]) -> int:
+def _place_in_report(wait: Wait, job_waits: Sequence[Wait]) -> int:
     """Return a number by which waits are sorted: of a circle first the one of most ranks, which names the others."""
-    in_circle = any(ends_in_itself(each, found) for each in wait.missing)
+    in_circle = any(ends_in_itself(record, job_waits) for record in wait.missing)
     return -len(wait.waiting) if in_circle else 0
 
 
@@ -170,19 +171,19 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     clock = wait.waiting[0].clock
     since = time.strftime("%H:%M:%S", time.localtime(wait.entry.entered + clock))
     nodes = process.at_fault(seen.links) if not wait.missing and not wait.unseen else []
-    cut_off = [rank for each in nodes for rank in each.ranks if len(nodes) == 1]
-    waiting = [each.rank for each in wait.waiting if each.rank not in cut_off]
-    left = [each.rank for each in wait.missing if seen.ended and _has_left(each, seen)]
+    cut_off = [rank for node in nodes for rank in node.ranks if len(nodes) == 1]
+    waiting = [record.rank for record in wait.waiting if record.rank not in cut_off]
+    left = [record.rank for record in wait.missing if seen.ended and _has_left(record, seen)]
     waited_for = f"{'has' if len(waiting) == 1 else 'have'} waited for {_missing_in_words(wait, cut_off or left)}"
     lines = [
         f"{ranks_in_words(waiting)} of {wait.size} {waited_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
     ]
     groups: dict[Verdict, list[Record]] = {}
-    for record in sorted(wait.missing, key=lambda each: each.rank not in left):
+    for record in sorted(wait.missing, key=lambda record: record.rank not in left):
         if record.key in verdicts:
             groups.setdefault(verdicts[record.key], []).append(record)
-    lines += _told(groups)
+    lines += _verdict_lines(groups)
     if not wait.missing and not wait.unseen:
         lines += _network(nodes) if len(seen.links) > 1 else [_ENDED if seen.ended else _NO_PROGRESS]
     if wait.unseen:
@@ -190,15 +191,15 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
     return lines
 
 
-def _told(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
+def _verdict_lines(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
     """Return what is known of ranks that do not come, those with equal verdicts together."""
     lines = []
-    for found, records in groups.items():
-        places = ", ".join(_process(each) for each in records[:_MOST_PROCESSES])
+    for judged, records in groups.items():
+        places = ", ".join(_process(record) for record in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
         lines += [
-            f"  {ranks_in_words([each.rank for each in records])} ({places}{more}): {found.what}",
-            f"  cause: {found.cause}. {found.remedy}",
+            f"  {ranks_in_words([record.rank for record in records])} ({places}{more}): {judged.what}",
+            f"  cause: {judged.cause}. {judged.remedy}",
         ]
     return lines
 
@@ -210,13 +211,13 @@ def _process(record: Record) -> str:
 def _network(nodes: Sequence[Links]) -> list[str]:
     """Return what is known of a collective that all ranks are in. ``nodes`` are those whose links do not work."""
     lines = []
-    for each in nodes:
-        found = f"interface {', '.join(each.dead)} has no carrier" if each.dead else "its data is not acknowledged"
-        lines.append(f"  {ranks_in_words(each.ranks)} ({each.host}): {found}")
-    where = f"to {' and '.join(each.host for each in nodes)}" if nodes else "between the nodes"
+    for node in nodes:
+        problem = f"interface {', '.join(node.dead)} has no carrier" if node.dead else "its data is not acknowledged"
+        lines.append(f"  {ranks_in_words(node.ranks)} ({node.host}): {problem}")
+    endpoints = f"to {' and '.join(node.host for node in nodes)}" if nodes else "between the nodes"
     return [
         *lines,
-        f"  cause: network. All ranks are in this call and get no further: look at the links {where}, and at MPI "
+        f"  cause: network. All ranks are in this call and get no further: look at the links {endpoints}, and at MPI "
         "itself (`mpistrat check`).",
     ]
 
@@ -247,7 +248,7 @@ def _missing_in_words(wait: Wait, at_fault: Sequence[int] = ()) -> str:
     if at_fault:
         return ranks_in_words(at_fault)
     if wait.missing:
-        return ranks_in_words([each.rank for each in wait.missing])
+        return ranks_in_words([record.rank for record in wait.missing])
     return ranks_in_words(wait.unseen) if wait.unseen else "each other"
 
 
@@ -256,20 +257,20 @@ def _call(entry: Entry) -> str:
     return f"{entry.operation}{place} (collective number {entry.number})"
 
 
-def classes(seen: JobView, found: Sequence[Wait]) -> list[str]:
+def classes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
     """Return what each rank does and its stack, ranks with equal ones together."""
     classes: dict[tuple[str, ...], list[int]] = {}
     for record in seen.records:
-        classes.setdefault(tuple(_doing(record, seen, found)), []).append(record.rank)
+        classes.setdefault(tuple(_doing(record, seen, job_waits)), []).append(record.rank)
     lines = []
     for doing, ranks in classes.items():
         lines += [f"  {ranks_in_words(ranks)}: {doing[0]}", *doing[1:]]
     return lines
 
 
-def _doing(record: Record, seen: JobView, found: Sequence[Wait]) -> list[str]:
+def _doing(record: Record, seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
     facts = seen.facts[record.key]
-    own = wait_of(record, found)
+    own = wait_of(record, job_waits)
     if own is not None:
         head = f"in {_call(own.entry)}"
     else:
@@ -289,16 +290,16 @@ def _doing(record: Record, seen: JobView, found: Sequence[Wait]) -> list[str]:
     if known is not None:
         lines += _stack(known.main)
         if own is None:
-            for each in known.others:
-                lines += ["    another of its threads:", *_stack(each)]
+            for stack in known.others:
+                lines += ["    another of its threads:", *_stack(stack)]
     return lines
 
 
 def _stack(frames: Sequence[Frame]) -> list[str]:
     """Return a stack as lines. Of the innermost calls inside this package only the last is shown."""
-    inside = next((i for i, each in enumerate(frames) if not of_package(each)), len(frames))
+    inside = next((i for i, frame in enumerate(frames) if not of_package(frame)), len(frames))
     shown = [*frames[:1], *frames[inside:]] if inside > 1 else list(frames)
-    lines = [f"    {each.file}:{each.line} in {each.function}" for each in shown[:_MOST_FRAMES]]
+    lines = [f"    {frame.file}:{frame.line} in {frame.function}" for frame in shown[:_MOST_FRAMES]]
     if len(shown) > _MOST_FRAMES:
         lines.append(f"    ... and {len(shown) - _MOST_FRAMES} calls around these")
     return lines

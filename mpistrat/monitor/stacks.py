@@ -56,16 +56,16 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
     The watchdog of a process writes the stacks of all threads, if it runs. If the main thread holds the interpreter's
     lock, it does not: then a signal makes the process write the stack of its main thread. ``beat`` is called meanwhile.
     """
-    found, asked, sizes = {}, {}, {}
+    answers, asked, sizes = {}, {}, {}
     for record in records:
         if record.pid == os.getpid():
-            found[record.key] = own()
+            answers[record.key] = own()
         elif _runs(record):
             with contextlib.suppress(OSError):  # it may end while it is looked at
                 sizes[record.path] = os.stat(record.path).st_size  # first: the answer is what comes behind that
                 read.ask_for_stacks(record.path)
                 asked[record.path] = record
-    longest = max((each.beat_every for each in asked.values()), default=0.0)
+    longest = max((record.beat_every for record in asked.values()), default=0.0)
     end = time.monotonic() + longest + _LONGEST
     while time.monotonic() < end and not all(map(read.have_stacks, asked)):
         time.sleep(_QUIET)
@@ -81,8 +81,8 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
         if record.path in sizes:
             stacks = parse(read.stacks(record.path, sizes[record.path]), record.main_thread)
             if stacks.main or stacks.others:
-                found[record.key] = stacks
-    return found
+                answers[record.key] = stacks
+    return answers
 
 
 def _wait_for_signals(sizes: dict[str, int], beat: Callable[[], object]) -> None:
@@ -135,7 +135,7 @@ def own() -> Stacks:
     others: list[tuple[Frame, ...]] = []
     for ident, innermost in sys._current_frames().items():
         frames = traceback.walk_stack(innermost)
-        stack = tuple(Frame(each.f_code.co_filename, line or 0, each.f_code.co_name) for each, line in frames)
+        stack = tuple(Frame(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in frames)
         if ident == threading.main_thread().ident:
             main = stack
         elif not _is_watchdog(stack):
@@ -158,7 +158,7 @@ def parse(text: str, main_thread: int) -> Stacks:
     for head, following in itertools.zip_longest(heads, heads[1:]):  # none if nothing was written
         body = text[head.end() : following.start() if following else len(text)]
         stack = tuple(
-            Frame(found[1], int(found[2]), found[3]) for line in body.splitlines() if (found := _FRAME.match(line))
+            Frame(match[1], int(match[2]), match[3]) for line in body.splitlines() if (match := _FRAME.match(line))
         )
         if head[1] is None or int(head[1], 16) == main_thread:
             main = main or stack
@@ -168,7 +168,7 @@ def parse(text: str, main_thread: int) -> Stacks:
 
 
 def _is_watchdog(stack: Sequence[Frame]) -> bool:
-    return any(each.file.endswith(_WATCHDOG) for each in stack)
+    return any(frame.file.endswith(_WATCHDOG) for frame in stack)
 
 
 # --- the source of programs, as far as its file system answers: it may be what the job waits for

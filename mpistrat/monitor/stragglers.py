@@ -109,8 +109,8 @@ def compare(ranks: Sequence[Measured]) -> tuple[RankStatistics, ...]:
     A rank is slow if the median of its time outside collectives exceeds the median of the others by more than 10 %,
     and by more than five times their median absolute deviation over time.
     """
-    plain = [_of_one(each) for each in ranks]
-    return tuple(_judged(each, [other for other in plain if other is not each]) for each in plain)
+    plain = [_of_one(measured) for measured in ranks]
+    return tuple(_judged(own, [other for other in plain if other is not own]) for own in plain)
 
 
 def _of_one(measured: Measured) -> RankStatistics:
@@ -135,11 +135,11 @@ def _of_one(measured: Measured) -> RankStatistics:
 
 
 def _judged(own: RankStatistics, others: Sequence[RankStatistics]) -> RankStatistics:
-    others = [each for each in others if each.steps >= _FEWEST_STEPS]
+    others = [other for other in others if other.steps >= _FEWEST_STEPS]
     if own.steps < _FEWEST_STEPS or not others:
         return own
-    usual = float(np.median([each.outside for each in others]))
-    deviation = float(np.median([each.deviation for each in others]))
+    usual = float(np.median([other.outside for other in others]))
+    deviation = float(np.median([other.deviation for other in others]))
     if own.outside <= _MARGIN * usual or own.outside - usual <= _DEVIATIONS * deviation:
         return own
     cost = min(1.0, (own.outside - usual) / own.step) if own.step else 0.0

@@ -61,7 +61,7 @@ class JobView:
     @property
     def ranks(self) -> set[int]:
         """The ranks that have a record here."""
-        return {each.rank for each in self.records}
+        return {record.rank for record in self.records}
 
     @property
     def halted(self) -> set[str]:
@@ -71,7 +71,7 @@ class JobView:
     @property
     def ended(self) -> bool:
         """Whether all these processes have ended."""
-        return all(each.state in "ZX" for each in self.facts.values())
+        return all(facts.state in "ZX" for facts in self.facts.values())
 
 
 def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> JobView:
@@ -79,25 +79,25 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
 
     That may take seconds. ``beat`` is called now and then.
     """
-    records = sorted(records, key=lambda each: (each.rank, each.pid))
-    facts = {each.key: process.look(each.pid, each.started, each.path) for each in records}
-    found = stacks.ask(records, beat)
-    records = [read.read(each.path) or each for each in records]
-    beating = [each for each in records if each.beat_every and facts[each.key].state not in "TtZX"]
+    records = sorted(records, key=lambda record: (record.rank, record.pid))
+    facts = {record.key: process.look(record.pid, record.started, record.path) for record in records}
+    answers = stacks.ask(records, beat)
+    records = [read.read(record.path) or record for record in records]
+    beating = [record for record in records if record.beat_every and facts[record.key].state not in "TtZX"]
     now = time.monotonic()
-    silent = {each.key for each in beating if now - each.heartbeat > _MISSED * each.beat_every}
-    before = {each.key: each.heartbeat for each in records}
+    silent = {record.key for record in beating if now - record.heartbeat > _MISSED * record.beat_every}
+    before = {record.key: record.heartbeat for record in records}
     end = time.monotonic() + _SECOND_LOOK
     while silent and time.monotonic() < end:
         time.sleep(_POLL)
         beat()
-        records = [read.read(each.path) or each for each in records]
-        silent &= {each.key for each in records if each.heartbeat == before[each.key]}
-    facts |= _that_sleep([each for each in records if facts[each.key].state == "R" and each.moves is False])
-    own = process.look_at_links([each.rank for each in records])
+        records = [read.read(record.path) or record for record in records]
+        silent &= {record.key for record in records if record.heartbeat == before[record.key]}
+    facts |= _that_sleep([record for record in records if facts[record.key].state == "R" and record.moves is False])
+    own = process.look_at_links([record.rank for record in records])
     # Between two calls of C functions that take seconds each, the watchdog gets the lock for a moment.
-    holding = silent | {each.key for each in records if each.kept_lock and facts[each.key].state == "R"}
-    return JobView(time.monotonic(), tuple(records), facts, found, frozenset(holding), (own,))
+    holding = silent | {record.key for record in records if record.kept_lock and facts[record.key].state == "R"}
+    return JobView(time.monotonic(), tuple(records), facts, answers, frozenset(holding), (own,))
 
 
 def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
@@ -105,62 +105,62 @@ def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
     samples: list[dict[str, ProcessFacts]] = []
     for _ in range(_SAMPLES if records else 0):
         time.sleep(_BETWEEN)
-        samples.append({each.key: process.look(each.pid, each.started, each.path) for each in records})
-    found = {}
-    for each in records:
-        idle = [sample[each.key] for sample in samples if sample[each.key].state != "R"]
+        samples.append({record.key: process.look(record.pid, record.started, record.path) for record in records})
+    asleep = {}
+    for record in records:
+        idle = [sample[record.key] for sample in samples if sample[record.key].state != "R"]
         if len(idle) > len(samples) / 2:
-            found[each.key] = idle[-1]
-    return found
+            asleep[record.key] = idle[-1]
+    return asleep
 
 
 def joined(views: Sequence[JobView]) -> JobView:
     """Return the views of several nodes as one, by the clock of the first. A record that is in several counts once."""
     first = views[0]
     records: dict[str, Record] = {}
-    for each in views:
-        for record in each.records:
+    for view in views:
+        for record in view.records:
             records.setdefault(record.key, record.by_clock(first.records[0].clock))
     return dataclasses.replace(
         first,
-        records=tuple(sorted(records.values(), key=lambda each: (each.rank, each.pid))),
-        facts={key: facts for each in reversed(views) for key, facts in each.facts.items()},
-        stacks={key: found for each in reversed(views) for key, found in each.stacks.items()},
-        holding=frozenset().union(*(each.holding for each in views)),
-        links=tuple(dict.fromkeys(found for each in views for found in each.links)),
+        records=tuple(sorted(records.values(), key=lambda record: (record.rank, record.pid))),
+        facts={key: facts for view in reversed(views) for key, facts in view.facts.items()},
+        stacks={key: stack for view in reversed(views) for key, stack in view.stacks.items()},
+        holding=frozenset().union(*(view.holding for view in views)),
+        links=tuple(dict.fromkeys(links for view in views for links in view.links)),
     )
 
 
 def as_json(view: JobView) -> dict[str, Any]:
     """Return what the other nodes need of a view, as values that JSON can hold."""
-    records = [dataclasses.replace(each, steps=()) for each in view.records]
+    records = [dataclasses.replace(record, steps=()) for record in view.records]
     return {
         "now": view.now,
-        "records": [read.record_as_json(each, 1) for each in records],
-        "facts": {key: dataclasses.asdict(each) for key, each in view.facts.items()},
+        "records": [read.record_as_json(record, 1) for record in records],
+        "facts": {key: dataclasses.asdict(facts) for key, facts in view.facts.items()},
         "stacks": view.stacks,
         "holding": sorted(view.holding),
         "links": view.links,
     }
 
 
-def from_json(told: dict[str, Any]) -> JobView:
+def from_json(values: dict[str, Any]) -> JobView:
     """Return the view of values that `as_json` made.
 
     Raise KeyError, TypeError or ValueError if the values are of another version of the package, or damaged.
     """
     return JobView(
-        told["now"],
-        tuple(map(read.record_from_json, told["records"])),
-        {key: ProcessFacts(**each) for key, each in told["facts"].items()},
-        {key: Stacks(_stack(main), tuple(map(_stack, others))) for key, (main, others) in told["stacks"].items()},
-        frozenset(told["holding"]),
-        tuple(Links(host, *map(tuple, others)) for host, *others in told["links"]),
+        values["now"],
+        tuple(map(read.record_from_json, values["records"])),
+        {key: ProcessFacts(**facts) for key, facts in values["facts"].items()},
+        {key: Stacks(_stack(main), tuple(map(_stack, others))) for key, (main, others) in values["stacks"].items()},
+        frozenset(values["holding"]),
+        tuple(Links(host, *map(tuple, others)) for host, *others in values["links"]),
     )
 
 
 def _stack(frames: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
-    return tuple(Frame(*each) for each in frames)
+    return tuple(Frame(*frame) for frame in frames)
 
 
 class Notices:
@@ -194,14 +194,14 @@ class Notices:
 
     def unanswered(self, node: Sequence[int]) -> list[str]:
         """Return the calls that other nodes ask about and that no rank of this node, ``node``, has told of."""
-        asked, told = set(), set()
+        asked, answered = set(), set()
         for name in self._names():
             call, kind, rank = _parts(name)
             if rank in node:
-                told.add(call)
+                answered.add(call)
             elif kind == _ASKS:
                 asked.add(call)
-        return sorted(asked - told)
+        return sorted(asked - answered)
 
     def say(self, call: str, seen: JobView) -> None:
         """Post what this node sees, for another one that asks."""
@@ -214,7 +214,7 @@ class Notices:
     def collects(self, own: JobView) -> bool:
         """Return whether no lower rank asks. ``own`` is what this node sees."""
         names = [name for name in self._names() if _parts(name)[1] == _ASKS]
-        lower = [each for name in names if _parts(name)[2] < self._rank and (each := self._view(name))]
+        lower = [view for name in names if _parts(name)[2] < self._rank and (view := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
     def collect(self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]) -> JobView:
@@ -230,7 +230,7 @@ class Notices:
         latest = time.monotonic()
         with self._repeating(f"{_COLLECTS}.{_COLLECTS}.{self._rank}") as change:
             while (
-                len(ranks := set().union(*(each.ranks for each in job))) < size
+                len(ranks := set().union(*(view.ranks for view in job))) < size
                 and time.monotonic() - latest < patience
                 and self.collects(own)
                 and waits()
@@ -248,8 +248,8 @@ class Notices:
                     latest = time.monotonic()
                 for name in sorted(names.keys() - views.keys()):
                     of, _, rank = names[name]
-                    if of in (call, _LEFT) and rank != self._rank and (found := self._view(name)) is not None:
-                        views[name] = found
+                    if of in (call, _LEFT) and rank != self._rank and (seen := self._view(name)) is not None:
+                        views[name] = seen
                 job = _of_one_job(own, views.values())
         return joined(job)
 
@@ -320,7 +320,7 @@ def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
         return set().union(*map(tokens_of, seen.records))
 
     (job,) = (job for job in in_jobs([own, *others], tokens) if own in job)
-    return [own, *(each for each in job if each is not own)]
+    return [own, *(view for view in job if view is not own)]
 
 
 def _parts(name: str) -> tuple[str, str, int]:

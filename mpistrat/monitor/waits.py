@@ -38,17 +38,17 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     """
     communicators: dict[int, list[tuple[Record, Membership]]] = {}
     for record in records:
-        for each in record.memberships:
-            communicators.setdefault(each.token, []).append((record, each))
-    found = []
+        for membership in record.memberships:
+            communicators.setdefault(membership.token, []).append((record, membership))
+    result = []
     for token, members in communicators.items():
         size = members[0][1].size
         late = _late(records, members, size)
         inside: dict[int, list[tuple[Entry, Record]]] = {}
-        for record, each in members:
-            if each.last is not None and not each.last.left and record.key not in halted and size > 1:
-                inside.setdefault(each.last.number, []).append((each.last, record))
-        seen = {each.rank for _, each in members} | {each.rank for each in late}
+        for record, membership in members:
+            if membership.last is not None and not membership.last.left and record.key not in halted and size > 1:
+                inside.setdefault(membership.last.number, []).append((membership.last, record))
+        seen = {record.rank for _, record in members} | {record.rank for record in late}
         unseen = tuple(sorted(set(range(size)) - seen))
         for number, ranks in inside.items():
             waiting = [record for _, record in ranks]
@@ -56,18 +56,18 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
                 record for later, others in inside.items() if later > number for _, record in others
             ]
             missing = [record for record, _ in members if record not in waiting and record not in ahead] + late
-            entry = min((entry for entry, _ in ranks), key=lambda each: each.entered)
+            entry = min((entry for entry, _ in ranks), key=lambda entry: entry.entered)
             last = max(entry.entered for entry, _ in ranks)
-            found.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen, last))
-    return sorted(found, key=lambda each: each.entry.entered)
+            result.append(Wait(token, size, entry, tuple(waiting), tuple(missing), unseen, last))
+    return sorted(result, key=lambda wait: wait.entry.entered)
 
 
 def _late(records: Sequence[Record], members: Sequence[tuple[Record, Membership]], size: int) -> list[Record]:
     """Return the ranks that have not joined a communicator, if it has all ranks of the job in their order."""
     joined = {record.rank for record, _ in members}
-    if any((record.rank, record.size) != (each.rank, size) for record, each in members):
+    if any((record.rank, record.size) != (membership.rank, size) for record, membership in members):
         return []
-    return [each for each in records if each.size == size and each.rank not in joined]
+    return [record for record in records if record.size == size and record.rank not in joined]
 
 
 def in_jobs(items: Iterable[_T], tokens_of: Callable[[_T], Iterable[int]]) -> list[list[_T]]:
@@ -77,22 +77,22 @@ def in_jobs(items: Iterable[_T], tokens_of: Callable[[_T], Iterable[int]]) -> li
     [[(4,)], [(1,), (2, 3), (3, 1)]]
     """
     jobs: list[tuple[set[int], list[_T]]] = []
-    for each in items:
-        tokens = set(tokens_of(each))
+    for item in items:
+        tokens = set(tokens_of(item))
         near = [job for job in jobs if job[0] & tokens]
         jobs = [job for job in jobs if not job[0] & tokens]
-        jobs.append((tokens.union(*(of for of, _ in near)), [*(one for _, job in near for one in job), each]))
+        jobs.append((tokens.union(*(of for of, _ in near)), [*(one for _, job in near for one in job), item]))
     return [job for _, job in jobs]
 
 
 def tokens_of(record: Record) -> set[int]:
     """Return the tokens of the communicators of a record."""
-    return {each.token for each in record.memberships}
+    return {membership.token for membership in record.memberships}
 
 
 def jobs_of(records: Iterable[Record]) -> list[list[Record]]:
     """Return records by job, those of a job in the order of ranks."""
-    return [sorted(job, key=lambda each: (each.rank, each.pid)) for job in in_jobs(records, tokens_of)]
+    return [sorted(job, key=lambda record: (record.rank, record.pid)) for job in in_jobs(records, tokens_of)]
 
 
 def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:
@@ -100,26 +100,26 @@ def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:
     return next(job for job in jobs_of(records) if record in job)
 
 
-def wait_of(record: Record, found: Sequence[Wait]) -> Wait | None:
+def wait_of(record: Record, job_waits: Sequence[Wait]) -> Wait | None:
     """Return the wait that a rank is in, or None."""
-    return next((each for each in found if record in each.waiting), None)
+    return next((wait for wait in job_waits if record in wait.waiting), None)
 
 
-def ends_in_itself(record: Record, found: Sequence[Wait]) -> bool:
+def ends_in_itself(record: Record, job_waits: Sequence[Wait]) -> bool:
     """Return whether a rank that waits is waited for by a rank that it waits for."""
-    own = wait_of(record, found)
+    own = wait_of(record, job_waits)
     if own is None:
         return False
     seen: set[str] = set()
     pending = list(own.missing)
     while pending:
-        each = pending.pop()
-        if each == record:
+        other = pending.pop()
+        if other == record:
             return True
-        if each.key in seen:
+        if other.key in seen:
             continue
-        seen.add(each.key)
-        following = wait_of(each, found)
+        seen.add(other.key)
+        following = wait_of(other, job_waits)
         if following is not None:
             pending += following.missing
     return False

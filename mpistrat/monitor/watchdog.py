@@ -76,7 +76,7 @@ class Watchdog(threading.Thread):
         self._notices: Notices | None = None
         self._answered: set[str] = set()
         # Whether the launcher says that it has started all ranks on this node.
-        names = (name for each in MPIRUN for name in each.local_size)
+        names = (name for launcher in MPIRUN for name in launcher.local_size)
         self._launched_here = any(os.environ.get(name) == str(record.size) for name in names)
         self._idle = 0  # naps while this rank was in no collective for long
 
@@ -101,7 +101,7 @@ class Watchdog(threading.Thread):
     def _one_node(self) -> bool:
         """Whether this node is known to have all ranks."""
         size = self._record.size
-        return self._launched_here or any(len(each.nodes) == 1 and each.size == size for each in topology.several())
+        return self._launched_here or any(len(ranks.nodes) == 1 and ranks.size == size for ranks in topology.several())
 
     def say_that_it_leaves(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
@@ -172,21 +172,22 @@ class Watchdog(threading.Thread):
         notices = None if self._one_node else self._ready_notices(own)
         with notices.looking() if notices else contextlib.nullcontext(lambda: None) as sign:
             seen = self._see(own, job, sign)
-            wait = waits.wait_of(next(each for each in seen.records if each.key == own.key), report.waits_in(seen))
-            if wait is None or self._record.in_collective() != since:
+            own_now = next(record for record in seen.records if record.key == own.key)
+            own_wait = waits.wait_of(own_now, report.waits_in(seen))
+            if own_wait is None or self._record.in_collective() != since:
                 return  # it goes on
-            call = f"{wait.token:x}-{wait.entry.number}-{number}"
+            call = f"{own_wait.token:x}-{own_wait.entry.number}-{number}"
             notices = notices if len(seen.ranks) < own.size else None
             if notices:
                 notices.ask(call, seen)
         if notices:
             seen = self._of_all_nodes(notices, seen, since, call)
-        found = [each for each in report.waits_in(seen) if self._writes and not each.goes_on(seen.now)]
-        if not found or self._record.in_collective() != since:
+        stuck = [wait for wait in report.waits_in(seen) if self._writes and not wait.goes_on(seen.now)]
+        if not stuck or self._record.in_collective() != since:
             return  # another rank reports, or it goes on
-        if len(seen.links) == 1 and all(not each.missing and 0 in each.unseen for each in found):
+        if len(seen.links) == 1 and all(not wait.missing and 0 in wait.unseen for wait in stuck):
             return  # the missing rank and the chief are on other nodes, which report
-        text = report.text(seen, found, own.rank)
+        text = report.text(seen, stuck, own.rank)
         try:
             path = within(_WRITE_TIMEOUT_S, lambda: write_new(f"hang-{call}-{own.host}.txt", text))
             text += f"This report is in {path}.\n"
@@ -211,7 +212,7 @@ class Watchdog(threading.Thread):
         from mpistrat.monitor import waits
 
         everyone = read.records()
-        own = next((each for each in everyone if each.path == self._record.path), None)
+        own = next((record for record in everyone if record.path == self._record.path), None)
         if own is None:  # /dev/shm is full, say: other ranks cannot see this record
             own = self._own()
             everyone.append(own)
@@ -256,16 +257,16 @@ class Watchdog(threading.Thread):
         if not notices.any():
             return
         own, job = self._job()
-        node = [each.rank for each in job]
-        if len(node) >= own.size or any(each.rank < own.rank and each.watches for each in job):
+        node = [record.rank for record in job]
+        if len(node) >= own.size or any(record.rank < own.rank and record.watches for record in job):
             return
-        new = [each for each in notices.unanswered(node) if each not in self._answered]
+        new = [call for call in notices.unanswered(node) if call not in self._answered]
         if new:
             with notices.looking() as sign:
                 seen = self._see(own, job, sign)
-                for each in new:
-                    self._answered.add(each)
-                    notices.say(each, seen)
+                for call in new:
+                    self._answered.add(call)
+                    notices.say(call, seen)
 
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
@@ -275,7 +276,7 @@ class Watchdog(threading.Thread):
 
             key = key_of(os.environ, one_node=False)
             if key is None:
-                key = f"{max(own.memberships, key=lambda each: each.size).token:x}"
+                key = f"{max(own.memberships, key=lambda membership: membership.size).token:x}"
             self._notices = Notices(key, own.rank)
             program_end.register(EndStep.NOTICES, self._notices.leave)
         return self._notices
@@ -289,14 +290,14 @@ class Watchdog(threading.Thread):
 
         self._next_comparison = now + _COMPARE_EVERY
         _, records = self._job()
-        job = [stragglers.Measured(each.rank, each.host, each.steps) for each in records]
-        slow = [each for each in stragglers.compare(job) if each.slow]
+        job = [stragglers.Measured(record.rank, record.host, record.steps) for record in records]
+        slow = [rank for rank in stragglers.compare(job) if rank.slow]
         # 1 ms for each rank of the node. This thread must not slow down the rank that it runs in.
         self._next_comparison += _SHARE * (time.monotonic() - now)
         if slow:
             self._next_comparison = now + _LOG_EVERY
-            for each in slow:
-                within(_WRITE_TIMEOUT_S, partial(_log.warning, "%s", each))  # the main thread may wait in a handler
+            for rank in slow:
+                within(_WRITE_TIMEOUT_S, partial(_log.warning, "%s", rank))  # the main thread may wait in a handler
 
     def _end_job(self, waited: float) -> None:
         from mpi4py import MPI
@@ -325,13 +326,13 @@ def _nap() -> float:
 
 def _local_rank() -> int:
     """Return the place of this rank on its node, 0 if its launcher does not tell."""
-    values = (os.environ.get(name, "") for each in LAUNCHERS for name in each.local_rank)
-    return next((int(each) for each in values if each.isdecimal()), 0)
+    values = (os.environ.get(name, "") for launcher in LAUNCHERS for name in launcher.local_rank)
+    return next((int(value) for value in values if value.isdecimal()), 0)
 
 
 def _largest() -> Topology | None:
     """Return the topology with the most ranks, None before there is one."""
-    return max(topology.several(), key=lambda each: each.size, default=None)
+    return max(topology.several(), key=lambda ranks: ranks.size, default=None)
 
 
 def _node(of: Topology) -> tuple[int, ...]:
@@ -342,10 +343,10 @@ def _is_mine(own: Record, job: list[Record]) -> bool:
     """Return whether this rank reports: no lower rank that runs has waited as long."""
     now = time.monotonic()
     return not any(
-        each.rank < own.rank
-        and each.watches
-        and any(now - wait.last.entered > rc.hang_seconds for wait in each.waits if wait.last is not None)
-        for each in job
+        record.rank < own.rank
+        and record.watches
+        and any(now - wait.last.entered > rc.hang_seconds for wait in record.waits if wait.last is not None)
+        for record in job
     )
 
 

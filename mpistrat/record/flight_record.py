@@ -28,7 +28,7 @@ from mpistrat.record.layout import Phase, Texts, Word, fill_header, mapped
 from mpistrat.record.writers import Flight, RecordWriter
 
 RUN, UPDATE, EXPLICIT = range(3)  # the units of steps, the smallest first
-_made: collections.Counter[int] = collections.Counter()  # what ranks have made together, by token
+_creations: collections.Counter[int] = collections.Counter()  # what ranks have made together, by token
 _KEPT = 3600.0  # seconds for which the record of a process that was killed stays for `mpistrat top --last`
 
 
@@ -180,9 +180,9 @@ class FlightRecord:
 
     def _communicators(self) -> Iterator[list[int]]:
         for at in range(layout.COMMUNICATORS, layout.SAMPLES, layout.COMMUNICATOR.size):
-            found = self._words[at // 8 : at // 8 + 4].tolist()
-            if found[0]:
-                yield found
+            row = self._words[at // 8 : at // 8 + 4].tolist()
+            if row[0]:
+                yield row
 
     def finish(self) -> None:
         """Note that this rank has told the others of its end."""
@@ -214,15 +214,15 @@ class Creation:
     among them. ``what`` they make is a text, the same on all of them.
     """
 
-    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], place: int, what: str):
+    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], index: int, what: str):
         self._record = record
         self._flight: Flight | None = None
         if record is not None and len(ranks) > 1:
             token = _token(ranks, what)
-            _made[token] += 1
-            self._number = _made[token]
+            _creations[token] += 1
+            self._number = _creations[token]
             self._what = SimpleNamespace(name=what, label=what, record=0, site=(), nbytes=0)  # what its entry names
-            self._flight = record.join(token, len(ranks), place)
+            self._flight = record.join(token, len(ranks), index)
 
     def __enter__(self) -> FlightRecord | None:
         if self._flight is not None:

@@ -98,7 +98,7 @@ class Record:
             phase_since=self.phase_since + shift,
             heartbeat=self.heartbeat + shift,
             step_since=self.step_since + shift,
-            memberships=tuple(replace(each, last=each.last and shifted(each.last)) for each in self.memberships),
+            memberships=tuple(replace(one, last=one.last and shifted(one.last)) for one in self.memberships),
             entries=tuple(map(shifted, self.entries)),
         )
 
@@ -115,26 +115,26 @@ class Record:
     @property
     def last_sign(self) -> float:
         """When this process last wrote to its record, in seconds since the epoch."""
-        last = [time for each in self.entries[-1:] for time in (each.entered, each.met, each.left)]
+        last = [moment for entry in self.entries[-1:] for moment in (entry.entered, entry.met, entry.left)]
         return self.clock + max(self.heartbeat, self.phase_since, self.step_since, *last)
 
     @property
     def waits(self) -> tuple[Membership, ...]:
         """The communicators in whose collectives this rank is, the oldest wait first."""
-        inside = [each for each in self.memberships if each.last is not None and not each.last.left]
-        return tuple(sorted(inside, key=lambda each: each.last.entered if each.last else 0.0))
+        inside = [member for member in self.memberships if member.last is not None and not member.last.left]
+        return tuple(sorted(inside, key=lambda member: member.last.entered if member.last else 0.0))
 
 
 def records(folder: str = layout.FOLDER) -> list[Record]:
     """Return the records of this user's processes on this node, in the order of ranks."""
-    found = []
+    result = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             if entry.name.startswith(layout.PREFIX):
                 record = read(entry.path)
                 if record is not None:
-                    found.append(record)
-    return sorted(found, key=lambda each: (each.rank, each.pid))
+                    result.append(record)
+    return sorted(result, key=lambda record: (record.rank, record.pid))
 
 
 def read(path: str | Path) -> Record | None:
@@ -222,8 +222,8 @@ class RecordBytes:
 
     def __init__(self, data: bytes, texts: int):
         self._data, self._texts = data, texts
-        whole = memoryview(data)[: len(data) // 8 * 8]
-        self.words, self.seconds = whole.cast("q"), whole.cast("d")
+        aligned = memoryview(data)[: len(data) // 8 * 8]
+        self.words, self.seconds = aligned.cast("q"), aligned.cast("d")
 
     @property
     def is_valid(self) -> bool:
@@ -242,9 +242,9 @@ class RecordBytes:
     def step_ends(self) -> list[tuple[float, ...]]:
         """Return of the last ends of steps: the time, and the seconds in collectives, input and saving until then."""
         last = self.words[Word.STEPS]
-        places = range(max(0, last - layout.MOST_STEPS + 1), last)  # without one, which may just be overwritten
-        read = layout.STEP.unpack_from
-        return [read(self._data, layout.STEPS + i % layout.MOST_STEPS * layout.STEP.size) for i in places]
+        numbers = range(max(0, last - layout.MOST_STEPS + 1), last)  # without one, which may just be overwritten
+        unpack = layout.STEP.unpack_from
+        return [unpack(self._data, layout.STEPS + i % layout.MOST_STEPS * layout.STEP.size) for i in numbers]
 
     def event(self, at: int) -> tuple[Any, ...]:
         """Return the fields of an event, in the order of `layout.EVENT`."""
@@ -318,17 +318,17 @@ def record_as_json(record: Record, most_entries: int = 32) -> dict[str, Any]:
     return {**dataclasses.asdict(dataclasses.replace(record, entries=entries)), "phase": record.phase.name}
 
 
-def record_from_json(told: dict[str, Any]) -> Record:
+def record_from_json(values: dict[str, Any]) -> Record:
     """Return the record of values that `record_as_json` made."""
     return Record(
         **{
-            **told,
-            "phase": Phase[told["phase"]],
+            **values,
+            "phase": Phase[values["phase"]],
             "memberships": tuple(
-                Membership(**{**each, "last": Entry(**each["last"]) if each["last"] else None})
-                for each in told["memberships"]
+                Membership(**{**membership, "last": Entry(**membership["last"]) if membership["last"] else None})
+                for membership in values["memberships"]
             ),
-            "steps": tuple(map(tuple, told["steps"])),
-            "entries": tuple(Entry(**each) for each in told["entries"]),
+            "steps": tuple(map(tuple, values["steps"])),
+            "entries": tuple(Entry(**entry) for entry in values["entries"]),
         }
     )

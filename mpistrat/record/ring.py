@@ -63,31 +63,31 @@ def measure_clocks(world: Any, clocks: Sequence[int]) -> Sample:
     fastest answer of several counts: the error is at most half of the time that it took.
     """
     first = clocks[0]
-    others = list(dict.fromkeys(each for each in clocks if each != first))
+    others = list(dict.fromkeys(clock for clock in clocks if clock != first))
     now = time.monotonic
     if not others:
         return Sample(now(), 0.0, 0.0, first)
-    told = np.zeros((len(others), 2))
+    offsets = np.zeros((len(others), 2))
     answer = np.zeros(1)
     for i, clock in enumerate(others):
         rank = clocks.index(clock)
         if world.rank == 0:
-            told[i] = 0.0, np.inf
+            offsets[i] = 0.0, np.inf
             for _ in range(_ROUNDS):
                 sent = now()
                 world.Send(answer, rank)
                 world.Recv(answer, rank)
                 took = now() - sent
-                if took / 2 < told[i, 1]:
-                    told[i] = sent + took / 2 - answer[0], took / 2
+                if took / 2 < offsets[i, 1]:
+                    offsets[i] = sent + took / 2 - answer[0], took / 2
         elif world.rank == rank:
             for _ in range(_ROUNDS):
                 world.Recv(answer, 0)
                 answer[0] = now()
                 world.Send(answer, 0)
-    world.Bcast(told)
+    world.Bcast(offsets)
     own = clocks[world.rank]
-    ahead, error = (0.0, 0.0) if own == first else told[others.index(own)].tolist()
+    ahead, error = (0.0, 0.0) if own == first else offsets[others.index(own)].tolist()
     return Sample(now(), ahead, error, first)
 
 
@@ -142,25 +142,25 @@ class TraceRing:
 
         A record writes a text again when it has given its place to another one; a trace has it once.
         """
-        found = self._of_record.get(number)
-        if found is None:
-            found = self._of_record.keep(number, self._add(text_of(number)))
-        return found
+        copy = self._of_record.get(number)
+        if copy is None:
+            copy = self._of_record.keep(number, self._add(text_of(number)))
+        return copy
 
     def _add(self, text: str) -> int:
         with self._lock:
-            found = self._known.get(text)
-            if found is None:
+            number = self._known.get(text)
+            if number is None:
                 if len(self._known) >= layout.TRACE_TEXTS:
                     return 0
-                found = self._known[text] = self._texts.add(text)
-        return found
+                number = self._known[text] = self._texts.add(text)
+        return number
 
     def sample(self, sample: Sample) -> None:
         """Note what the clock of the first rank is ahead. With too many samples the last one is replaced."""
-        place = min(self._words[Word.SAMPLES], layout.MOST_SAMPLES - 1)
-        layout.SAMPLE.pack_into(self._memory, layout.SAMPLES + place * layout.SAMPLE.size, *sample)
-        self._words[Word.SAMPLES] = place + 1
+        index = min(self._words[Word.SAMPLES], layout.MOST_SAMPLES - 1)
+        layout.SAMPLE.pack_into(self._memory, layout.SAMPLES + index * layout.SAMPLE.size, *sample)
+        self._words[Word.SAMPLES] = index + 1
 
     def close(self) -> None:
         """Note that the trace has ended."""
@@ -174,10 +174,10 @@ class TraceRing:
         self, kind: int, communicator: int, number: int, operation: int, place: int, nbytes: int, began: float
     ) -> int:
         """Write an event that has not ended. Return its number."""
-        own = _thread()
-        thread = self._threads.get(own)
+        ident = _thread()
+        thread = self._threads.get(ident)
         if thread is None:
-            thread = self._threads[own] = len(self._threads) & 0xFFFF
+            thread = self._threads[ident] = len(self._threads) & 0xFFFF
         event = self._next_event()  # a different one for each thread
         at = _EVENTS + event % self._capacity * _EVENT_BYTES
         _pack_event(self._memory, at, kind, communicator, thread, operation, place, number, nbytes, began, 0.0, 0.0)

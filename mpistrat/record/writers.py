@@ -61,16 +61,16 @@ class Sites:
     def _number(self, frame: FrameType) -> int:
         code = frame.f_code
         key = (id(code) << 20) + frame.f_lasti
-        found = self._numbers.get(key)
-        if found is None:
+        number = self._numbers.get(key)
+        if number is None:
 
             def forget(_: CodeType = code) -> None:  # keeps the code alive: another one could get its id
                 self._numbers.pop(key, None)
                 self.forgotten += 1
 
             text = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-            found = self._numbers[key] = self._texts.add(text, forget)
-        return found
+            number = self._numbers[key] = self._texts.add(text, forget)
+        return number
 
 
 class Flight:
@@ -81,11 +81,11 @@ class Flight:
     in place of an entry (0.04 us in place of 0.9). The heartbeat writes that into the entry.
     """
 
-    __slots__ = ("_end", "_entered", "_event", "_home", "_index", "_met", "_ring", "_token", "kept", "passed", "writer")
+    __slots__ = ("_end", "_entered", "_event", "_index", "_last", "_met", "_ring", "_token", "kept", "passed", "writer")
 
     def __init__(self, writer: RecordWriter, index: int, token: int):
         self.writer, self._index, self._token = writer, index, token
-        self._home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
+        self._last = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
         self._end = 0  # the number among `seconds` of the end of the present entry
         self._entered = self._met = 0.0  # 0 in no collective; before the meeting
         self._ring: TraceRing | None = None  # with the event of this entry
@@ -117,12 +117,12 @@ class Flight:
         _pack_event(writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0)
         words = writer.words
         # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
-        words[self._home] = words[_AT_EVENTS] = entry
+        words[self._last] = words[_AT_EVENTS] = entry
         words[_AT_BYTES] = writer.total_bytes = writer.total_bytes + nbytes
         if (ring := writer.trace) is not None:
-            whose, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
-            what, where = ring.text(text, text_of), ring.text(place, text_of)
-            self._event = ring.begin(_COLLECTIVE, whose, number, what, where, nbytes, entered)
+            communicator, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
+            traced_text, traced_site = ring.text(text, text_of), ring.text(place, text_of)
+            self._event = ring.begin(_COLLECTIVE, communicator, number, traced_text, traced_site, nbytes, entered)
             self._ring = ring
 
     def meet(self) -> None:
@@ -145,7 +145,7 @@ class Flight:
         """Let the last entry of this communicator stand for later operations of the same name."""
         writer = self.writer
         if writer.trace is None:  # which has all entries
-            self.kept = writer.words[self._home]
+            self.kept = writer.words[self._last]
             writer.keeper = self
 
     def publish(self) -> None:
@@ -154,7 +154,7 @@ class Flight:
         It writes to a slot that `enter` has published, which the main thread does not use again for long.
         """
         words, seconds = self.writer.words, self.writer.seconds
-        entry = words[self._home]
+        entry = words[self._last]
         at = (_EVENTS + (entry - 1) % _MOST_EVENTS * _EVENT_BYTES) >> 3
         if entry == words[_AT_EVENTS] and seconds[at + _ENDED] and self.passed > words[at + _NUMBER]:
             words[at + _NUMBER] = self.passed
@@ -162,7 +162,7 @@ class Flight:
 
     def end(self) -> None:
         """Remove the communicator from the record."""
-        self.writer.words[self._home - 3] = 0
+        self.writer.words[self._last - 3] = 0
 
 
 class RecordWriter:
@@ -195,9 +195,9 @@ class RecordWriter:
 
     def __init__(self, memory: mmap.mmap, texts: Texts):
         self.texts, self.sites = texts, Sites(texts)
-        places = range(_EVENTS, _EVENTS + _MOST_EVENTS * _EVENT_BYTES, _EVENT_BYTES)
-        ends = itertools.cycle([(place >> 3) + _ENDED for place in places])
-        self.next_entry = zip(itertools.count(1), itertools.cycle(places), ends, strict=True).__next__
+        offsets = range(_EVENTS, _EVENTS + _MOST_EVENTS * _EVENT_BYTES, _EVENT_BYTES)
+        ends = itertools.cycle([(offset >> 3) + _ENDED for offset in offsets])
+        self.next_entry = zip(itertools.count(1), itertools.cycle(offsets), ends, strict=True).__next__
         self.in_collectives, self.total_bytes = 0.0, 0
         self._in_phase = [0.0] * len(Phase)
         self._unit = self._steps = 0
@@ -215,13 +215,13 @@ class RecordWriter:
         """Add a communicator whose ranks share a random number. Return None if there are too many communicators."""
         words = self.words
         for index in range(layout.MOST_COMMUNICATORS):
-            home = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8
-            if not words[home]:
+            first_word = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8
+            if not words[first_word]:
                 break
         else:
             return None
-        words[home + 1], words[home + 2], words[home + 3] = size, rank, 0
-        words[home] = token  # last: a place without a token is free, for readers too
+        words[first_word + 1], words[first_word + 2], words[first_word + 3] = size, rank, 0
+        words[first_word] = token  # last: a place without a token is free, for readers too
         if self.trace is not None:
             self.trace.add_communicator(token, size, rank)
         return Flight(self, index, token)

@@ -75,15 +75,15 @@ class Outcome(NamedTuple):
 def merge(outcomes: list[Outcome]) -> Outcome:
     """Return the outcomes of all ranks as one. A text that several ranks have is in it once."""
     alike: dict[tuple[str, str], list[int]] = {}
-    for rank, each in enumerate(outcomes):
-        alike.setdefault(each.comparable, []).append(rank)
+    for rank, outcome in enumerate(outcomes):
+        alike.setdefault(outcome.comparable, []).append(rank)
     texts, summary = [], Outcome("failed", "the ranks disagree")
     for ranks in sorted(alike.values(), key=lambda ranks: outcomes[ranks[0]].verdict.startswith("xfailed")):
-        each = outcomes[ranks[0]]
-        name = f"{each.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
-        texts.append(f"{f' {name} ':-^100}\n{each.text}".rstrip())
-        if each.verdict.startswith(("failed", "xfailed")) and not summary.path:
-            summary = each._replace(message=f"{name}: {each.message}")
+        outcome = outcomes[ranks[0]]
+        name = f"{outcome.verdict} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {SIZE}"
+        texts.append(f"{f' {name} ':-^100}\n{outcome.text}".rstrip())
+        if outcome.verdict.startswith(("failed", "xfailed")) and not summary.path:
+            summary = outcome._replace(message=f"{name}: {outcome.message}")
     return summary._replace(text="\n\n".join(texts))
 
 
@@ -128,8 +128,8 @@ class InStep:
             return [Outcome()] * SIZE
         encoded_by_all = np.empty(counts.sum(), np.uint8)
         _wait(self._comm.Iallgatherv(np.frombuffer(encoded, np.uint8), [encoded_by_all, counts]), math.inf)
-        parts = np.split(encoded_by_all, np.cumsum(counts)[:-1])
-        return [Outcome(*json.loads(part.tobytes())) if part.size else Outcome() for part in parts]
+        texts = np.split(encoded_by_all, np.cumsum(counts)[:-1])
+        return [Outcome(*json.loads(encoded.tobytes())) if encoded.size else Outcome() for encoded in texts]
 
     def _abort(self, title: str, text: str) -> None:
         sys.stdout.flush()
@@ -170,7 +170,7 @@ class InStep:
         for thread, frame in sys._current_frames().items():
             if thread != threading.get_ident():
                 stack = traceback.extract_stack(frame)
-                users = [number for number, each in enumerate(stack) if _is_users(each.filename)] or [0, -1]
+                users = [number for number, entry in enumerate(stack) if _is_users(entry.filename)] or [0, -1]
                 stacks += [f"{names.get(thread, thread)}:\n", *traceback.format_list(stack[users[0] :])]
                 if thread == threading.main_thread().ident:
                     last = stack[users[-1]]
@@ -206,15 +206,15 @@ class InStep:
             return
         if self._outside is None:  # before a crash, after which a launcher ends all: the last line names the test
             self._config.option.verbose = self._config.option.verbose or 1
-        self._found = [each.message.splitlines() for each in outcomes]
-        everywhere = set.intersection(*map(set, self._found))
-        for rank, names in enumerate(self._found):
+        self._names_by_rank = [outcome.message.splitlines() for outcome in outcomes]
+        everywhere = set.intersection(*map(set, self._names_by_rank))
+        for rank, names in enumerate(self._names_by_rank):
             text = "\n".join([outcomes[rank].text, *(name for name in names if name not in everywhere)])
             outcomes[rank] = Outcome("collected", text=text)
         self._collected = merge(outcomes).text
-        if self._outside is None and any(each.comparable != outcomes[RANK].comparable for each in outcomes):
+        if self._outside is None and any(outcome.comparable != outcomes[RANK].comparable for outcome in outcomes):
             pytest.exit("The ranks did not collect the same tests.\n" + self._collected, returncode=2)
-        session.items[:] = [items[name] for name in self._found[0] if name in everywhere]
+        session.items[:] = [items[name] for name in self._names_by_rank[0] if name in everywhere]
 
     def _is_asked_for(self, items: list[pytest.Item]) -> bool:
         """Return whether a test or an option of this run is of this plugin."""
@@ -230,7 +230,7 @@ class InStep:
         if self._outside is None:
             return None
         items = {name_of(item): item for item in session.items}
-        self._tell_outside("ready", (self._found, self._collected))
+        self._tell_outside("ready", (self._names_by_rank, self._collected))
         following = None
         while (asked := self._outside.receive()) is not None:
             item, announced, following = items[asked[0]], following, items.get(asked[1])
@@ -259,8 +259,8 @@ class InStep:
         if own.verdict == "skipped" and not needs_ranks(item):
             own = Outcome()  # such a test may run on one rank only
         outcomes = self.exchange(f"{name_of(item)}, {'teardown' if call.when == 'teardown' else 'call'}", own)
-        verdicts = {each.verdict for each in outcomes}
-        if len(verdicts) > 1 or (report.failed and len({each.comparable for each in outcomes}) > 1):
+        verdicts = {outcome.verdict for outcome in outcomes}
+        if len(verdicts) > 1 or (report.failed and len({outcome.comparable for outcome in outcomes}) > 1):
             merged = merge(outcomes)
             report.longrepr = error_shown(merged.path, merged.line, merged.message, merged.text)
             if all(verdict.startswith(("xfailed", "xpassed")) for verdict in verdicts):

@@ -64,7 +64,7 @@ def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     left = _left(node.config)
     if "mpi-pytest" not in left and (mark := node.get_closest_marker("parallel")) is not None:
         listed = _numbers_of(mark)
-        return Sizes(listed) if all(type(each) is int and each > 0 for each in listed) else None
+        return Sizes(listed) if all(type(number) is int and number > 0 for number in listed) else None
     if "pytest_mpi" not in left and (mark := node.get_closest_marker("mpi")) is not None:
         return Sizes(least=mark.kwargs.get("min_size") or 1)
     return None
@@ -82,8 +82,8 @@ def _numbers_of(mark: pytest.Mark) -> tuple[Any, ...]:
     """Return the numbers of ranks of a marker of mpi-pytest. Other projects have markers of this name, too."""
     if mark.kwargs.keys() - {"nprocs"}:
         return (None,)
-    given: Any = (*mark.args, *mark.kwargs.values(), _PARALLEL)[0]
-    return tuple(given) if isinstance(given, Iterable) else (given,)
+    sizes: Any = (*mark.args, *mark.kwargs.values(), _PARALLEL)[0]
+    return tuple(sizes) if isinstance(sizes, Iterable) else (sizes,)
 
 
 def mark_items(config: pytest.Config, items: list[pytest.Item], size: int | None) -> None:

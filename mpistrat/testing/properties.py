@@ -29,13 +29,13 @@ class InStepProperties:
             if not hypothesis.is_hypothesis_test(test) or not needs_ranks(item):
                 continue
             test = getattr(test, "__func__", test)
-            given: hypothesis.settings = test._hypothesis_internal_use_settings
+            settings: hypothesis.settings = test._hypothesis_internal_use_settings
             test._hypothesis_internal_use_settings = hypothesis.settings(
-                given,
+                settings,
                 derandomize=True,
                 database=None,
                 deadline=None,
-                phases=[each for each in given.phases if each in _PHASES],
+                phases=[phase for phase in settings.phases if phase in _PHASES],
                 suppress_health_check=list(hypothesis.HealthCheck),
             )
             if not hasattr(test.hypothesis.inner_test, "in_step"):
@@ -54,7 +54,7 @@ class InStepProperties:
             drawn = {name: value for name, value in kwargs.items() if name not in fixtures}
             own = Outcome(text=repr(drawn))
             outcomes = self._in_step.exchange(f"example of {test.__qualname__}", own)
-            if any(each.comparable != own.comparable for each in outcomes):
+            if any(outcome.comparable != own.comparable for outcome in outcomes):
                 raise RuntimeError("The ranks drew different examples:\n" + merge(outcomes).text)
             own, rejected = Outcome(), None
             try:
@@ -65,9 +65,9 @@ class InStepProperties:
                 message = traceback.format_exception_only(error)[-1].strip()
                 own = Outcome("failed", message, "".join(traceback.format_exception(error)))
             outcomes = self._in_step.exchange(f"end of an example of {test.__qualname__}", own)
-            if rejected is not None and all(each.verdict == "rejected" for each in outcomes):
+            if rejected is not None and all(outcome.verdict == "rejected" for outcome in outcomes):
                 raise rejected
-            if any(each.verdict != "passed" for each in outcomes):
+            if any(outcome.verdict != "passed" for outcome in outcomes):
                 merged = merge(outcomes)
                 raise AssertionError(f"{merged.message}\n{merged.text}")
 

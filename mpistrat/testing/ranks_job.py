@@ -129,19 +129,19 @@ class RanksJob:
         for rank, (title, _) in sorted(self._abort_reasons.items()):
             alike.setdefault(title, []).append(rank)
         if alike:  # what one rank says first: the others wait for it
-            titles = sorted(alike.items(), key=lambda each: len(each[1]))
-            title = "; ".join(f"{self._name(*ranks)}: {each}" for each, ranks in titles)
+            titles = sorted(alike.items(), key=lambda pair: len(pair[1]))
+            title = "; ".join(f"{self._name(*ranks)}: {title}" for title, ranks in titles)
         elif self._ended:
-            found = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("mpistrat run: ")]
+            reasons = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("mpistrat run: ")]
             first = sorted(self._first or self._ended)
-            title = ": ".join([f"{self._name(*first)} {'have' if len(first) > 1 else 'has'} ended", *found[:1]])
+            title = ": ".join([f"{self._name(*first)} {'have' if len(first) > 1 else 'has'} ended", *reasons[:1]])
         elif status is not None:
             title = f"a job of {self._size} ranks has ended with exit status {status}, in {what}"
         else:
             title = f"{what} has taken longer than {seconds:g} s under {self._size} ranks, which did not react"
         texts = [
             title,
-            *(f"\n{self._name(rank)}: {each}\n{text}" for rank, (each, text) in sorted(self._abort_reasons.items())),
+            *(f"\n{self._name(rank)}: {title}\n{text}" for rank, (title, text) in sorted(self._abort_reasons.items())),
         ]
         if output:
             texts.append(f"{' output of the job ':-^80}\n{output}")

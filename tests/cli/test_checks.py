@@ -60,7 +60,7 @@ def bound(cores, there=8, threads=1):
 )
 def test_binding(facts, nodes, verdict, text):
     finding = judged("binding", *facts, nodes=nodes)
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
 
 
 def gpu(seen, given=None, own=None, there=0):
@@ -89,7 +89,7 @@ def gpu(seen, given=None, own=None, there=0):
 )
 def test_gpus(facts, nodes, verdict, text):
     finding = judged("gpus", *facts, nodes=nodes)
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def shm(free, total=16 * GIB):
 )
 def test_shared_memory(facts, nodes, verdict, text):
     finding = judged("shared_memory", *facts, nodes=nodes)
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
     if verdict is FIX:
         assert ("--shm-size" in finding.advice) == (facts[-1]["total"] == 64 * MIB)
 
@@ -147,7 +147,7 @@ def loaded(name="Open MPI v5.0.11", **more):
 )
 def test_library(facts, verdict, text):
     finding = judged("library", *facts)
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
 
 
 def folder(**more):
@@ -167,7 +167,7 @@ def folder(**more):
 )
 def test_data(facts, exchanged, verdict, text):
     finding = judged("data", *facts, exchanged=exchanged, options=CheckOptions("/d"))
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_data(facts, exchanged, verdict, text):
 )
 def test_clocks(found, verdict, text):
     finding = judged("clocks", None, None, None, exchanged={"clocks": found})
-    assert (finding.severity, text in finding.found) == (verdict, True), finding
+    assert (finding.severity, text in finding.text) == (verdict, True), finding
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_network(pairs, verdict, texts):
     finding = judged("network", None, None, None, nodes=[0, 1, 2], exchanged={"network": pairs})
     assert finding.severity is verdict
     for text in texts:
-        assert text in finding.found + finding.advice
+        assert text in finding.text + finding.advice
 
 
 def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
@@ -225,25 +225,25 @@ def test_nodes_on_one_switch_make_no_slow_pairs_of_the_others():
 
 def test_layout():
     finding = judged("layout", None, None, None, nodes=[0, 0, 1], exchanged={"layout": None})
-    assert (finding.severity, finding.found) == (OK, "2 nodes, ranks: 2, 1")
+    assert (finding.severity, finding.text) == (OK, "2 nodes, ranks: 2, 1")
     finding = judged("layout", None, None, exchanged={"layout": [1, "size is 3 ...", "another launch"]})
     assert (finding.severity, finding.advice) == (FIX, "another launch")
 
 
 def test_start():
-    assert judged("start", None, None).found == "2 ranks, one job"
+    assert judged("start", None, None).text == "2 ranks, one job"
     stands = Trouble(Blame.STUCK, "no progress in 'x' for 9 s", "x")
     troubles = {0: stands, 1: Trouble(Blame.UNHEARD, "sent no report"), 2: stands}
     finding = judged("start", None, None, None, troubles=troubles)
     assert finding.severity is FIX
-    assert finding.found == "rank 1 (n0): sent no report\nranks 0, 2 (n0): no progress in 'x' for 9 s"
+    assert finding.text == "rank 1 (n0): sent no report\nranks 0, 2 (n0): no progress in 'x' for 9 s"
     aborted = {
         rank: Trouble(Blame.ENDED, f"ended in 'the start of MPI' (status 16): Abort({rank})", START)
         for rank in range(3)
     }
     told = [{**loaded(), "family": "mpich", "srun": True}] * 3
     finding = JUDGE["start"](job("library", *told, troubles=aborted))
-    assert finding.found.startswith("ranks 0-2 (n0): ended in 'the start of MPI'")
+    assert finding.text.startswith("ranks 0-2 (n0): ended in 'the start of MPI'")
     assert "srun --mpi=pmi2" in finding.advice
 
 

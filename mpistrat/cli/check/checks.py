@@ -50,10 +50,10 @@ def _troubles(job: CheckedJob) -> list[str]:
     for rank, trouble in sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0])):
         groups.setdefault((trouble.blame, _NUMBERS.sub("", trouble.text)), []).append(rank)
     lines = []
-    for those in groups.values():
-        hosts = dict.fromkeys(job.facts[rank]["host"] for rank in those if rank in job.facts)
+    for ranks in groups.values():
+        hosts = dict.fromkeys(job.facts[rank]["host"] for rank in ranks if rank in job.facts)
         on = f" ({', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''})" if hosts else ""
-        lines.append(f"{ranks_in_words(those)}{on}: {job.troubles[those[0]].text}")
+        lines.append(f"{ranks_in_words(ranks)}{on}: {job.troubles[ranks[0]].text}")
     return lines if len(lines) <= _MOST else [*lines[:_MOST], f"... and {len(lines) - _MOST} other problems"]
 
 
@@ -106,17 +106,17 @@ def describe(library: str) -> dict[str, str]:
 
 def mixed(facts: dict[int, Any]) -> bool:
     """Return whether the ranks load different MPI libraries."""
-    return len({each["library"] for each in facts.values() if "library" in each}) > 1
+    return len({report["library"] for report in facts.values() if "library" in report}) > 1
 
 
 def judge_library(job: CheckedJob) -> Finding:
     facts = job.of("library")
-    for rank, each in facts.items():
-        if "error" in each:
+    for rank, report in facts.items():
+        if "error" in report:
             return Finding(
-                f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {each['error']}",
+                f"rank {rank} ({job.facts[rank]['host']}) cannot load an MPI library: {report['error']}",
                 Severity.FIX,
-                each["remedy"],
+                report["remedy"],
             )
     if not facts:
         return Finding("no rank reported", Severity.UNKNOWN)
@@ -129,9 +129,10 @@ def judge_library(job: CheckedJob) -> Finding:
         )
     first = next(iter(facts.values()))
     for name in ("python", *_PACKAGES):
-        if len({each[name] for each in facts.values()}) > 1:
+        if len({report[name] for report in facts.values()}) > 1:
             return Finding(f"{name}: {_groups(job, name)}", Severity.FIX, "give all ranks the same Python environment")
-    level = min((each["threads"] for each in facts.values() if "threads" in each), key=_LEVELS.index, default=None)
+    levels = (report["threads"] for report in facts.values() if "threads" in report)
+    level = min(levels, key=_LEVELS.index, default=None)
     text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
     if level in ("SINGLE", "FUNNELED"):
         return Finding(
@@ -143,11 +144,11 @@ def judge_library(job: CheckedJob) -> Finding:
 def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
     """Return one line per value of a fact, with the ranks that have it."""
     groups: dict[str, list[int]] = {}
-    for rank, each in job.of("library").items():
-        if fact in each:
-            text = f"{each[fact]} ({each['file']})" if with_file else each[fact]
+    for rank, report in job.of("library").items():
+        if fact in report:
+            text = f"{report[fact]} ({report['file']})" if with_file else report[fact]
             groups.setdefault(text, []).append(rank)
-    return "\n".join(f"{ranks_in_words(those)}: {text}" for text, those in groups.items())
+    return "\n".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in groups.items())
 
 
 def compare_layout(exchange: TimedExchange, options: CheckOptions) -> Any:
@@ -157,20 +158,20 @@ def compare_layout(exchange: TimedExchange, options: CheckOptions) -> Any:
     from mpistrat.cluster_resolver.mpi import placement_in
 
     try:
-        said = differences(facts_of_resolver(resolve()), placement_in(exchange.topology))
+        problem = differences(facts_of_resolver(resolve()), placement_in(exchange.topology))
     except (RuntimeError, ValueError) as error:
-        said = f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"
-    told = exchange.gather(said)
-    if told is None:
+        problem = f"the environment cannot be read: {error}", "mpistrat hosts shows what is read"
+    problems = exchange.gather(problem)
+    if problems is None:
         return None
-    return next(([rank, *each] for rank, each in enumerate(told) if each is not None), None)
+    return next(([rank, *texts] for rank, texts in enumerate(problems) if texts is not None), None)
 
 
 def judge_layout(job: CheckedJob) -> Finding:
     nodes = job.nodes()
-    counts = [len(those) for those in nodes.values()]
-    each = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))
-    text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {each}"
+    counts = [len(ranks) for ranks in nodes.values()]
+    per_node = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))
+    text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {per_node}"
     if job.exchanged.get("layout"):
         rank, what, cause = job.exchanged["layout"]
         return Finding(f"{text}\nrank {rank}: {what}", Severity.FIX, cause)
@@ -196,18 +197,18 @@ def judge_binding(job: CheckedJob) -> Finding:
     if not facts:
         return Finding("this system does not show the cores of a process", Severity.UNKNOWN)
     crowded = ""
-    for host, those in job.nodes().items():
-        here = [facts[rank] for rank in those if rank in facts]
+    for host, ranks in job.nodes().items():
+        here = [facts[rank] for rank in ranks if rank in facts]
         if not here:
             continue
-        masks = [frozenset(each["cores"]) for each in here]
+        masks = [frozenset(report["cores"]) for report in here]
         union = frozenset[int]().union(*masks)
-        there = max(each["there"] for each in here)
+        there = max(report["there"] for report in here)
         if affinity.share_one_core(masks, there):
             return Finding(
                 f"{host}: all {len(here)} ranks share core {ranges(union)} of {there}", Severity.FIX, affinity.advice()
             )
-        threads = sum(each["threads"] or len(each["cores"]) for each in here)
+        threads = sum(report["threads"] or len(report["cores"]) for report in here)
         if len(here) > len(union) and not crowded:
             crowded = f"{host}: {len(here)} ranks on {len(union)} of {there} cores"
         elif threads > len(union) and len(here) > 1 and not crowded:
@@ -229,11 +230,11 @@ def judge_shared_memory(job: CheckedJob) -> Finding:
     if not facts:
         return Finding("there is no /dev/shm", Severity.UNKNOWN)
     worst: tuple[float, str, int, Any] | None = None
-    for host, those in job.nodes().items():
-        here = [facts[rank] for rank in those if rank in facts]
+    for host, ranks in job.nodes().items():
+        here = [facts[rank] for rank in ranks if rank in facts]
         if here:
-            wanted = max(_LEAST_SHARED, _SHARED_PER_RANK * len(those))
-            least = min(here, key=lambda each: each["free"])
+            wanted = max(_LEAST_SHARED, _SHARED_PER_RANK * len(ranks))
+            least = min(here, key=lambda report: report["free"])
             if worst is None or least["free"] / wanted < worst[0]:
                 worst = (least["free"] / wanted, host, wanted, least)
     assert worst is not None
@@ -272,8 +273,8 @@ def look_at_gpus(options: CheckOptions) -> dict[str, Any]:
 
 def _on_the_node(seen: list[str], of_task: str) -> list[str]:
     """Return the GPUs by their numbers on the node: with cgroups each task numbers its own GPUs from 0."""
-    told = of_task.split(",")
-    return told if len(told) == len(seen) and all(each.isdecimal() for each in (*told, *seen)) else seen
+    numbers = of_task.split(",")
+    return numbers if len(numbers) == len(seen) and all(number.isdecimal() for number in (*numbers, *seen)) else seen
 
 
 def _there() -> int:
@@ -289,21 +290,21 @@ def judge_gpus(job: CheckedJob) -> Finding:
     facts = job.of("gpus")
     if not facts:
         return Finding("no rank reported", Severity.UNKNOWN)
-    anywhere = any(each["seen"] for each in facts.values())
-    for host, those in job.nodes().items():
-        here = {rank: facts[rank] for rank in those if rank in facts}
+    anywhere = any(report["seen"] for report in facts.values())
+    for host, ranks in job.nodes().items():
+        here = {rank: facts[rank] for rank in ranks if rank in facts}
         if not here:
             continue
-        given = max((each["given"] or 0) for each in here.values())
-        blind = [rank for rank, each in here.items() if each["seen"] is not None and not each["seen"]]
-        blind += [rank for rank, each in here.items() if each["seen"] is None and given and not each["there"]]
+        given = max((report["given"] or 0) for report in here.values())
+        blind = [rank for rank, report in here.items() if report["seen"] is not None and not report["seen"]]
+        blind += [rank for rank, report in here.items() if report["seen"] is None and given and not report["there"]]
         if blind and (given or anywhere):
             which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
             has = f"the job has {given} there" if given else "other ranks see some"
             return Finding(
                 f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}", Severity.FIX, _ASK
             )
-        seen = {gpu for each in here.values() for gpu in each["seen"] or ()}
+        seen = {gpu for report in here.values() for gpu in report["seen"] or ()}
         if 0 < len(seen) < given and _numbered_anew(here):
             return Finding(
                 f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: all the "
@@ -316,7 +317,7 @@ def judge_gpus(job: CheckedJob) -> Finding:
                 Severity.FIX,
                 "start one rank per GPU (--ntasks-per-node), or ask for fewer GPUs; " + _ASK,
             )
-        slices = [rank for rank, each in here.items() if _several_slices(each["seen"])]
+        slices = [rank for rank, report in here.items() if _several_slices(report["seen"])]
         if slices:
             return Finding(
                 f"{host}: {ranks_in_words(slices)} {_see(slices)} several MIG slices, but CUDA uses the first only",
@@ -327,8 +328,8 @@ def judge_gpus(job: CheckedJob) -> Finding:
     if shared:
         return Finding(shared, Severity.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
     if not anywhere:
-        there = max(each["there"] for each in facts.values())
-        if there and any(each["seen"] is not None for each in facts.values()):
+        there = max(report["there"] for report in facts.values())
+        if there and any(report["seen"] is not None for report in facts.values()):
             return Finding(f"no rank sees any of the {there} GPUs of its node", Severity.LOOK, _ASK)
         return Finding(f"{there} on a node, all visible" if there else "none", Severity.OK)
     return Finding(f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK)
@@ -340,18 +341,18 @@ def _see(those: list[int]) -> str:
 
 def _numbered_anew(here: dict[int, Any]) -> bool:
     """Return whether all ranks number their GPUs from 0, so that numbers do not identify GPUs."""
-    names = [each["seen"] for each in here.values()]
-    return len(names) > 1 and all(each == [str(i) for i in range(len(names[0] or ()))] for each in names)
+    names = [report["seen"] for report in here.values()]
+    return len(names) > 1 and all(numbers == [str(i) for i in range(len(names[0] or ()))] for numbers in names)
 
 
 def _several_slices(seen: list[str] | None) -> bool:
-    return len(seen or ()) > 1 and any(each.startswith("MIG-") for each in seen or ())
+    return len(seen or ()) > 1 and any(gpu.startswith("MIG-") for gpu in seen or ())
 
 
 def _shared(job: CheckedJob, facts: dict[int, Any]) -> str:
-    for host, those in job.nodes().items():
+    for host, ranks in job.nodes().items():
         users: dict[str, list[int]] = {}
-        for rank in those:
+        for rank in ranks:
             if rank in facts and facts[rank]["own"] is not None:
                 users.setdefault(facts[rank]["own"], []).append(rank)
         for gpu, several in users.items():
@@ -440,10 +441,10 @@ def compare_data(exchange: TimedExchange, options: CheckOptions) -> list[int] | 
         end = time.monotonic() + _VISIBLE_TIMEOUT_S
         while not (sees := os.path.exists(place)) and time.monotonic() < end:
             time.sleep(0.05)
-    told = exchange.gather(sees)
+    answers = exchange.gather(sees)
     if path is not None:
         path.unlink(missing_ok=True)
-    return None if told is None else [rank for rank, each in enumerate(told) if not each]
+    return None if answers is None else [rank for rank, seen in enumerate(answers) if not seen]
 
 
 def judge_data(job: CheckedJob) -> Finding:
@@ -452,19 +453,19 @@ def judge_data(job: CheckedJob) -> Finding:
         return Finding("no directory given", Severity.UNKNOWN, "mpistrat check --data DIR")
     if not facts:
         return Finding("no rank reported", Severity.UNKNOWN)
-    for rank, each in facts.items():
-        where = f"{each['folder']} on {job.facts[rank]['host']} ({each['files']})"
-        if each.get("missing"):
-            return Finding(f"{where}: there is no such directory", Severity.FIX, "mount it on all nodes of the job")
-        if "lock" in each:
+    for rank, report in facts.items():
+        label = f"{report['folder']} on {job.facts[rank]['host']} ({report['files']})"
+        if report.get("missing"):
+            return Finding(f"{label}: there is no such directory", Severity.FIX, "mount it on all nodes of the job")
+        if "lock" in report:
             return Finding(
-                f"{where}: HDF5 cannot lock files: {each['lock']}",
+                f"{label}: HDF5 cannot lock files: {report['lock']}",
                 Severity.FIX,
                 "export HDF5_USE_FILE_LOCKING=BEST_EFFORT (or mount it with flock), and let one process write a file",
             )
-        if "unwritable" in each:
+        if "unwritable" in report:
             return Finding(
-                f"{where}: not writable: {each['unwritable']}",
+                f"{label}: not writable: {report['unwritable']}",
                 Severity.FIX,
                 "checkpoints and caches cannot be written there: use another directory, or let it be mounted "
                 "read-write on the compute nodes",

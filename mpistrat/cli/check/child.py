@@ -26,17 +26,17 @@ class Wire:
     def __init__(self, descriptor: int):
         self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - open until the process ends
 
-    def tell(self, **what: Any) -> None:
-        self._file.write(json.dumps(what) + "\n")
+    def tell(self, **message: Any) -> None:
+        self._file.write(json.dumps(message) + "\n")
 
     def stage(self, name: str) -> None:
         """Report the next stage, which may hang."""
         self.tell(stage=name)
 
 
-def _stay(wire: Wire, **what: Any) -> NoReturn:
+def _stay(wire: Wire, **message: Any) -> NoReturn:
     """Report what went wrong, and wait to be killed: launchers end the job when a process leaves MPI early."""
-    wire.tell(**what)
+    wire.tell(**message)
     while True:
         signal.pause()
 
@@ -65,7 +65,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
     try:
         check_singleton(world.size, MPI.Get_library_version(), os.environ)
     except AloneError as error:
-        _stay(wire, alone=(error.found, error.remedy))
+        _stay(wire, alone=(error.problem, error.remedy))
     facts["library"]["threads"] = thread_level(MPI)
     wire.tell(facts=facts)
     try:

@@ -51,19 +51,19 @@ def _main() -> int:
         return 1
     key: list[Any] = pointers.key_of(topology, device.index)
     before: dict[str, str] = topology.broadcast_object(pointers.read_verdicts(key))
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     # The operation that crashed the last run goes last: otherwise those after it would never be tested.
     for operation in sorted(pointers.OPERATIONS, key=lambda name: before.get(name) == pointers.TRYING):
         if topology.rank == 0:  # before the operation, which may crash the program
             pointers.write_verdicts(key, {**pointers.read_verdicts(key), operation: pointers.TRYING})
         topology.barrier()
-        found[operation] = _try(topology, cupy_for("the probe"), operation)
+        verdicts[operation] = _try(topology, cupy_for("the probe"), operation)
         if topology.rank == 0:
-            pointers.write_verdicts(key, {**pointers.read_verdicts(key), **found})
-            print(f"{operation} on the memory of GPUs {found[operation]}")
+            pointers.write_verdicts(key, {**pointers.read_verdicts(key), **verdicts})
+            print(f"{operation} on the memory of GPUs {verdicts[operation]}")
     if topology.rank == 0:
         print(f"kept in {pointers.path_of_verdicts(key)}")
-    return 0 if all(verdict == pointers.WORKS for verdict in found.values()) else 1
+    return 0 if all(verdict == pointers.WORKS for verdict in verdicts.values()) else 1
 
 
 def _try(topology: Topology, cupy: Any, operation: str) -> str:
@@ -76,9 +76,9 @@ def _try(topology: Topology, cupy: Any, operation: str) -> str:
             error = f"fails: {problem}"
         if not error and not np.array_equal(cupy.asnumpy(got), want):
             error = "gives wrong values"
-        told = [text for text in topology.all_gather_object(error) if text]
-        if told:
-            return str(told[0])
+        errors = [text for text in topology.all_gather_object(error) if text]
+        if errors:
+            return str(errors[0])
     return pointers.WORKS
 
 

@@ -25,9 +25,9 @@ class Severity(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A result of a check: what was found, how severe it is, and what to do about it."""
+    """A result of a check: its text, how severe it is, and what to do about it."""
 
-    found: str
+    text: str
     severity: Severity
     advice: str = ""
 
@@ -216,10 +216,10 @@ def rounds(nodes: Sequence[int], most: int) -> list[list[tuple[int, int]]]:
     [[(1, 2)], [(0, 2)], [(0, 1)]]
     """
     players: list[int | None] = [*nodes] + [None] * (len(nodes) % 2)
-    found = []
+    result = []
     for _ in range(min(most, max(0, len(players) - 1))):
         half = len(players) // 2
         pairs = zip(players[:half], reversed(players[half:]), strict=True)
-        found.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        result.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
         players[1:] = [players[-1], *players[1:-1]]
-    return found
+    return result

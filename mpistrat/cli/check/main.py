@@ -50,7 +50,7 @@ class Watcher:
         self._outbox = FileQueue(key, rank) if rank else None
         self._stage = "the start of Python"
         self._facts: dict[str, Any] | None = None
-        self._told: dict[str, Any] = {}
+        self._outcome: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._reading = False
         self._gather = _GATHER
@@ -63,11 +63,11 @@ class Watcher:
                 self._inbox.close()
             if self._outbox is not None:
                 self._outbox.close()
-            if "everyone" not in self._told:
+            if "everyone" not in self._outcome:
                 return None
-            everyone = dict(enumerate(self._told["everyone"]))
-            return CheckedJob(len(everyone), everyone, self._told["exchanged"], options=self._options)
-        alone = self._told.get("alone")
+            everyone = dict(enumerate(self._outcome["everyone"]))
+            return CheckedJob(len(everyone), everyone, self._outcome["exchanged"], options=self._options)
+        alone = self._outcome.get("alone")
         self._tell({"facts": self._facts, "trouble": trouble, "alone": alone})
         if self._inbox is None:
             self._wait_for_report(". ".join(alone) if alone else trouble.text)
@@ -117,7 +117,7 @@ class Watcher:
                 return trouble
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END)  # MPICH contacts its launcher at the very end
-            if self._told.get("done"):
+            if self._outcome.get("done"):
                 return None
             return self._death(self._process.poll(), errors)
 
@@ -135,13 +135,13 @@ class Watcher:
                     *lines, pending = (pending + data).split(b"\n")
                     for line in lines:
                         self._hear(json.loads(line))
-                    if "alone" in self._told:
+                    if "alone" in self._outcome:
                         return Trouble(Blame.ALONE, "every task is alone")
-                    if "trouble" in self._told:
-                        blame, text, _ = self._told["trouble"]
+                    if "trouble" in self._outcome:
+                        blame, text, _ = self._outcome["trouble"]
                         return self._trouble(blame, f"{text}, in")
                     end = time.monotonic()
-                elif self._told.get("done"):
+                elif self._outcome.get("done"):
                     return None
                 elif time.monotonic() - end > self._options.limit:
                     return self._trouble(Blame.STUCK, "no progress in", f" for {self._options.limit:g} s")
@@ -151,15 +151,15 @@ class Watcher:
     def _trouble(self, blame: int, before: str, after: str = "") -> Trouble:
         return Trouble(blame, f"{before} '{self._stage}'{after}", self._stage)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        if "stage" in told:
-            self._stage = told["stage"]
-        elif "facts" in told:
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "stage" in message:
+            self._stage = message["stage"]
+        elif "facts" in message:
             if self._facts is None:
-                self._tell({"facts": told["facts"]})
-            self._facts = told["facts"]
+                self._tell({"facts": message["facts"]})
+            self._facts = message["facts"]
         else:
-            self._told.update(told)
+            self._outcome.update(message)
 
     def _tell(self, letter: dict[str, Any]) -> None:
         """Send a letter to rank 0 without MPI."""
@@ -175,7 +175,7 @@ class Watcher:
         assert self._inbox is not None
         self._inbox.collect()
         letters = self._inbox.letters
-        if any(each.get("trouble") for each in letters.values()) or (
+        if any(letter.get("trouble") for letter in letters.values()) or (
             self._stage == START and waited > _START and _mixed(letters)
         ):
             time.sleep(1)  # other ranks may be about to report as well
@@ -201,25 +201,25 @@ class Watcher:
         lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if any(map(str.isalnum, line))]
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        said = f": {' '.join(lines)[-400:]}" if lines else ""
-        return self._trouble(Blame.ENDED, "ended in", f" ({how}){said}")
+        output = f": {' '.join(lines)[-400:]}" if lines else ""
+        return self._trouble(Blame.ENDED, "ended in", f" ({how}){output}")
 
     def _report(self, inbox: Inbox) -> CheckedJob:
         """Return the facts that rank 0 can get without MPI."""
 
         def all_have_told() -> bool:
             inbox.collect()
-            return len(inbox.letters) >= self._size and all("trouble" in each for each in inbox.letters.values())
+            return len(inbox.letters) >= self._size and all("trouble" in letter for letter in inbox.letters.values())
 
         inbox.announce("stop")
         if inbox.works:
             _until(all_have_told, self._gather)
         letters = inbox.letters
-        facts = {rank: each["facts"] for rank, each in letters.items() if each["facts"] is not None}
-        told = next((each["alone"] for each in letters.values() if each.get("alone")), None)
+        facts = {rank: letter["facts"] for rank, letter in letters.items() if letter["facts"] is not None}
+        reason = next((letter["alone"] for letter in letters.values() if letter.get("alone")), None)
         # Where the libraries differ, they are the cause, not the launcher.
-        alone = Finding(told[0], Severity.FIX, told[1]) if told and not _mixed(letters) else None
-        troubles = {rank: Trouble(*each["trouble"]) for rank, each in letters.items() if each.get("trouble")}
+        alone = Finding(reason[0], Severity.FIX, reason[1]) if reason and not _mixed(letters) else None
+        troubles = {rank: Trouble(*letter["trouble"]) for rank, letter in letters.items() if letter.get("trouble")}
         unheard = Trouble(Blame.UNHEARD, "sent no report")
         troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
         if not facts:
@@ -249,8 +249,8 @@ class Watcher:
 
 def _mixed(letters: dict[int, Any]) -> bool:
     """Return whether the ranks load different MPI libraries: then MPI may never start."""
-    facts = {rank: each["facts"] for rank, each in letters.items()}
-    return mixed({rank: each["library"] for rank, each in facts.items() if each is not None})
+    facts = {rank: letter["facts"] for rank, letter in letters.items()}
+    return mixed({rank: report["library"] for rank, report in facts.items() if report is not None})
 
 
 def _until(condition: Callable[[], bool], limit: float) -> bool:
@@ -335,8 +335,8 @@ def _probe(limit: float) -> int:
 
 def _print_json(ranks: int, findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     checks = {
-        check.name: {"found": each.found, "verdict": each.severity.value, "advice": each.advice}
-        for check, each in findings
+        check.name: {"found": finding.text, "verdict": finding.severity.value, "advice": finding.advice}
+        for check, finding in findings
     }
     click.echo(json.dumps({"ranks": ranks, "must fix": must_fix, "checks": checks}, indent=2))
 
@@ -347,10 +347,10 @@ def _print_table(findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
 
     console = table.console()
     rows = Table("check", "found", "verdict", "what to do", show_lines=True)
-    for check, each in findings:
-        verdict = each.severity.value
+    for check, finding in findings:
+        verdict = finding.severity.value
         coloured = f"[{_COLOURS[verdict]}]{verdict}[/{_COLOURS[verdict]}]"
-        rows.add_row(check.title, escape(each.found), coloured, escape(each.advice))
+        rows.add_row(check.title, escape(finding.text), coloured, escape(finding.advice))
     console.print(rows)
-    count = sum(each.severity.value == "fix" for _, each in findings)
+    count = sum(finding.severity.value == "fix" for _, finding in findings)
     console.print(f"{count} to fix" if must_fix else "nothing to fix")

@@ -47,28 +47,28 @@ def measure_network(exchange: TimedExchange, options: CheckOptions) -> list[Pair
     """Measure the pairs of nodes. Measure slow pairs again, alone: other pairs may have disturbed them."""
     pairs = rounds(exchange.leaders, _ROUNDS)
     if len(exchange.leaders) <= _FEW_NODES:
-        pairs = [[pair] for each in pairs for pair in each]
-    found = _measured(exchange, pairs)
-    suspicious = None if found is None else sorted(_slow(found), key=lambda pair: pair.rate)[:_AGAIN]
-    alone = [[(pair.a, pair.b)] for pair in (Pair(*each) for each in exchange.broadcast(suspicious))]
+        pairs = [[pair] for group in pairs for pair in group]
+    measurements = _measured(exchange, pairs)
+    suspicious = None if measurements is None else sorted(_slow(measurements), key=lambda pair: pair.rate)[:_AGAIN]
+    alone = [[(pair.a, pair.b)] for pair in (Pair(*values) for values in exchange.broadcast(suspicious))]
     second = {(pair.a, pair.b): pair for pair in _measured(exchange, alone) or ()}
-    if found is None:
+    if measurements is None:
         return None
-    return [_better(pair, second.get((pair.a, pair.b))) for pair in found]
+    return [_better(pair, second.get((pair.a, pair.b))) for pair in measurements]
 
 
 def _measured(exchange: TimedExchange, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
     """Measure pairs, those of one list at the same time. Return all results on rank 0, None elsewhere."""
-    found = []
-    for each in pairs:
-        for a, b in each:
+    results = []
+    for group in pairs:
+        for a, b in group:
             if exchange.rank in (a, b):
                 measured = measure(exchange, b if exchange.rank == a else a, first=exchange.rank == a)
                 if exchange.rank == a:
-                    found.append((a, b, *measured))
+                    results.append((a, b, *measured))
         exchange.barrier()
-    told = exchange.gather(found)
-    return None if told is None else [Pair(*pair) for each in told for pair in each]
+    gathered = exchange.gather(results)
+    return None if gathered is None else [Pair(*pair) for rows in gathered for pair in rows]
 
 
 def _better(first: Pair, second: Pair | None) -> Pair:
@@ -138,12 +138,12 @@ def _turn(exchange: TimedExchange, peer: int, first: bool, out: bytearray, into:
 
 
 def judge_network(job: CheckedJob) -> Finding:
-    told: Any = job.exchanged.get("network")
-    if told is None:
+    measurements: Any = job.exchanged.get("network")
+    if measurements is None:
         return Finding("the ranks could not communicate", Severity.UNKNOWN)
-    if not told:
+    if not measurements:
         return Finding("one node", Severity.OK)
-    pairs = [Pair(int(a), int(b), *rest) for a, b, *rest in told]
+    pairs = [Pair(int(a), int(b), *rest) for a, b, *rest in measurements]
 
     def name(pair: Pair) -> str:
         return "-".join(job.facts[rank]["host"] for rank in (pair.a, pair.b))
@@ -188,7 +188,7 @@ def compare_clocks(exchange: TimedExchange, options: CheckOptions) -> list[list[
                 exchange.receive(0, 1)
                 exchange.send(struct.pack("d", now()), 0)
         return None
-    found = []
+    offsets = []
     for peer in peers:
         if peer == 0:
             continue
@@ -199,21 +199,21 @@ def compare_clocks(exchange: TimedExchange, options: CheckOptions) -> list[list[
             (theirs,) = struct.unpack("d", exchange.receive(peer, 8))
             end = now()
             best = min(best, (end - start, theirs - (start + end) / 2))
-        found.append([peer, best[1], best[0] / 2])
-    return found
+        offsets.append([peer, best[1], best[0] / 2])
+    return offsets
 
 
 def judge_clocks(job: CheckedJob) -> Finding:
-    found: Any = job.exchanged.get("clocks")
-    if found is None:
+    offsets: Any = job.exchanged.get("clocks")
+    if offsets is None:
         return Finding("the ranks could not be asked", Severity.UNKNOWN)
-    if not found:
+    if not offsets:
         return Finding("one rank", Severity.OK)
-    rank, ahead, error = max(found, key=lambda each: abs(each[1]) - each[2])
+    rank, ahead, error = max(offsets, key=lambda row: abs(row[1]) - row[2])
     rank = int(rank)
     least = max(0.0, abs(ahead) - error)
     if least < _CLOCK_LOOK:
-        return Finding(f"within {max(abs(each[1]) + each[2] for each in found) * 1e3:.1f} ms", Severity.OK)
+        return Finding(f"within {max(abs(row[1]) + row[2] for row in offsets) * 1e3:.1f} ms", Severity.OK)
     return Finding(
         f"rank {rank} ({job.facts[rank]['host']}) is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} rank 0",
         Severity.FIX if least >= _CLOCK_FIX else Severity.LOOK,

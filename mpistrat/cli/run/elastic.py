@@ -91,7 +91,7 @@ def run_elastic(
                 if ended.by_signal or not (ended.status > 128 or ended.status == HANG):
                     return ended.status
                 at.append(copies.newest_steps(folder))
-                step = next((each for each in reversed(at[-1]) if each), 0)
+                step = next((newest for newest in reversed(at[-1]) if newest), 0)
                 cause = "a hang" if ended.status == HANG else f"the loss of {ended.lost or 'a rank'}"
                 if at[-_SAME_STEP:] == [at[-1]] * _SAME_STEP or len(at) > restarts:
                     _say(f"gives up after {cause}: {len(at)} losses, {at.count(at[-1])} of them at step {step}")
@@ -102,8 +102,8 @@ def run_elastic(
                 if not waited:
                     start(len(at))
                 left = count(len(at))
-                where = f"the copy of step {step}" if step else "the newest checkpoint, without a copy"
-                _say(f"goes on after {cause} with {left} rank{'s' if left > 1 else ''}, from {where}")
+                origin = f"the copy of step {step}" if step else "the newest checkpoint, without a copy"
+                _say(f"goes on after {cause} with {left} rank{'s' if left > 1 else ''}, from {origin}")
         finally:
             for job in jobs:
                 job.close()

@@ -101,9 +101,9 @@ def identify(path: str, text: str) -> Launcher:
     elif re.search(r"HYDRA|MPICH", text):
         family = "mpich"
     else:
-        said = text.strip().partition("\n")[0] or "nothing"
+        reply = text.strip().partition("\n")[0] or "nothing"
         raise click.ClickException(
-            f"{path} does not belong to an MPI that `mpistrat run` knows (it said: {said}); start the program with it "
+            f"{path} does not belong to an MPI that `mpistrat run` knows (it said: {reply}); start the program with it "
             f"by hand, or {_INSTALL}"
         )
     number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
@@ -146,18 +146,18 @@ def _refuse_mixture() -> None:
         return
     from importlib import metadata  # slow to import
 
-    found = []
+    installed = []
     for name in candidates:
         try:
-            found.append((name, metadata.version(name)))
+            installed.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    if len(found) > 1:
-        both = " and ".join(f"{name} {version}" for name, version in found)
-        names = " ".join(name for name, _ in found)
+    if len(installed) > 1:
+        both = " and ".join(f"{name} {version}" for name, version in installed)
+        names = " ".join(name for name, _ in installed)
         raise click.ClickException(
             f"{both} are installed in {sys.prefix}, and each of them installs bin/mpirun: one has overwritten "
-            f"the other. Remove both, then install one: pip uninstall {names}; pip install {found[0][0]}"
+            f"the other. Remove both, then install one: pip uninstall {names}; pip install {installed[0][0]}"
         )
 
 
@@ -338,8 +338,8 @@ _FAMILIES = {"openmpi": _of_open_mpi, "mpich": _of_mpich, "intel": _of_intel}
 
 def cores() -> int:
     """Return the number of cores in the affinity mask of this process, or fewer if its container has a quota."""
-    own = affinity.cores()
-    count = (os.cpu_count() or 1) if own is None else len(own)
+    mask = affinity.cores()
+    count = (os.cpu_count() or 1) if mask is None else len(mask)
     quota = _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 

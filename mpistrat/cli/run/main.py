@@ -27,16 +27,16 @@ class _PythonLike(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         position = 0
         while position < len(args):
-            each = args[position]
-            if each.startswith("-m") and not each.startswith("--"):
-                position += 2 if each == "-m" else 1
+            word = args[position]
+            if word.startswith("-m") and not word.startswith("--"):
+                position += 2 if word == "-m" else 1
                 args = [*args[:position], "--", *args[position:]]
                 break
-            if each == "--" or not each.startswith("-"):
+            if word == "--" or not word.startswith("-"):
                 break
-            if each == "--elastic" and args[position + 1 : position + 2] not in (["same"], ["fewer"]):
+            if word == "--elastic" and args[position + 1 : position + 2] not in (["same"], ["fewer"]):
                 args = [*args[:position], "--elastic=same", *args[position + 1 :]]  # click would take the program
-            position += 2 if each in _WITH_VALUE else 1
+            position += 2 if word in _WITH_VALUE else 1
         return super().parse_args(ctx, args)
 
 

@@ -90,27 +90,27 @@ class EndOrder:
         """Return the processes that have ended, the first one first."""
         if self._notices is None:
             return []
-        told = b""
+        data = b""
         with contextlib.suppress(BlockingIOError):
-            while part := os.read(self._notices, 1 << 16):
-                told += part
+            while block := os.read(self._notices, 1 << 16):
+                data += block
         os.close(self._notices)
         self._notices = None
-        return _processes(told)
+        return _processes(data)
 
 
-def _processes(told: bytes) -> list[int]:
+def _processes(data: bytes) -> list[int]:
     """Return the numbers that are the names in notices."""
-    found, at = [], 0
-    while at < len(told):
-        _, _, _, length = _EVENT.unpack_from(told, at)
-        at += _EVENT.size
-        name = told[at : at + length].rstrip(b"\0")
-        at += length
+    processes, offset = [], 0
+    while offset < len(data):
+        _, _, _, length = _EVENT.unpack_from(data, offset)
+        offset += _EVENT.size
+        name = data[offset : offset + length].rstrip(b"\0")
+        offset += length
         # Others: the directory itself, and what a file system makes of a file that is removed.
         if name.isdigit():
-            found.append(int(name))
-    return found
+            processes.append(int(name))
+    return processes
 
 
 def _version() -> tuple[int, ...]:
@@ -153,31 +153,31 @@ class Guard:
 
 def remove_leftovers(since: float) -> list[Path]:
     """Remove, and return, files of ranks in shared memory that are newer than ``since`` and that no process uses."""
-    found = _mine(since)
-    if found:
+    leftovers = _shared_files_of_ranks(since)
+    if leftovers:
         used = _used()
-        found = [path for path in found if str(path) not in used]
-    for path in found:
+        leftovers = [path for path in leftovers if str(path) not in used]
+    for path in leftovers:
         with contextlib.suppress(OSError):
             path.unlink()
-    return found
+    return leftovers
 
 
-def _mine(since: float) -> list[Path]:
+def _shared_files_of_ranks(since: float) -> list[Path]:
     try:
         entries = list(os.scandir(SHARED))
     except OSError:
         return []
     user = os.geteuid()
-    found = []
+    paths = []
     for entry in entries:
         if not entry.name.startswith(_SHARED_NAMES) or entry.name.startswith(layout.PREFIX):
             continue  # a dead rank of a job that still runs is found by its record
         with contextlib.suppress(OSError):
             status = entry.stat(follow_symlinks=False)
             if status.st_uid == user and status.st_ctime >= since:
-                found.append(Path(entry.path))
-    return found
+                paths.append(Path(entry.path))
+    return paths
 
 
 def _used() -> set[str]:
@@ -357,7 +357,7 @@ class RunningJob:
     @property
     def lost(self) -> str:
         """The rank that was killed first, in words; empty if none is known."""
-        deaths = self._messages.found.deaths
+        deaths = self._messages.banners.deaths
         return self._name(deaths[0]) if deaths else ""
 
     def _status_by_records(self, status: int) -> int:
@@ -370,22 +370,22 @@ class RunningJob:
 
         order = self._ends.close()
         records = last.left(self._started, self.ranks.keys())
-        left = self._messages.found.left
+        left = self._messages.banners.left
         end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
-        if left and len(records) == self._job.ranks and all(each.exit_status == 0 for each in records):
+        if left and len(records) == self._job.ranks and all(record.exit_status == 0 for record in records):
             status = 0  # all ranks meant to succeed. MPICH takes that for success, Open MPI does not
-        exited = any(each.exit_status is not None for each in records)
+        exited = any(record.exit_status is not None for record in records)
         if texts and (not status or left or exited or self._unnamed):
             if not self._job.survives:  # the other ranks decide whether they can do without a lost one
                 status = status or 1
             for text in texts:
                 self._say(text)
         if (
-            self._messages.found.deaths
+            self._messages.banners.deaths
             and not self._passed_on  # the signal was meant to end the job
             and self._job.launcher.can_survive
-            and any(each.phase == Phase.SERVING for each in records)
+            and any(record.phase == Phase.SERVING for record in records)
         ):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
         self._keep = partial(last.keep, records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
@@ -398,9 +398,9 @@ class RunningJob:
         if self._passed_on:
             ending = [signal.Signals(number).name for number in _ENDING if number in self._passed_on]
             return last.End(by=f"the signal {ending[0]}" if ending else "")
-        if self._messages.found.aborted:
+        if self._messages.banners.aborted:
             return last.End(by="the call of MPI_Abort")
-        named = [self._rank_of(death) for death in self._messages.found.deaths]
+        named = [self._rank_of(death) for death in self._messages.banners.deaths]
         if named and named[0] is not None:
             return last.End(named[0])
         return last.End(last.first_to_end(records, order, self._job.ranks))
@@ -456,7 +456,7 @@ class RunningJob:
             _kill(rank, signal.SIGCONT)
 
     def _status(self, code: int) -> int:
-        if deaths := self._messages.found.deaths:
+        if deaths := self._messages.banners.deaths:
             death = deaths[0]
             for number in (death.signal, *death.or_signals):
                 if number in self._passed_on:
@@ -471,7 +471,7 @@ class RunningJob:
             if -code not in self._passed_on:
                 self._say(f"{self._job.launcher.path} was killed by signal {_signal(-code)}")
             return 128 - code
-        return code or int(self._messages.found.failed)
+        return code or int(self._messages.banners.failed)
 
     def _status_of_output(self) -> int:
         """Return 1 if output was lost, since its reader has ended or the disk is full: the job was ended then."""
@@ -500,15 +500,15 @@ def ranks_below(launcher: int) -> dict[int, int]:
     children: dict[int, list[int]] = {}
     for process in proc.everyone():
         children.setdefault(proc.parent(process), []).append(process)
-    found, pending = {}, [launcher]
+    ranks, pending = {}, [launcher]
     while pending:
         for process in children.get(pending.pop(), []):
             rank = rank_of(process)
             if rank is None:
                 pending.append(process)  # a daemon of the launcher
             else:
-                found[process] = rank
-    return found
+                ranks[process] = rank
+    return ranks
 
 
 def rank_of(process: int) -> int | None:

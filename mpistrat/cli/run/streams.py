@@ -92,8 +92,8 @@ class Banners:
         self.left: set[int] = set()
         self.failed = self.aborted = False
         first, rest = _OPEN_MPI if family == "openmpi" else _MPICH
-        self._whole = re.compile(first + rest + b"|" + _ABORT_OF_MPICH, re.DOTALL | re.MULTILINE)
-        self._begun = re.compile(first + rb".*", re.DOTALL)
+        self._banner = re.compile(first + rest + b"|" + _ABORT_OF_MPICH, re.DOTALL | re.MULTILINE)
+        self._banner_start = re.compile(first + rb".*", re.DOTALL)
         # The launcher's server prints the first when a rank was killed, the second when it ends a rank that has closed
         # its streams.
         own = re.escape(host.partition(".")[0].encode())
@@ -109,8 +109,8 @@ class Banners:
         Where the text has ``ended``, such a start is a banner: a launcher that fails leaves half of it.
         """
         # Open MPI 5 prints a NUL after the banner of MPI_Abort, in a message of its own.
-        text = self._noise.sub(b"", self._whole.sub(self._take, text.replace(b"\0", b"")))
-        begun = self._begun.search(text)
+        text = self._noise.sub(b"", self._banner.sub(self._take, text.replace(b"\0", b"")))
+        begun = self._banner_start.search(text)
         if begun is None or len(begun[0]) > _LONGEST_BANNER:
             return text, b""
         if ended:
@@ -119,7 +119,7 @@ class Banners:
 
     def _take(self, banner: re.Match[bytes]) -> bytes:
         self.failed = True
-        self.aborted = self.aborted or any(each in banner[0] for each in _ABORTS)
+        self.aborted = self.aborted or any(text in banner[0] for text in _ABORTS)
         self.left |= {int(match[1] or match[2]) for match in _LEFT.finditer(banner[0])}
         if match := _DEATH.search(banner[0]):
             self.deaths.append(Death(int(match["signal"]), int(match["rank"]), int(match["pid"])))
@@ -133,15 +133,15 @@ def _death_of_mpich(pid: int, code: int, number: int) -> Death:
         return Death(code, pid=pid)
     # MPICH reports one process, perhaps one that MPICH killed itself afterwards. The signal that it reports is the
     # bitwise or of the signals of all processes.
-    others = (each for each in range(1, 32) if each != number and each | signal.SIGKILL == number)
+    others = (candidate for candidate in range(1, 32) if candidate != number and candidate | signal.SIGKILL == number)
     return Death(number, or_signals=tuple(others))
 
 
 class LauncherMessages:
-    """A thread that copies what a launcher prints to the errors of this process, but for the banners ``found``."""
+    """A thread that copies what a launcher prints to the errors of this process, but for its ``banners``."""
 
     def __init__(self, pipe: IO[bytes], family: str, host: str):
-        self.found = Banners(family, host)
+        self.banners = Banners(family, host)
         self._pipe = pipe
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
@@ -159,7 +159,7 @@ class LauncherMessages:
             data = os.read(self._pipe.fileno(), _BLOCK) if ready else b""
             held += data
             if not data:
-                passed, held = self.found.cut(held, ended=bool(ready))
+                passed, held = self.banners.cut(held, ended=bool(ready))
                 with contextlib.suppress(OSError):  # the status of the job is still known
                     write_all(2, passed)
                 if ready:
@@ -244,8 +244,8 @@ class Streams:
 
     def close(self) -> None:
         """Close the channels, without copying what they have. `finish` does it, too."""
-        for each in [*(key.fd for key in self._channels.get_map().values()), *self._kept, self._ended]:
-            os.close(each)
+        for descriptor in [*(key.fd for key in self._channels.get_map().values()), *self._kept, self._ended]:
+            os.close(descriptor)
         self._channels.close()
 
     @property
@@ -259,7 +259,7 @@ class Streams:
             for key, _ in ready:
                 self._take(key.fd, *key.data)
             ready = self._channels.select()
-        for key in [each for each in self._channels.get_map().values() if each.data]:
+        for key in [key for key in self._channels.get_map().values() if key.data]:
             blocks = 0  # a process that a rank left behind may write for ever
             while blocks < _MOST_BLOCKS and self._take(key.fd, *key.data):
                 blocks += 1
@@ -313,20 +313,20 @@ def _terminal(name: str, target: int) -> tuple[int, int]:
 
     Bytes pass as they are: the terminal of this process makes of them what it should.
     """
-    mine, theirs = os.openpty()
+    ours, theirs = os.openpty()
     tty.setraw(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, fcntl.ioctl(target, termios.TIOCGWINSZ, bytes(8)))
-    os.set_blocking(mine, False)
+    os.set_blocking(ours, False)
     os.symlink(os.ttyname(theirs), name)
-    return mine, theirs
+    return ours, theirs
 
 
 def _has_input() -> bool:
     """Return whether standard input can be read: it is not the null device, nor the terminal of another job."""
     try:
-        found = os.fstat(0)
+        status = os.fstat(0)
         if os.isatty(0):
             return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
-    return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)
+    return not (stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev)

@@ -190,7 +190,7 @@ def test_messages_pass_while_the_job_runs(capfd):
     os.close(end)
     messages.join(60)
     assert seen + capfd.readouterr().err == "a warning\n"
-    assert messages.found.deaths == [Death(11, rank=1, pid=4222)]
+    assert messages.banners.deaths == [Death(11, rank=1, pid=4222)]
 
 
 def test_a_stream_that_another_process_keeps_open_is_not_waited_for():

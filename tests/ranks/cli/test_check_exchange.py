@@ -44,8 +44,8 @@ def test_slow_link(exchange, comm):
         assert sorted(tuple(pair[:2]) for pair in pairs) == [(0, 1), (0, 2), (1, 2)]
         found = network.judge_network(job(network=pairs))
         assert found.severity is Severity.FIX
-        assert "worst bandwidth 1 MB/s" in found.found
-        assert f"-n{LAST})" in found.found.split(", best")[0]
+        assert "worst bandwidth 1 MB/s" in found.text
+        assert f"-n{LAST})" in found.text.split(", best")[0]
 
 
 def test_alone_or_not_every_pair_is_measured(exchange):
@@ -67,7 +67,7 @@ def test_clock_of_one_rank(exchange, monkeypatch):
         assert abs(ahead + 7) <= error + 1e-3
         finding = network.judge_clocks(job(clocks=found))
         assert finding.severity is Severity.FIX
-        assert finding.found == f"rank {LAST} (n{LAST}) is {-ahead:.1f} s behind rank 0"
+        assert finding.text == f"rank {LAST} (n{LAST}) is {-ahead:.1f} s behind rank 0"
 
 
 def test_clocks_that_agree(exchange):
@@ -92,7 +92,7 @@ def test_layout_that_is_contradicted(exchange, monkeypatch):
     if RANK == 0:
         finding = checks.judge_layout(job(layout=said))
         assert finding.severity is Severity.FIX
-        assert f"rank {LAST}: size is {SIZE + 5} according to OMPI_COMM_WORLD_SIZE" in finding.found
+        assert f"rank {LAST}: size is {SIZE + 5} according to OMPI_COMM_WORLD_SIZE" in finding.text
 
 
 @pytest.mark.ranks(min=2)
