@@ -165,10 +165,10 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, ver
                 grow(path)
             except KeyboardInterrupt:
                 ended = True
-        steps = {each.steps for each in zarr_store(path, version).found()[0]}
+        steps = {each.steps for each in zarr_store(path, version).existing()[0]}
         assert steps in ({1}, {2}), (renames, steps)
         grow(path)
-        assert {each.steps for each in zarr_store(path, version).found()[0]} == {max(steps) + 1}
+        assert {each.steps for each in zarr_store(path, version).existing()[0]} == {max(steps) + 1}
         for name in ("u", "g/v") if version == 3 else ():
             values = sys.modules["zarr"].open(str(path), mode="r")[name][...]
             np.testing.assert_array_equal(values, np.repeat(np.arange(max(steps) + 1.0)[:, None], 3, 1))
@@ -176,7 +176,7 @@ def test_a_zarr_store_whose_writer_ends_at_any_rename(tmp_path, monkeypatch, ver
     assert renames > 4
     (path / ".commit").write_text('{"../out": {}}')
     with pytest.raises(DataFileError, match="names what is not in the store"):
-        zarr_store(path, version).found()
+        zarr_store(path, version).existing()
     assert not (tmp_path / "out").exists()
 
 
