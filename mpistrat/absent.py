@@ -19,7 +19,7 @@ _STATE = "mpistrat.training.save() and load() of optimizer.variables"
 
 
 def _table(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return what to use in place of each name. A row has names and what to use; there, ``*`` is the name itself."""
+    """Return what to use in place of each name. A row has names and what to use, where ``*`` stands for the name."""
     return {name: instead.replace("*", name) for names, instead in rows for name in names.split()}
 
 
@@ -253,8 +253,7 @@ OF_OPTIMIZER_ARGUMENTS = _table(
 def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a ``__getattr__`` of a module whose error says what to use in place of a missing name.
 
-    ``find`` is the ``__getattr__`` that finds the names that the module has. ``instead`` has names that the module does
-    not have, and what to use.
+    ``find`` is the ``__getattr__`` that loads the names of the module. ``instead`` maps missing names to what to use.
     """
 
     def __getattr__(name: str) -> Any:
@@ -271,12 +270,12 @@ def explained(module: str, find: Callable[[str], Any], instead: Mapping[str, str
 
 
 def nothing(name: str) -> NoReturn:
-    """Find no name: for `explained` of a module that has all its names from its start."""
+    """Raise AttributeError: the ``find`` of a module that loads no names later."""
     raise AttributeError(name)
 
 
 def of_object(obj: Any, name: str, instead: Mapping[str, str]) -> Any:
-    """Do what ``__getattr__`` of an object must do: raise an error that says what to use in place of a missing name."""
+    """Raise an error that says what to use in place of a missing name. For ``__getattr__`` of an object."""
     kind = obj if isinstance(obj, type) else type(obj)
     if not isinstance(obj, type) and any(name in vars(base) for base in kind.__mro__):
         return object.__getattribute__(obj, name)  # a property whose own AttributeError brought us here
@@ -289,9 +288,9 @@ def explain_arguments(init: Callable[..., None], instead: Mapping[str, str]) -> 
     import inspect  # a late import: takes 4 ms
 
     parameters = inspect.signature(init).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return init  # the one that it calls tells
-    names = {each.name for each in parameters}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return init  # it passes **kwargs on to a constructor that is explained itself
+    names = {parameter.name for parameter in parameters}
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -26,19 +26,19 @@ from mpistrat.values import Mirrored, reducible
 class Engine:
     """The ranks, replicas, cross-device ops, device and options of a strategy.
 
-    A strategy makes one. Variables, datasets, optimizers and metrics are given it. It knows none of their classes.
+    A strategy makes one, for its variables, datasets, optimizers and metrics. The engine knows none of their classes.
 
     By default its ranks are this process alone, its device is the host, its ops choose the fastest algorithm for each
-    message, and each rank plays one replica. The options are those of all collectives.
+    message, and each rank plays one replica. The options apply to all collectives.
 
-    ``topology`` has the ranks that combine values. ``all_ranks`` has those that run the program together, and save and
-    end at one step. Where a replica is several ranks, values are combined with those of the same place in others only.
+    ``topology`` has the ranks that combine values. ``all_ranks`` has all ranks of the program, which save and end at
+    one step. Where a replica is several ranks, a rank combines values with the ranks of its position in other replicas.
 
-    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is the same if it knows of several replicas in a rank,
-    and None where each rank plays the replica of its own number. ``arenas`` is the memory of buffers that are reduced
-    where they are. ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor
-    pack sizes count them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether
-    these get the value of rank 0. ``between_groups`` is set where the ranks are groups that exchange now and then:
+    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is None where each rank plays the replica of its own
+    number, and else the same as ``ops``. ``arenas`` is the memory of buffers that are reduced in place.
+    ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count
+    them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether these get the
+    value of rank 0. ``between_groups`` is set where the ranks are groups that exchange now and then:
     ``topology`` and ``replicas`` are then those of this group. ``mesh`` is set where a replica is several ranks.
     """
 
@@ -80,7 +80,7 @@ class Engine:
         return self.topology if self.between_groups is None else self.all_ranks
 
     def merged(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return the options of a call: those given, where they are set, and the strategy's otherwise."""
+        """Return the options of a call. Options that it leaves unset are the strategy's."""
         return self.options if options is None else self.options.merge(options)
 
     # --- reductions ------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Engine:
         return [reducible(op, leaf) for leaf in leaves]
 
     def holds_buffer(self, values: Sequence[Any]) -> bool:
-        """Return whether one of the arrays is reduced where it is."""
+        """Return whether one of the arrays is reduced in place."""
         arenas = self.arenas
         return bool(arenas) and any(id(getattr(value, "base", None)) in arenas for value in values)
 
@@ -143,7 +143,7 @@ class Engine:
             self.sends_initial_values = before
 
     def name_of_variable(self, name: str | None) -> str:
-        """Return the name of a new variable: the one given, or else the next of ``Variable``, ``Variable_1``, ..."""
+        """Return the name of a new variable: ``name``, or the next of ``Variable``, ``Variable_1``, ..."""
         if name is not None:
             return name
         self._unnamed += 1

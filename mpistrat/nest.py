@@ -40,7 +40,7 @@ def is_nested(value: Any) -> bool:
     return _is_structure(kind)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # bounded: a cache keeps the classes alive
 def _is_structure(kind: Any) -> bool:
     return issubclass(kind, (dict, list, tuple, type(None), Mapping)) or _is_dataclass(kind)
 
@@ -95,7 +95,7 @@ def paths(structure: Any) -> list[tuple[Any, ...]]:
     [('a',), ('b', 0), ('b', 2)]
     """
     if _is_flat(structure):
-        return [(place,) for place in range(len(structure))]
+        return [(index,) for index in range(len(structure))]
     import optree
 
     _register_classes(structure)
@@ -104,7 +104,7 @@ def paths(structure: Any) -> list[tuple[Any, ...]]:
 
 def holds(leaves: list[Any], kind: type) -> bool:
     """Return whether a leaf is an instance of ``kind``."""
-    return any(issubclass(each, kind) for each in set(map(type, leaves)))
+    return any(issubclass(leaf_type, kind) for leaf_type in set(map(type, leaves)))
 
 
 def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
@@ -116,9 +116,9 @@ def map_structure(fn: Callable[..., Any], structure: Any, *others: Any) -> Any:
         return fn(structure, *others)
     import optree
 
-    for each in (structure, *others):
-        _register_classes(each)
-    specs = {optree.tree_structure(each, namespace=_NAMESPACE) for each in (structure, *others)}
+    for tree in (structure, *others):
+        _register_classes(tree)
+    specs = {optree.tree_structure(tree, namespace=_NAMESPACE) for tree in (structure, *others)}
     if len(specs) > 1:  # optree would accept deeper structures in ``others``
         raise ValueError(f"the structures differ: {', '.join(map(str, specs))}")
     return optree.tree_map(fn, structure, *others, namespace=_NAMESPACE)
@@ -153,7 +153,7 @@ def _is_dataclass(kind: type) -> bool:
 
 
 def _register_classes(value: Any) -> None:
-    """Register with optree the classes in a structure that it does not know: dataclasses and derived classes."""
+    """Register the classes in a structure that optree does not know: dataclasses and derived classes."""
     kind = type(value)
     if isinstance(value, Mapping):
         children = list(value.values())
@@ -212,9 +212,9 @@ def _register_dataclass(kind: Any) -> None:
 
     def from_children(_: Any, children: Any) -> Any:
         # Neither __init__ nor __post_init__ runs: they may reject a leaf, which can have any type here.
-        made: Any = object.__new__(kind)
+        instance: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
-            object.__setattr__(made, name, child)
-        return made
+            object.__setattr__(instance, name, child)
+        return instance
 
     optree.register_pytree_node(kind, to_children, from_children, namespace=_NAMESPACE)

@@ -142,10 +142,10 @@ class ClusterCoordinator:
             raise TypeError(f"schedule takes a function, not {fn!r}")
         if args is not None and not isinstance(args, (list, tuple)):
             raise TypeError(f"args must be a list or a tuple of arguments, not {args!r}")
-        given = (tuple(args or ()), kwargs or {})
-        self._check(given)
+        call = (tuple(args or ()), kwargs or {})
+        self._check(call)
         function = self._functions.packed(fn)
-        arguments, references = pack_arguments(*given)
+        arguments, references = pack_arguments(*call)
         self._raise_kept()
         dispatcher = self._dispatcher
         if dispatcher.queued >= _LONGEST_QUEUE:
@@ -156,10 +156,10 @@ class ClusterCoordinator:
         dispatcher.add(self._task(function, arguments, (fn, references), value))
         return value
 
-    def _check(self, given: Any) -> None:
-        if is_plain(given):
+    def _check(self, call: Any) -> None:
+        if is_plain(call):
             return
-        leaves, _ = nest.flatten(given)
+        leaves, _ = nest.flatten(call)
         for leaf in leaves:
             if isinstance(leaf, RemoteValue):
                 raise ValueError(
@@ -220,7 +220,7 @@ class ClusterCoordinator:
         return self._dispatcher.statistics()
 
     def fetch(self, val: Any) -> Any:
-        """Wait for the RemoteValues of a structure, and return it with their results in place of them.
+        """Wait for the RemoteValues of a structure, and return it with their results in their place.
 
         Raises
         ------
@@ -272,14 +272,14 @@ class ClusterCoordinator:
         return self.make_parts(fn, (), KeptOnWorkers)
 
     def make_parts(self, fn: Callable[..., Any], args: tuple[Any, ...], kind: type[KeptOnWorkers]) -> KeptOnWorkers:
-        """Return a value of a kind whose parts are ``fn(*args)`` on each worker."""
+        """Return a value of class ``kind`` whose part on each worker is the result of ``fn(*args)``."""
         function = self._functions.packed(fn)
         arguments, references = pack(args, copy=True)
         key = next(_keys)
-        # Before the part: letters to a rank arrive in order, and the part names the function by its digest.
+        # The function first: letters to a rank arrive in order, and the next one names the function by its digest.
         for rank in self.strategy.contact.roles.workers:
             self._functions.send(rank, function)
-        self._dispatcher.tell_workers("part", (key, function.digest, self._number), arguments)
+        self._dispatcher.send_to_workers("part", (key, function.digest, self._number), arguments)
         return kind(key, self._dispatcher.freed, (fn, function.references, references))
 
 
@@ -294,9 +294,9 @@ class PerWorkerDataset:
         self._parts = coordinator.make_parts(_dataset, (dataset_fn,), KeptOnWorkers)
 
     def __iter__(self) -> PerWorkerIterator:
-        made = self._coordinator.make_parts(iter, (self._parts,), PerWorkerIterator)
-        assert isinstance(made, PerWorkerIterator)
-        return made
+        iterator = self._coordinator.make_parts(iter, (self._parts,), PerWorkerIterator)
+        assert isinstance(iterator, PerWorkerIterator)
+        return iterator
 
 
 def _dataset(dataset_fn: Callable[[], Any]) -> Iterable[Any]:

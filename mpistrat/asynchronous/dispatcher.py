@@ -1,4 +1,4 @@
-"""The tasks of a coordinator: the queue of those that wait, and the workers that have the others.
+"""The tasks of a coordinator: queued, or running on workers.
 
 A task that writes prepares its writes on servers. Once it has ended, these servers commit the writes, or abort them.
 """
@@ -28,10 +28,10 @@ class Task:
     """One call of a function by any worker, in the scope of the strategy of the number ``strategy``.
 
     ``owner`` is the coordinator or executor, and ``kept`` lives until the task has ended. ``began()`` is called when a
-    worker gets it, and returns False if it was cancelled. ``ended`` gets the result and the error, of which one is
-    None, or both then. So many ``ranks`` call the function with their communicator; the result is that of its rank 0.
-    After ``seconds`` the worker raises TimeoutError. ``once`` says whether its writes are kept until its end and
-    applied once. A chunk has several ``calls``.
+    worker gets it, and returns False if it was cancelled. ``ended`` gets the result or the error, or neither after a
+    cancellation. So many ``ranks`` call the function with their communicator, whose rank 0 returns the result. After
+    ``seconds`` the worker raises TimeoutError. ``once`` says whether its writes are kept until its end and applied
+    once. A chunk has several ``calls``.
     """
 
     function: SentFunction
@@ -46,7 +46,7 @@ class Task:
     once: bool = False
     calls: int = 1
     number: int = field(default=-1, init=False)
-    running: list[int] = field(default_factory=list, init=False)  # ranks that have not told how it ended
+    running: list[int] = field(default_factory=list, init=False)  # ranks whose result has not come
     workers: tuple[int, ...] = field(default=(), init=False)
     value: Any = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
@@ -54,11 +54,11 @@ class Task:
 
     @property
     def light(self) -> bool:
-        """Whether no large array travels with it. Receiving one lasts until the coordinator makes progress."""
+        """Whether it has no large array, whose transfer would last until the coordinator makes progress."""
         return not (self.arguments.buffers or self.function.packed.buffers)
 
-    def hand_to(self, number: int, ranks: list[int]) -> tuple[Any, ...]:
-        """Note which ranks get it. Return what they are told."""
+    def assign(self, number: int, ranks: list[int]) -> tuple[Any, ...]:
+        """Note which ranks get it. Return the head of their letter."""
         self.number, self.running, self.workers = number, ranks, tuple(ranks)
         together = None if self.ranks is None else self.workers
         return number, self.function.digest, self.strategy, together, self.seconds, self.once
@@ -74,11 +74,11 @@ class Task:
 
 
 _log = logging.getLogger(__name__)
-_QUICK = 0.002  # seconds; a worker whose last task took less is handed one more before it asks
+_QUICK = 0.002  # seconds; a worker whose last task took less gets a second task ahead
 
 
 class Decisions:
-    """The tasks whose writes parameter servers are told to commit. ``servers`` are the ranks of these."""
+    """The tasks whose writes are being committed by parameter servers. ``servers`` are the ranks of these servers."""
 
     def __init__(self, post: Post, servers: tuple[int, ...]):
         self._post = post
@@ -88,17 +88,17 @@ class Decisions:
 
     def commit(self, task: Task, value: Any, servers: Iterable[int]) -> None:
         """Tell servers, by their index, to commit the writes of a task. `committed` has its result later."""
-        ranks = [self._servers[each] for each in servers]
-        self._tell(ranks, "commit", task.number)
+        ranks = [self._servers[index] for index in servers]
+        self._send(ranks, "commit", task.number)
         self._open[task.number] = task, value, {*ranks}
 
     def abort(self, number: int, servers: Iterable[int] | None = None) -> None:
         """Tell servers, by their index, to forget the writes of a task; by default all of them."""
-        ranks = self._servers if servers is None else [self._servers[each] for each in servers]
-        self._tell(ranks, "abort", number)
+        ranks = self._servers if servers is None else [self._servers[index] for index in servers]
+        self._send(ranks, "abort", number)
 
     def committed(self, letter: Letter) -> tuple[Task, Any, BaseException | None] | None:
-        """Take the news that a server has committed a task. Return task, value and error when all have, else None."""
+        """Note that a server has committed a task. Return task, value and error when all servers have, else None."""
         (number,) = letter.head
         task, value, missing = self._open[number]
         missing.discard(letter.source)
@@ -110,20 +110,20 @@ class Decisions:
         error, task.error = task.error, None
         return task, value, error
 
-    def _tell(self, ranks: Iterable[int], kind: str, number: int) -> None:
+    def _send(self, ranks: Iterable[int], kind: str, number: int) -> None:
         for rank in ranks:
             self._post.send(rank, kind, (number,))
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """What the coordinator knows of a worker: its tasks, whether they are short, and what it has done."""
+    """A worker as the coordinator sees it: its tasks, and how many it has ended."""
 
     rank: int
     tasks: dict[int, Task] = field(default_factory=dict)
     quick: bool = False
     dropping: bool = False
-    deciding: bool = False  # whether servers still apply what its last task wrote: the next may read that
+    deciding: bool = False  # whether servers still apply the writes of its last task, which its next task may read
     lost: bool = False
     since: float = 0.0  # when it got the task that it runs
     ended: int = 0
@@ -137,10 +137,11 @@ class _Worker:
 
 
 class Dispatcher:
-    """The tasks of a coordinator: queued, and handed to workers that have nothing to do.
+    """The tasks of a coordinator: queued, and handed to idle workers.
 
-    All calls make progress. A worker whose last task was short gets a second one ahead. It goes to an idle worker if
-    the first takes long after all. Tasks of a lost worker are queued again, first; a lost parameter server raises.
+    All calls make progress. A worker whose last task was short gets a second one ahead, which is taken back for an idle
+    worker if the first takes long after all. Tasks of a lost worker go to the front of the queue; a lost parameter
+    server raises.
     """
 
     def __init__(self, contact: Contact):
@@ -150,13 +151,13 @@ class Dispatcher:
         self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}  # those that are not lost
         self._all = tuple(self._workers.values())
         self._losses = 0  # how many lost ranks have been dealt with
-        self._ahead: set[_Worker] = set()  # those that have two tasks
+        self._ahead: set[_Worker] = set()  # workers with two tasks
         self._numbers = itertools.count()
-        self._busy = False  # whether no worker takes another task before it has sent a result
+        self._busy = False  # whether no worker can take a task before a result arrives
         self._open: Counter[int] = Counter()
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
-        self._telling: set[int] = set()  # threads that tell owners
+        self._notifying: set[int] = set()  # threads that call `Task.ended` of owners
         self._decisions = Decisions(contact.post, contact.roles.parameter_servers)
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
@@ -172,12 +173,10 @@ class Dispatcher:
 
     def statistics(self) -> Statistics:
         with self.lock:
-            workers = tuple(
-                WorkerStatistics(each.rank, each.ended, each.failed, each.busy, each.lost) for each in self._all
-            )
-            tasks = {task.number: task.calls for each in self._workers.values() for task in each.tasks.values()}
+            workers = tuple(WorkerStatistics(w.rank, w.ended, w.failed, w.busy, w.lost) for w in self._all)
+            tasks = {task.number: task.calls for worker in self._workers.values() for task in worker.tasks.values()}
             running, waiting = sum(tasks.values()), sum(task.calls for task in self._queue)
-            ended = sum(each.ended for each in workers)
+            ended = sum(worker.ended for worker in workers)
             seconds = self._clock.seconds(bool(running or self._queue))
             return Statistics(waiting, running, ended, seconds, workers)
 
@@ -186,13 +185,13 @@ class Dispatcher:
             self._clock.start()
             self._open[id(task.owner)] += 1
             self._queue.append(task)
-        # An owner that is told may add a task. Telling others meanwhile could go on without an end, and too deep.
-        if threading.get_ident() in self._telling:
+        # `Task.ended` may add a task. Notifying other owners from inside it could recurse without an end.
+        if threading.get_ident() in self._notifying:
             self._advance()
         else:
             self.progress()
 
-    def tell_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
+    def send_to_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
         """Send a letter to every worker, which acts on it before later tasks."""
         for rank in self._workers:
             self._post.send(rank, kind, head, body)
@@ -200,11 +199,11 @@ class Dispatcher:
     def progress(self) -> bool:
         """Take results and hand out tasks. Return whether one came. Raise LostRankError for a lost parameter server."""
         arrived = self._advance()
-        self._tell_owners()
+        self._notify_owners()
         return arrived
 
     def _advance(self) -> bool:
-        """Do as `progress`, but tell no owner."""
+        """Do as `progress`, but notify no owner."""
         if self._post.closed:
             return False
         with self.lock:
@@ -216,7 +215,7 @@ class Dispatcher:
                 arrived = True
             if len(self._post.losses.ranks) > self._losses:
                 self._take_losses()
-            while self.freed:
+            while self.freed:  # destructors of values append to it, in any thread
                 key = self.freed.popleft()
                 for rank in self._workers:
                     self._post.send(rank, "free", (key,))
@@ -229,28 +228,28 @@ class Dispatcher:
                 self._check_failed()
         return arrived
 
-    def _tell_owners(self) -> None:
-        """Tell the owners of tasks that have ended, without the lock: they may hold locks of their own."""
+    def _notify_owners(self) -> None:
+        """Call `Task.ended` of the tasks that have ended, without the lock: owners may hold locks of their own."""
         thread = threading.get_ident()
         while self._ended:
             try:
                 task = self._ended.popleft()
             except IndexError:  # another thread was faster
                 return
-            nested = thread in self._telling  # the owner waits for another task
-            self._telling.add(thread)
+            nested = thread in self._notifying  # the owner waits for another task
+            self._notifying.add(thread)
             try:
                 task.ended(task.value, task.error)
             finally:
                 if not nested:
-                    self._telling.discard(thread)
+                    self._notifying.discard(thread)
                 with self.lock:
                     self._open[id(task.owner)] -= 1
                     if not self._open[id(task.owner)]:
                         del self._open[id(task.owner)]
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """Make progress until a condition holds. Raise RuntimeError if the workers are gone, so that it never does."""
+        """Make progress until a condition holds. Raise RuntimeError if the workers are gone, so that it cannot hold."""
         backoff = Backoff()
         while not until():
             self._post.require_open()
@@ -272,7 +271,7 @@ class Dispatcher:
             self.wait(lambda: not any(worker.dropping for worker in self._workers.values()))
         finally:
             del self._cancelling[id(owner)]
-        self._tell_owners()
+        self._notify_owners()
 
     def _queue_again(self, task: Task, queue: Callable[[Task], None]) -> None:
         """Queue a task that was not begun, unless its owner cancels its tasks."""
@@ -364,21 +363,21 @@ class Dispatcher:
             self._clock.note()
             self._ended.append(task)
             if task.ranks is not None and task.error is not None:
-                for each in task.workers:  # MPI has some thousands of communicators: free that of the call
-                    self._post.send(each, "ended", (task.number,))
+                for member in task.workers:  # MPI has some thousands of communicators: free the call's
+                    self._post.send(member, "ended", (task.number,))
         elif error is not None:
             self._failed.append(task)
 
     def _check_failed(self) -> None:
-        """End the job if a task of several ranks has failed on some, and the others wait for those."""
+        """End the job if a task of several ranks has failed on some, and the others still run after a while."""
         self._failed = [task for task in self._failed if task.running]
         for task in self._failed:
             if task.failed_at is not None and time.monotonic() > task.failed_at + rc.contact_seconds:
-                still = ", ".join(role_in_words(self._contact.roles, rank) for rank in sorted(task.running))
+                names = ", ".join(role_in_words(self._contact.roles, rank) for rank in sorted(task.running))
                 cause = getattr(task.error, "__cause__", None)
                 failure.end_job(
                     f"{cause}\nA function of {task.ranks} ranks raised this error {rc.contact_seconds:g} s ago, and "
-                    f"still runs on {still}. A collective cannot be interrupted, so the job ends. Catch errors in the "
+                    f"still runs on {names}. A collective cannot be interrupted, so the job ends. Catch errors in the "
                     "function and tell the other ranks, or raise MPISTRAT_CONTACT_SECONDS"
                 )
 
@@ -401,7 +400,7 @@ class Dispatcher:
             if task.ranks is None:
                 workers = [*itertools.islice(free, 1)]
             else:
-                idle = (each for each in self._workers.values() if each.idle)
+                idle = (worker for worker in self._workers.values() if worker.idle)
                 workers = [*itertools.islice(idle, task.ranks)]
                 if len(workers) < task.ranks:
                     return
@@ -415,7 +414,7 @@ class Dispatcher:
             self._hand(task, workers)
 
     def _impossible(self) -> LostRankError:
-        lost = [each.rank for each in self._all if each.lost]
+        lost = [worker.rank for worker in self._all if worker.lost]
         names = ", ".join(role_in_words(self._contact.roles, rank) for rank in lost)
         why = "no worker is left" if not self._workers else "MPI makes no communicator of some ranks after a loss"
         return LostRankError(f"the function cannot run: {why}; lost: {names}. Start the job again", lost[-1])
@@ -431,7 +430,7 @@ class Dispatcher:
                     yield worker
 
     def _hand(self, task: Task, workers: list[_Worker]) -> None:
-        head = task.hand_to(next(self._numbers), [worker.rank for worker in workers])
+        head = task.assign(next(self._numbers), [worker.rank for worker in workers])
         for worker in workers:
             if worker.tasks:
                 self._ahead.add(worker)
@@ -439,7 +438,7 @@ class Dispatcher:
                 worker.since = time.monotonic()
             worker.tasks[task.number] = task
             if task.ranks is not None:
-                worker.quick = False  # it keeps its part: no task is handed ahead that would be taken back
+                worker.quick = False  # no second task ahead: behind a call of several ranks it would be taken back
             self._contact.functions.send(worker.rank, task.function)
             self._post.send(worker.rank, "task", head, task.arguments)
 
@@ -467,7 +466,7 @@ def dispatcher_of(contact: Contact) -> Dispatcher:
 
 
 class OneRank:
-    """Tasks that run in the thread that calls `progress`, one after the other, on copies of functions and arguments."""
+    """Tasks that run one after the other in the thread that calls `progress`, on copies of functions and arguments."""
 
     def __init__(self, comm: Any):
         self._comm = comm

@@ -26,7 +26,7 @@ from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
-_IDLE = 1.0  # seconds in which rank 0 has waited for its only worker, until that is logged
+_IDLE = 1.0  # seconds that rank 0 waits for its only worker before it logs that
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ class Executor(concurrent.futures.Executor):
         return None
 
     def _serve(self) -> None:
-        """Serve rank 0, which may wait for results: at the end of a program that did not enter the block, too."""
+        """Serve rank 0, which may wait for results, also at the end of a program that did not enter the block."""
         self._closed = True
         program_end.unregister(EndStep.EXECUTORS, self._serve)
         serve(self._contact)
@@ -325,7 +325,7 @@ class Executor(concurrent.futures.Executor):
             kept = KeptResults(keep, fn, listed)
             self._kept.append(kept)
             with self._lock:
-                self._bar.queued(len(kept.found), len(kept.found))
+                self._bar.queued(len(kept.loaded), len(kept.loaded))
             calls = [listed[number] for number in kept.missing]
         if chunksize > 1:
 
@@ -374,7 +374,7 @@ class Executor(concurrent.futures.Executor):
             self._closed = True
             waiting = list(self._open)
         if cancel_futures:
-            for future in waiting:
+            for future in waiting:  # without the lock: cancel() runs callbacks, which may wait for other threads
                 future.cancel()
         with self._lock:
             self._change.notify_all()
@@ -454,7 +454,7 @@ def _results(
     """Yield results, or errors of calls, in their order. Cancel the other futures if one raises or the caller stops."""
     try:
         while waiting:
-            waiting.extend(itertools.islice(more, 1))  # for the one that is taken
+            waiting.extend(itertools.islice(more, 1))  # submit one more for the one that is taken
             future, left = waiting.popleft(), None if end is None else end - time.monotonic()
             error = future.exception(left) if with_errors else None
             if isinstance(error, LostRankError):  # no worker is left: the call did not run
@@ -465,7 +465,7 @@ def _results(
             future.cancel()
 
 
-_entered: list[Executor] = []  # those whose with block this rank is in
+_entered: list[Executor] = []  # executors whose with block this rank is in
 
 
 def current_executor() -> Executor:

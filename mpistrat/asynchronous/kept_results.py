@@ -29,7 +29,7 @@ _DEEPEST = 100  # levels of lists, tuples and dicts: a reader of JSON has a limi
 
 
 class KeptResults:
-    """The results of the calls of a function, in a file, which is read if it exists: ``found``, by number.
+    """The results of the calls of a function, kept in a file. ``loaded`` has those of an existing file, by number.
 
     Raise ValueError if the file is of other calls, and TypeError if an argument cannot be compared.
     """
@@ -37,10 +37,10 @@ class KeptResults:
     def __init__(self, path: str | os.PathLike[str], function: Any, calls: Sequence[tuple[Any, ...]]):
         self._path = local_path(path)
         self._count = len(calls)
-        home = getattr(function, "__module__", None)
-        self._digests = [fingerprint(function, home), *(fingerprint(call, home) for call in calls)]
-        self.found: dict[int, Any] = self._read(calls) if self._path.exists() else {}
-        self._texts = {number: json.dumps(_encoded(value)) for number, value in self.found.items()}
+        module = getattr(function, "__module__", None)
+        self._digests = [fingerprint(function, module), *(fingerprint(call, module) for call in calls)]
+        self.loaded: dict[int, Any] = self._read(calls) if self._path.exists() else {}
+        self._texts = {number: json.dumps(_encoded(value)) for number, value in self.loaded.items()}
         self._saved = self._before = len(self._texts)
         self._news: queue.SimpleQueue[dict[int, str]] = queue.SimpleQueue()  # which a signal handler may put to
         self._error: Exception | None = None
@@ -52,7 +52,7 @@ class KeptResults:
 
     @property
     def missing(self) -> list[int]:
-        return [number for number in range(self._count) if number not in self.found]
+        return [number for number in range(self._count) if number not in self.loaded]
 
     def take(self, numbers: list[int], in_chunk: bool, value: Any) -> None:
         """Keep the results of calls."""
@@ -65,16 +65,16 @@ class KeptResults:
             self._news.put({number: text})
 
     def in_order(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield the results of all calls; the iterator gives those that the file did not have."""
+        """Yield the results of all calls; ``results`` has those that were not in the file."""
         try:
             for number in range(self._count):
-                yield self.found.pop(number) if number in self.found else next(results)
+                yield self.loaded.pop(number) if number in self.loaded else next(results)
                 self._raise()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Write the rest, and tell of missing results. Raise OSError if it cannot be written, TypeError if not kept."""
+        """Write the rest, and report missing results. Raise OSError if a write fails, TypeError if one is not kept."""
         self._news.put({})
         self._thread.join()
         if self in _open:
@@ -82,8 +82,8 @@ class KeptResults:
             if not _open:
                 _replace_handler(_end_by_signal, signal.SIG_DFL)
             if self._saved < self._count:
-                found = f"{self._path} has {self._saved} of {self._count} results"
-                failure.write(f"\nmpistrat: {found}: the same program, started again, goes on with the rest\n")
+                summary = f"{self._path} has {self._saved} of {self._count} results"
+                failure.write(f"\nmpistrat: {summary}: the same program, started again, goes on with the rest\n")
         self._raise()
 
     def _raise(self) -> None:
@@ -99,6 +99,7 @@ class KeptResults:
                 self._texts |= (news := self._news.get(timeout=wait))
                 closing = not news
             start = time.monotonic()
+            # The last write also adds the columns, if this run has brought results.
             if len(self._texts) == (self._before if closing else self._saved) or (start < due and not closing):
                 continue
             try:
@@ -121,7 +122,7 @@ class KeptResults:
         try:
             with h5py.File(self._path) as file:
                 digests, results = (json.loads(file[name][()].tobytes()) for name in ("calls", "results"))
-            found = {int(number): _decoded(value) for number, value in results.items()}
+            results = {int(number): _decoded(value) for number, value in results.items()}
         except (OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{self._path} has no results that Executor.map kept ({error}): give keep= another name"
@@ -134,12 +135,12 @@ class KeptResults:
         if digests != self._digests:
             pairs = enumerate(zip(digests[1:], self._digests[1:], strict=False))
             first = next((number for number, (theirs, own) in pairs if theirs != own), None)
-            what = f"call {first} is of {calls[first]!r} now" if first is not None else f"there are {len(calls)} now"
+            change = f"call {first} is of {calls[first]!r} now" if first is not None else f"there are {len(calls)} now"
             raise ValueError(
-                f"{self._path} has results of {len(digests) - 1} calls of other arguments: {what}. Give keep= another "
-                "name, or remove the file"
+                f"{self._path} has results of {len(digests) - 1} calls of other arguments: {change}. Give keep= "
+                "another name, or remove the file"
             )
-        return found
+        return results
 
 
 _open: list[KeptResults] = []
@@ -154,9 +155,9 @@ def _replace_handler(before: Any, after: Any) -> None:
 def _end_by_signal(number: int, _: FrameType | None) -> None:
     """Write the results that have come. Then end this process by the signal, unless a later handler called this one."""
     ends = signal.getsignal(number) is _end_by_signal
-    for each in [*_open]:
+    for results in [*_open]:
         with contextlib.suppress(Exception):
-            each.close()
+            results.close()
     if ends:  # the last file that was closed has put the default back
         os.kill(os.getpid(), number)
 
@@ -165,7 +166,7 @@ def _end_by_signal(number: int, _: FrameType | None) -> None:
 
 
 def _encoded(value: Any, depth: int = 0) -> Any:
-    """Return a result as what JSON gives back as it was. Raise TypeError for what it would not."""
+    """Return a result in a form that JSON restores exactly. Raise TypeError if there is none."""
     kind = type(value)
     if kind in (int, str):
         return json_arrays.exact(value, 64)
@@ -178,14 +179,14 @@ def _encoded(value: Any, depth: int = 0) -> Any:
     if kind is complex:
         return {"complex": [_encoded(value.real), _encoded(value.imag)]}
     if kind in (list, tuple):
-        return {kind.__name__: [_encoded(each, depth + 1) for each in value]}
+        return {kind.__name__: [_encoded(item, depth + 1) for item in value]}
     if kind is dict:
-        return {"dict": [[_encoded(key, depth + 1), _encoded(each, depth + 1)] for key, each in value.items()]}
+        return {"dict": [[_encoded(key, depth + 1), _encoded(item, depth + 1)] for key, item in value.items()]}
     number = isinstance(value, np.generic) and kind.__module__ == "numpy"  # not of a class of the program
     if (number or kind is np.ndarray) and value.dtype.kind in "biufc":
         return json_arrays.packed(value)
-    what = f"an array of {value.dtype}" if kind is np.ndarray else kind.__qualname__
-    raise TypeError(f"keep= keeps numbers, texts, NumPy arrays, lists, tuples, dicts of these, not {what}")
+    text = f"an array of {value.dtype}" if kind is np.ndarray else kind.__qualname__
+    raise TypeError(f"keep= keeps numbers, texts, NumPy arrays, lists, tuples, dicts of these, not {text}")
 
 
 def _decoded(value: Any) -> Any:
@@ -198,28 +199,28 @@ def _decoded(value: Any) -> Any:
             return np.frombuffer(bytes.fromhex(bits), "<f8").item()
         case {"complex": [real, imaginary]}:
             return complex(_decoded(real), _decoded(imaginary))
-        case {"list": each}:
-            return [*map(_decoded, each)]
-        case {"tuple": each}:
-            return tuple(map(_decoded, each))
+        case {"list": items}:
+            return [*map(_decoded, items)]
+        case {"tuple": items}:
+            return tuple(map(_decoded, items))
         case {"dict": pairs}:
-            return {_decoded(key): _decoded(each) for key, each in pairs}
+            return {_decoded(key): _decoded(item) for key, item in pairs}
         case {"array": _}:
             return json_arrays.unpacked(value)
     raise ValueError("a result has another form")
 
 
 def _columns(texts: dict[int, str]) -> dict[str, Any]:
-    """Return results that are numbers or arrays of one dtype and shape as one array, of dicts one for each such key."""
+    """Return columns for readers of the file: one array for numbers or equal arrays, or one for each key of dicts."""
     numbers = sorted(texts)
     rows = [_decoded(json.loads(texts[number])) for number in numbers]
     if not all(type(row) is dict and row.keys() == rows[0].keys() for row in rows):
         rows = [{"value": row} for row in rows]
-    found = {}
+    columns = {}
     for name in filter(lambda key: isinstance(key, str) and key.isidentifier(), rows[0]):
         values = [row[name] for row in rows]
         if all(isinstance(value, (int, float, complex, np.generic, np.ndarray)) for value in values):
             column = [*map(np.asarray, values)]
-            if len({(each.dtype, each.shape) for each in column}) == 1 and column[0].dtype != object:
-                found[f"values/{name}"] = np.stack(column)
-    return {"numbers": numbers, **found} if found else {}
+            if len({(array.dtype, array.shape) for array in column}) == 1 and column[0].dtype != object:
+                columns[f"values/{name}"] = np.stack(column)
+    return {"numbers": numbers, **columns} if columns else {}

@@ -1,4 +1,4 @@
-"""What a worker knows of itself and of the call that it runs, and the values of which each worker has a part."""
+"""The state of a worker and of the call that it runs, and the values of which each worker has a part."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class OwnParts:
             self._parts[key] = None, error, error.__traceback__
 
     def part(self, key: int) -> Any:
-        """Return a part, or raise the error that it met."""
+        """Return a part, or raise the error of its function."""
         part, error, traceback = self._parts[key]
         if error is not None:
-            raise error.with_traceback(traceback)  # the first one: each raise adds to that of the error
+            raise error.with_traceback(traceback)  # the first traceback: each raise adds frames to the error's own
         return part
 
     def free(self, key: int) -> None:
@@ -43,7 +43,7 @@ _comm: Any = None  # of the call that runs, if it has several ranks
 
 @contextmanager
 def worker(number: int) -> Iterator[OwnParts]:
-    """Make this process worker ``number`` in the block. It may be one of another farm already, and is again later."""
+    """Make this process worker ``number`` in the block. It may be a worker of another executor outside of it."""
     global _parts, _number
     before = _parts, _number
     _parts, _number = OwnParts(), number
@@ -55,7 +55,7 @@ def worker(number: int) -> Iterator[OwnParts]:
 
 @contextmanager
 def call_on(comm: Any) -> Iterator[None]:
-    """Note that the block is a call of these ranks; None: of this one."""
+    """Note that the block is a call of the ranks of ``comm``, or of this rank alone if it is None."""
     global _comm
     before, _comm = _comm, comm
     try:
@@ -219,7 +219,10 @@ class PerWorkerValue:
 
 
 class KeptOnWorkers(PerWorkerValue):
-    """A value whose parts stay on the workers, under a number that ``freed`` gets at its end. It holds ``kept``."""
+    """A value whose parts stay on the workers under the number ``key``. Its destructor appends that to ``freed``.
+
+    ``kept`` lives as long as the value.
+    """
 
     def __init__(self, key: int, freed: deque[int], kept: object):
         self._key, self._freed, self._kept = key, freed, kept

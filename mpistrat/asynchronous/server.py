@@ -1,4 +1,4 @@
-"""The server of a rank: its task in the cluster, and what it does for the coordinator until it says goodbye."""
+"""The server of a rank: its task in the cluster, and its work for the coordinator until the goodbye."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mpistrat.variables.on_server import ServerVariable, VariableStore
 _LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
 _AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
 _UNLIMITED = nullcontext()
-_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter, which the job's end ends
+_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter until the job ends
 _LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
 _REST = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
 
@@ -77,7 +77,7 @@ def _limited(seconds: float, post: Post) -> Iterator[None]:
 
 
 def serve(contact: Contact) -> None:
-    """Serve the coordinator until its program ends, or as a parameter server all ranks that run the program."""
+    """Serve the coordinator until its program ends; as a parameter server, serve all ranks that run the program."""
     job, number = contact.roles.task_of(contact.post.rank)
     phase = flight_record.phase(Phase.SERVING)
     with phase, _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
@@ -90,7 +90,7 @@ def serve(contact: Contact) -> None:
 
 @contextmanager
 def _noticed_at_exit() -> Iterator[None]:
-    """End a process that leaves the block by ``os._exit`` by a signal: PRRTE 3 tells other ranks of that alone."""
+    """End a process that calls ``os._exit`` in the block by a signal: PRRTE 3 tells other ranks of signals only."""
     if not mpi.survives_losses():
         yield
         return
@@ -114,7 +114,7 @@ def _serve_variables(contact: Contact) -> None:
     while clients:
         letter = post.receive()
         if letter is None:
-            if contact.roles.chief in clients:  # one that has said goodbye is not lost
+            if contact.roles.chief in clients:  # a chief that has said goodbye is not lost
                 contact.require_coordinator()
             clients -= post.losses.ranks
             backoff.pause()
@@ -145,7 +145,7 @@ def _say_goodbye(contact: Contact, letter: Letter) -> None:
 
 
 class _Worker:
-    """A worker: does what letters ask for, one after the other, in the order in which they arrive."""
+    """A worker: handles letters one after the other, in the order in which they arrive."""
 
     def __init__(self, contact: Contact, parts: on_worker.OwnParts):
         self._contact, self._post = contact, contact.post
@@ -153,7 +153,7 @@ class _Worker:
         self._letters: deque[Letter] = deque()
         self._parts = parts
         self._failed: dict[int, Any] = {}  # communicators of tasks of several ranks that raised here
-        self._running: object = None  # the task that runs; another object for each
+        self._running: object = None  # letter of the task that runs
 
     def serve(self) -> None:
         with self._looking():
@@ -190,7 +190,7 @@ class _Worker:
 
     def _look(self, ended: threading.Event) -> None:
         seen = None
-        with suppress(RuntimeError):  # of an interrupted message: the main thread gets it, too, and says so
+        with suppress(RuntimeError):  # of an interrupted message: the main thread raises it, too
             while not ended.wait(_LOOK if seen is not None else _REST):
                 if self._running is not None and self._running is seen:
                     with self._post.lock:  # the main thread waits: letters stay in order, a task begins or goes back
@@ -199,15 +199,15 @@ class _Worker:
                 seen = self._running
 
     def _take_letter(self) -> bool:
-        """Take a letter if one has arrived. Give back the tasks that are not begun if it asks for that."""
+        """Take a letter if one has arrived. If it asks for tasks that have not begun, give them back."""
         letter = self._post.receive()
         if letter is None:
             if self._post.losses.ranks:
                 self._contact.require_coordinator()
             return False
         if letter.kind in ("drop", "goodbye"):
-            tasks = [each for each in self._letters if each.kind == "task"]
-            self._letters = deque(each for each in self._letters if each.kind != "task")
+            tasks = [waiting for waiting in self._letters if waiting.kind == "task"]
+            self._letters = deque(waiting for waiting in self._letters if waiting.kind != "task")
             if letter.kind == "drop":
                 self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
                 return True
@@ -282,7 +282,7 @@ def _in_scope(strategy: int | None) -> Iterator[None]:
 
 @contextmanager
 def _keeping_writes(strategy: int | None, once: bool) -> Iterator[KeptWrites | None]:
-    """Keep the writes of a function that counts once. Give None for another one."""
+    """Keep the writes of a function that counts once. Yield None for another function."""
     if strategy is None or not once:
         yield None
         return
@@ -351,16 +351,16 @@ class Server:
         config: object = None,
         start: bool = True,
     ):
-        given = server_or_cluster_def
-        if isinstance(given, ServerDef):
-            cluster = given.cluster
-            job_name = given.job_name if job_name is None else job_name
-            task_index = given.task_index if task_index is None else task_index
-            protocol = given.protocol if protocol is None else protocol
-        elif isinstance(given, (ClusterSpec, Mapping)):
-            cluster = ClusterSpec(given)
+        definition = server_or_cluster_def
+        if isinstance(definition, ServerDef):
+            cluster = definition.cluster
+            job_name = definition.job_name if job_name is None else job_name
+            task_index = definition.task_index if task_index is None else task_index
+            protocol = definition.protocol if protocol is None else protocol
+        elif isinstance(definition, (ClusterSpec, Mapping)):
+            cluster = ClusterSpec(definition)
         else:
-            raise TypeError(f"a server needs a ClusterSpec, a dict or a ServerDef, not {given!r}")
+            raise TypeError(f"a server needs a ClusterSpec, a dict or a ServerDef, not {definition!r}")
         if job_name is None:
             job_name = _only(cluster.jobs, "job_name", "jobs")
         if task_index is None:
@@ -412,7 +412,7 @@ class Server:
                 f"{job} {task} serves the coordinator already, or has done so: call join() once, and not in a function "
                 "that a worker runs"
             )
-        tasks = sum(cluster.num_tasks(each) for each in cluster.jobs)
+        tasks = sum(cluster.num_tasks(name) for name in cluster.jobs)
         size = mpi.start().COMM_WORLD.size
         if tasks != size:
             raise ValueError(f"the cluster has {tasks} tasks, and the program {size} ranks: start {tasks}")
@@ -427,7 +427,7 @@ class Server:
         serve(reached)
 
 
-def _only(choices: list[Any], argument: str, what: str) -> Any:
+def _only(choices: list[Any], argument: str, kind: str) -> Any:
     if len(choices) != 1:
-        raise ValueError(f"{argument} is needed: there are {len(choices)} {what}")
+        raise ValueError(f"{argument} is needed: there are {len(choices)} {kind}")
     return choices[0]

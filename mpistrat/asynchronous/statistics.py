@@ -1,4 +1,4 @@
-"""What a coordinator or an executor tells of its calls: statistics, and a progress bar."""
+"""Statistics and a progress bar of the calls of a coordinator or an executor."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Clock:
 
 
 class CallsBar:
-    """A bar on a terminal, or a line a minute in a log. ``rc.progress`` may turn it off. ``kept`` calls are done."""
+    """A bar on a terminal, or a line a minute in a log. ``rc.progress`` may turn it off."""
 
     def __init__(self, shown: bool):
         self.shown = shown
@@ -110,6 +110,7 @@ class CallsBar:
             from mpistrat.runtime.progress import progress_of  # imports tqdm
 
             self._bar = progress_of(None, True, rc.progress, _EVERY, "calls", 0, "call")
+        # tqdm takes ``initial`` only at its creation: kept calls count as done, but not for the speed.
         self._bar.total += calls
         self._bar.initial += kept
         self._bar.last_print_n += kept

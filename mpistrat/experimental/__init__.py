@@ -22,22 +22,23 @@ _FILES = {
     "training.preemption_exit": "PreemptionWatcher",
     "values": "ValueContext",
 }
-_PLACES = {name: (file, name) for file, names in _FILES.items() for name in names.split()} | {
+_LOCATIONS = {name: (file, name) for file, names in _FILES.items() for name in names.split()} | {
     "CollectiveCommunication": ("collectives", "CommunicationImplementation"),
     "MultiWorkerMirroredStrategy": ("strategies.multi_worker_mirrored", "FormerMultiWorkerMirroredStrategy"),
     "TPUStrategy": ("strategies.tpu", "FormerTPUStrategy"),
 }
-__all__ = sorted(_PLACES)
+__all__ = sorted(_LOCATIONS)
 
 
 def _load(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _LOCATIONS:
         raise AttributeError(name)
-    file, its_name = _PLACES[name]
+    file, its_name = _LOCATIONS[name]
     if file == "experimental":
         return import_module(f"{__name__}.{name}")
-    found = globals()[name] = getattr(import_module(f"mpistrat.{file}"), its_name)
-    return found
+    # Kept in the module, so that the next access does not come here.
+    value = globals()[name] = getattr(import_module(f"mpistrat.{file}"), its_name)
+    return value
 
 
 def __dir__() -> list[str]:

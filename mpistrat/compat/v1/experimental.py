@@ -1,4 +1,4 @@
-"""``tf.compat.v1.distribute.experimental``: its strategies and options. In one all workers run the program."""
+"""``tf.compat.v1.distribute.experimental``: its strategies and options."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ParameterServerStrategy(SentByNumber, Strategy):
     Parameters
     ----------
     cluster_resolver : ClusterResolver, optional
-        The rank of each task: workers or a chief, and at least one parameter server. By default that of the
-        environment (``MPISTRAT_ROLES`` or ``TF_CONFIG``). A single process without these, or an empty cluster, is one
+        The rank of each task: workers or a chief, and at least one parameter server. By default the
+        environment's (``MPISTRAT_ROLES`` or ``TF_CONFIG``). A single process without these, or an empty cluster, is one
         local worker with its own variables.
 
     Raises
@@ -152,7 +152,7 @@ class _BetweenWorkersExtended(PlacingExtended):
             self.servers.ask(variable.server, "create", (variable.key, users), (variable, value))
             return
         backoff, start = Backoff(), time.monotonic()
-        while (made := self.servers.ask(variable.server, "meet", (variable.key, self._chief))) is None:
+        while (created := self.servers.ask(variable.server, "meet", (variable.key, self._chief))) is None:
             if time.monotonic() > start + rc.contact_seconds:
                 raise TimeoutError(
                     f"{self.contact.role} waited {rc.contact_seconds:g} s for variable {variable.name!r}, which "
@@ -160,11 +160,11 @@ class _BetweenWorkersExtended(PlacingExtended):
                     "workers, in the same order, or raise MPISTRAT_CONTACT_SECONDS"
                 )
             backoff.pause()
-        own = variable.name, (value.shape, value.dtype)
-        if own != made:
+        requested = variable.name, (value.shape, value.dtype)
+        if requested != created:
             raise ValueError(
-                f"{self.contact.role} creates variable {_in_words(own)}, where "
-                f"{role_in_words(self.contact.roles, self._chief)} has created {_in_words(made)}: create the same "
+                f"{self.contact.role} creates variable {_in_words(requested)}, where "
+                f"{role_in_words(self.contact.roles, self._chief)} has created {_in_words(created)}: create the same "
                 "variables on all workers, in the same order"
             )
 
@@ -198,17 +198,17 @@ def _reached(resolver: resolvers.ClusterResolver) -> Contact:
 
 def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
     tasks = {job: len(numbers) for job, numbers in resolver.tasks().items()}
-    said = ", ".join(f"{job}={number}" for job, number in tasks.items())
+    text = ", ".join(f"{job}={number}" for job, number in tasks.items())
     others = sorted({*tasks} - {CHIEF, WORKER, PARAMETER_SERVER})
     if others:
-        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {said}")
+        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {text}")
     if tasks.get(CHIEF, 0) > 1:
         raise ValueError(f"the cluster has {tasks[CHIEF]} chiefs: give it one, or workers only")
     if not (tasks.get(CHIEF) or tasks.get(WORKER)):
-        raise ValueError(f"the cluster needs a worker; it has {said}")
+        raise ValueError(f"the cluster needs a worker; it has {text}")
     if not tasks.get(PARAMETER_SERVER):
         raise ValueError(
-            f"the cluster needs a ps, a parameter server; it has {said}. Give a resolver with jobs, or set "
+            f"the cluster needs a ps, a parameter server; it has {text}. Give a resolver with jobs, or set "
             "MPISTRAT_ROLES, as in MPISTRAT_ROLES=worker=3,ps=1"
         )
 

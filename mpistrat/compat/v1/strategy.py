@@ -133,10 +133,10 @@ class Strategy(v2.Strategy):
         functions: list[Callable[[], Any]] = []
 
         def dataset_fn(context: InputContext) -> Any:
-            made = input_fn(context)
-            if isinstance(made, Dataset) or not callable(made):
-                return made
-            functions.append(made)
+            result = input_fn(context)
+            if isinstance(result, Dataset) or not callable(result):
+                return result
+            functions.append(result)
             return Dataset.range(1).batch(1)  # a placeholder, equal on all replicas, for their comparison
 
         distributed = self.distribute_datasets_from_function(dataset_fn)
