@@ -247,7 +247,7 @@ _SIGNATURES = (
     (b"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -d first"),
 )
 _OF_ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
-_LONGEST = max(len(each) for each, _, _ in _SIGNATURES)
+_LONGEST = max(len(start) for start, _, _ in _SIGNATURES)
 
 
 def what_it_is(path: str) -> str:
@@ -257,8 +257,10 @@ def what_it_is(path: str) -> str:
     first = b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         first = file.read(_LONGEST)
-    found = (f"it is {what}; fix: use {reader}" for start, what, reader in _SIGNATURES if first.startswith(start))
-    return next(found, "")
+    for signature, what, reader in _SIGNATURES:
+        if first.startswith(signature):
+            return f"it is {what}; fix: use {reader}"
+    return ""
 
 
 def not_of_format(path: str, reader: str, what: str) -> DataFileError:

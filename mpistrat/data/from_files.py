@@ -154,7 +154,7 @@ class FromFiles:
         from mpistrat.data.formats.npy import Npy
 
         files = [files] if isinstance(files, (str, bytes, os.PathLike)) else [*files]
-        if arrays is None and not all(os.fsdecode(each).endswith(".npz") for each in files):
+        if arrays is None and not all(os.fsdecode(path).endswith(".npz") for path in files):
             arrays = "x"
         return cls._of_files(Npy(), files, arrays, manifest, check_finite)
 

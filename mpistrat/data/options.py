@@ -313,10 +313,10 @@ class Options(_Settable):
             A new object.
         """
         merged = Options()
-        for each in (self, other):
+        for options in (self, other):
             distribute = merged.experimental_distribute
-            vars(distribute).update(vars(each.experimental_distribute))
-            vars(merged).update({**vars(each), "experimental_distribute": distribute})
+            vars(distribute).update(vars(options.experimental_distribute))
+            vars(merged).update({**vars(options), "experimental_distribute": distribute})
         return merged
 
     def __repr__(self) -> str:

@@ -37,8 +37,8 @@ class Access(Combining):
             start, stop, step = index.indices(self._length("a slice"))
             if step < 0:
                 return self.select(range(start, stop, step))
-            found = self.skip(start).take(max(0, stop - start))
-            return found if step == 1 else found.shard(step, 0)
+            tail = self.skip(start).take(max(0, stop - start))
+            return tail if step == 1 else tail.shard(step, 0)
         try:
             number = operator.index(index)
         except TypeError:
@@ -107,7 +107,7 @@ class Access(Combining):
         [[0, 1, 2, 3], [4, 5]]
         """
         shares = [fractions, 1 - fractions] if isinstance(fractions, (int, float)) else [*fractions]
-        if not shares or not all(0 < each <= 1 for each in shares) or not math.isclose(sum(shares), 1):
+        if not shares or not all(0 < share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
             raise ValueError(f"the fractions of split() must be above 0 and add up to 1, got {fractions!r}")
         parts = self._parts("split", shares, seed, by)
         return tuple(self._then(PartOfSplit(parts, (number,))) for number in range(len(shares)))
@@ -132,10 +132,10 @@ class Access(Combining):
         """
         k = integer(k, "the k of k_folds()", 2)
         parts = self._parts("k_folds", [1 / k] * k, seed, by)
-        others = [tuple(n for n in range(k) if n != each) for each in range(k)]
+        others = [tuple(n for n in range(k) if n != part) for part in range(k)]
         return [
-            (self._then(PartOfSplit(parts, rest)), self._then(PartOfSplit(parts, (each,))))
-            for each, rest in enumerate(others)
+            (self._then(PartOfSplit(parts, rest)), self._then(PartOfSplit(parts, (part,))))
+            for part, rest in enumerate(others)
         ]
 
     def sample(
@@ -183,12 +183,12 @@ class Access(Combining):
         _refuse_orders(self._definition, "sample()", repeats=True)
         if (weights is None) == (by is None):
             raise TypeError("sample() needs either weights, or the classes of elements in by=")
-        given = Keys(
+        keys = Keys(
             self._definition, *((by, "sample(by=...)") if weights is None else (weights, "weights of sample()"))
         )
         count = None if num_samples is None else integer(num_samples, "num_samples of sample()", 1)
         number = secrets.randbits(63) if seed is None else integer(seed, "the seed of sample()", -(2**63))
-        return self._then(WeightedDraws(number, seed is not None, given, bool(replacement), count, weights is None))
+        return self._then(WeightedDraws(number, seed is not None, keys, bool(replacement), count, weights is None))
 
     def filter(self, predicate: Callable[..., Any], by: Any = None) -> Self:
         """Keep the elements for which a function is true. Call it before `batch`.
@@ -282,20 +282,20 @@ class Access(Combining):
             return self._by_function(f"window({windows})", part, windows.of_stream())
         return self._of(WindowedSource([part], windows), (), self._definition.options)
 
-    def _parts(self, what: str, shares: Sequence[float], seed: int, by: Any) -> SplitParts:
-        self._refuse_streams(f"{what}()")
-        _refuse_orders(self._definition, f"{what}()")
-        keys = None if by is None else Keys(self._definition, by, f"{what}(by=...)")
-        return SplitParts(what, shares, integer(seed, f"the seed of {what}()", -(2**63)), keys)
+    def _parts(self, method: str, shares: Sequence[float], seed: int, by: Any) -> SplitParts:
+        self._refuse_streams(f"{method}()")
+        _refuse_orders(self._definition, f"{method}()")
+        keys = None if by is None else Keys(self._definition, by, f"{method}(by=...)")
+        return SplitParts(method, shares, integer(seed, f"the seed of {method}()", -(2**63)), keys)
 
-    def _refuse_streams(self, what: str) -> None:
+    def _refuse_streams(self, method: str) -> None:
         if self._definition.streamed:
-            raise TypeError(f"{what} needs a dataset whose rows have numbers, but {self} can be read only in order")
+            raise TypeError(f"{method} needs a dataset whose rows have numbers, but {self} can be read only in order")
 
-    def _length(self, what: str) -> int:
+    def _length(self, operation: str) -> int:
         length = self._plan.length
         if length is None:
-            raise TypeError(f"{what} needs a dataset that ends: use take(), or repeat() with a count")
+            raise TypeError(f"{operation} needs a dataset that ends: use take(), or repeat() with a count")
         return int(length)
 
 
@@ -303,15 +303,15 @@ def _random(definition: Definition) -> Iterator[Any]:
     """Yield the transforms that change the place of elements from epoch to epoch, also of datasets inside."""
     for part in getattr(definition.source, "parts", ()):
         yield from _random(part)
-    yield from (each for each in definition.transforms if isinstance(each, (Seeded, Repeat)))
+    yield from (transform for transform in definition.transforms if isinstance(transform, (Seeded, Repeat)))
 
 
-def _refuse_orders(definition: Definition, what: str, repeats: bool = False) -> None:
-    for each in _random(definition):
-        if isinstance(each, Repeat) and not repeats:
-            raise ValueError(f"{what} after {each} gives parts that have common elements: call {what} first")
-        if isinstance(each, Seeded) and (not each.seeded or getattr(each, "reshuffle", True)):
+def _refuse_orders(definition: Definition, method: str, repeats: bool = False) -> None:
+    for transform in _random(definition):
+        if isinstance(transform, Repeat) and not repeats:
+            raise ValueError(f"{method} after {transform} gives parts that have common elements: call {method} first")
+        if isinstance(transform, Seeded) and (not transform.seeded or getattr(transform, "reshuffle", True)):
             raise ValueError(
-                f"{what} after {each} would take other elements in each epoch: call {what} first, or give "
+                f"{method} after {transform} would take other elements in each epoch: call {method} first, or give "
                 "shuffle() a seed and reshuffle_each_iteration=False"
             )

@@ -48,7 +48,7 @@ class CachedSource(CombinedSource):
         (self._part,) = parts
         self._lock = MakingLock()
         self._held: np.ndarray | None = None
-        self._columns: list[_Kept] = []
+        self._columns: list[_Column] = []
         self._rebuild: Any = None
 
     @property
@@ -59,7 +59,7 @@ class CachedSource(CombinedSource):
         """Return the structure of the first row, which is kept."""
         if not self.length:
             return self._part.plan.element_spec()
-        return nest.map_structure(spec.of_array, self.each(np.zeros(1, np.int64))[0])
+        return nest.map_structure(spec.of_array, self.read_list(np.zeros(1, np.int64))[0])
 
     def read(self, rows: np.ndarray) -> Any:
         with self._lock:
@@ -68,12 +68,12 @@ class CachedSource(CombinedSource):
                 return self._rebuild([column.values.take(rows, 0) for column in self._columns])
         return super().read(rows)
 
-    def each(self, rows: np.ndarray) -> list[Any]:
+    def read_list(self, rows: np.ndarray) -> list[Any]:
         with self._lock:
             self._make(rows)
             columns = [column.values.take(rows, 0) for column in self._columns]
             return [
-                self._rebuild([each.copy() if hasattr(each, "copy") else each for each in row])
+                self._rebuild([leaf.copy() if hasattr(leaf, "copy") else leaf for leaf in row])
                 for row in zip(*columns, strict=True)
             ]
 
@@ -91,16 +91,16 @@ class CachedSource(CombinedSource):
         if not len(missing):
             return
         numbers = self._part.numbers(missing, 0)
-        made = self._part.plan.each(self._part.of_numbers(numbers))
-        leaves, self._rebuild = nest.flatten(made[0])
-        columns = self._columns or [_Kept(len(self._held)) for _ in leaves]
+        elements = self._part.plan.read_list(self._part.of_numbers(numbers))
+        leaves, self._rebuild = nest.flatten(elements[0])
+        columns = self._columns or [_Column(len(self._held)) for _ in leaves]
         for number, column in enumerate(columns):
-            column.keep(missing, self._held, [nest.flatten(row)[0][number] for row in made])
+            column.keep(missing, self._held, [nest.flatten(row)[0][number] for row in elements])
         self._columns = columns
         self._held[missing] = True
 
 
-class _Kept:
+class _Column:
     """The values of one leaf for all rows: one array, or an array of arrays if their shapes or dtypes differ."""
 
     def __init__(self, rows: int):
@@ -110,10 +110,10 @@ class _Kept:
 
     def keep(self, rows: np.ndarray, held: np.ndarray, leaves: list[Any]) -> None:
         """Keep the values of some rows. ``held`` says which rows are kept already."""
-        kinds = {(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves}
+        layouts = {(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves}
         if self.values is not None:
-            kinds.add((self.values.shape[1:], self.values.dtype) if self.alike else ((), np.dtype("O")))
-        if self.alike and len(kinds) > 1:
+            layouts.add((self.values.shape[1:], self.values.dtype) if self.alike else ((), np.dtype("O")))
+        if self.alike and len(layouts) > 1:
             before, self.alike = self.values, False
             self.values = np.empty(self._rows, object)
             for row in np.flatnonzero(held).tolist():
@@ -123,7 +123,7 @@ class _Kept:
                 self.values[row] = leaf
             return
         if self.values is None:
-            ((shape, dtype),) = kinds
+            ((shape, dtype),) = layouts
             self.values = np.empty((self._rows, *shape), dtype)
         self.values[rows] = leaves
 
@@ -166,8 +166,8 @@ class CachedInFolder(CombinedSource):
         super().agree(ranks)
         part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))
         # Who only reads needs no right to write.
-        there = ranks.all_true((self._folder / _RECORD).exists())
-        shared = not there and len(writers(ranks, self._folder)) == ranks.size
+        written = ranks.all_true((self._folder / _RECORD).exists())
+        shared = not written and len(writers(ranks, self._folder)) == ranks.size
         together = ranks if shared else Topology.of(ranks.node)
 
         def identity() -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     from mpistrat.data.formats.hdf5 import Hdf5
     from mpistrat.data.sources.files import FileSource
 
-    find = partial(_found, folder, part)
+    find = partial(_find_record, folder, part)
     file, record, seeds = find() if ranks is None else ranks.on_first(find)
     like: Any = None
 
@@ -212,7 +212,7 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
                 f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
                 "or map() to numbers or bytes (astype('S')) before"
             )
-    part = part.with_drawn([each._replace(value=then) for each, then in zip(part.seeds(), seeds, strict=True)])
+    part = part.with_drawn([seed._replace(value=value) for seed, value in zip(part.seeds(), seeds, strict=True)])
     if not part.streamed:
         part = part.ready(None if ranks is None else ranks_of_node(ranks), ranks)
     if record is not None:
@@ -227,19 +227,19 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
     return rows
 
 
-def _compare(part: DatasetPart, kept: FileSource, folder: Path) -> None:
+def _compare(part: DatasetPart, rows: FileSource, folder: Path) -> None:
     """Raise ValueError if some rows that the dataset makes now are not those of the folder.
 
     Arrays of the program, and what its functions refer to, may differ in ways that no record tells.
     """
-    which = np.unique(np.linspace(0, len(kept) - 1, _COMPARED_ROWS).astype(int))
+    which = np.unique(np.linspace(0, len(rows) - 1, _COMPARED_ROWS).astype(int))
     if part.streamed:
-        made = [*itertools.islice(part.plan.elements(0), _COMPARED_ROWS)]
-        which = np.arange(len(made))
+        elements = [*itertools.islice(part.plan.elements(0), _COMPARED_ROWS)]
+        which = np.arange(len(elements))
     else:
-        made = part.shared_plan.each(part.shared_plan.locate(which, 0))
-    for row, one, other in zip(which.tolist(), made, kept.each(which), strict=True):
-        if _comparable(one) != _comparable(other):
+        elements = part.shared_plan.read_list(part.shared_plan.locate(which, 0))
+    for row, element, stored in zip(which.tolist(), elements, rows.read_list(which), strict=True):
+        if _comparable(element) != _comparable(stored):
             raise ValueError(
                 f"row {row} of this dataset is not the one that {folder} keeps: arrays or functions have changed, or "
                 "draw at random; fix: remove the folder or name another, and draw in map(fn, seed=...)"
@@ -247,12 +247,12 @@ def _compare(part: DatasetPart, kept: FileSource, folder: Path) -> None:
 
 
 def _comparable(row: Any) -> list[Any]:
-    found = []
-    for each in map(np.asarray, nest.flatten(row)[0]):
-        native = each.astype(each.dtype.newbyteorder("="), copy=False)
+    values = []
+    for leaf in map(np.asarray, nest.flatten(row)[0]):
+        native = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
         # Structured values may have bytes between their fields, of any content.
-        found.append((each.shape, native.dtype, repr(native.tolist()) if native.dtype.names else native.tobytes()))
-    return found
+        values.append((leaf.shape, native.dtype, repr(native.tolist()) if native.dtype.names else native.tobytes()))
+    return values
 
 
 def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology | None) -> None:
@@ -271,14 +271,14 @@ def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology 
         return
     rows = part.length or 0
     which = range(rows) if ranks is None else range(*piece(rows, ranks.size, ranks.rank))
-    given = partial(rows_of_plan, part.shared_plan, which, 0, named)
+    own_rows = partial(rows_of_plan, part.shared_plan, which, 0, named)
     if ranks is None:
-        write_rows([file], given(), storage, True, False)
+        write_rows([file], own_rows(), storage, True, False)
     else:
-        write_together(ranks, [file], given, None, None, True)
+        write_together(ranks, [file], own_rows, None, None, True)
 
 
-def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None, list[int]]:
+def _find_record(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None, list[int]]:
     """Return the file of the rows, the record of this dataset if they must be written, and the seeds of the rows.
 
     Raise ValueError if the folder has the rows of another dataset.
@@ -287,16 +287,16 @@ def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None
         raise NotADirectoryError(f"{folder} is a file, and cache(filename) keeps rows in a folder: name another")
     if part.length == 0:
         raise ValueError("this dataset has no rows, and cache(filename) writes none: call cache()")
-    own = {
+    order = {
         "pipeline": part.fingerprint(),
         "rows": None if part.streamed else part.length,
-        "seeds": [each.value for each in part.seeds()],
+        "seeds": [seed.value for seed in part.seeds()],
     }
     # Of orders of rows alone: a state stays good where files are copied, and the cache is made again.
-    name = hashlib.blake2b(json.dumps(own).encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2b(json.dumps(order).encode(), digest_size=8).hexdigest()
     wanted = {
         "version": _VERSION,
-        **own,
+        **order,
         "functions": _functions(part),
         "checksum": 0 if part.streamed else part.source.checksum(),
         "files": part.source.versions(),
@@ -306,13 +306,13 @@ def _found(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] | None
     if not path.exists():
         return folder / wanted["file"], wanted, wanted["seeds"]
     with naming_damage(str(path)):
-        found = dict(json.loads(path.read_text()))
-        known = found if found["version"] == _VERSION else {**wanted, "version": found["version"]}
+        stored = dict(json.loads(path.read_text()))
+        known = stored if stored["version"] == _VERSION else {**wanted, "version": stored["version"]}
         differences = [
-            f"{what}: {known[what]}, not {wanted[what]}" for what in _COMPARED if known[what] != wanted[what]
+            f"{field}: {known[field]}, not {wanted[field]}" for field in _COMPARED if known[field] != wanted[field]
         ]
         for file in sorted({*known["files"], *wanted["files"]}):
-            then, now = (each["files"].get(file, "absent") for each in (known, wanted))
+            then, now = (record["files"].get(file, "absent") for record in (known, wanted))
             differences += [f"file {file!r} (bytes, time in ns) was {then} and is {now}"] * (then != now)
         pairs = zip(known["seeds"], part.seeds(), strict=False)
         differences += [f"a seed is {then}, not {now.value}" for then, now in pairs if now.given and then != now.value]
@@ -331,12 +331,16 @@ def _functions(part: DatasetPart) -> list[str]:
     """Return the names of the functions of the program in a dataset, and digests of what they are."""
     from mpistrat.messages.pickling import captured  # a late import: takes 9 ms
 
-    found = [text for each in getattr(part.source, "parts", ()) for text in _functions(each)]
-    called = [each for _, each in captured(getattr(part.source, "function", None)) if callable(each)]
-    for each in part.transforms:
-        called += [each.fn] if isinstance(each, Map) else each.keys.functions if isinstance(each, ColumnFilter) else []
-    own = [each for each in called if not str(getattr(each, "__module__", "")).startswith("mpistrat")]
-    return found + [f"{getattr(each, '__qualname__', type(each).__name__)} {_digest(each)}" for each in own]
+    names = [text for inner in getattr(part.source, "parts", ()) for text in _functions(inner)]
+    functions = [value for _, value in captured(getattr(part.source, "function", None)) if callable(value)]
+    for step in part.transforms:
+        if isinstance(step, Map):
+            functions.append(step.fn)
+        elif isinstance(step, ColumnFilter):
+            functions += step.keys.functions
+    # Helpers of this package are captured, too; the text of the pipeline says what they do.
+    functions = [fn for fn in functions if not str(getattr(fn, "__module__", "")).startswith("mpistrat")]
+    return names + [f"{getattr(fn, '__qualname__', type(fn).__name__)} {_digest(fn)}" for fn in functions]
 
 
 def _digest(function: Any) -> str:

@@ -37,7 +37,7 @@ class DatasetPart(Definition):
         parts = getattr(self.source, "parts", ())
         known = isinstance(self.source, FileSource) or (parts and not any(part.endless for part in parts))
         # What chooses by numbers would look for those numbers, or read the values of a column.
-        others = (each for each in self.transforms if not isinstance(each, (Chosen, Seeded)))
+        others = (step for step in self.transforms if not isinstance(step, (Chosen, Seeded)))
         return length_of(1 if known else self.source.length, others) is None
 
     @cached_property
@@ -51,8 +51,8 @@ class DatasetPart(Definition):
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers of rows as an array of two axes."""
-        found: np.ndarray = self.plan.locate(ks, iteration)
-        return found.reshape(len(ks), -1) if len(ks) else found.reshape(0, self.numbers_of_row)
+        numbers: np.ndarray = self.plan.locate(ks, iteration)
+        return numbers.reshape(len(ks), -1) if len(ks) else numbers.reshape(0, self.numbers_of_row)
 
     def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Return columns of `numbers`, as the plan needs them."""
@@ -65,18 +65,18 @@ class DatasetPart(Definition):
 
     def blocks(self) -> Blocks | None:
         """Return which rows are best read together, where the transforms keep the rows in their places."""
-        if self.streamed or any(each.reorders for each in self.transforms):
+        if self.streamed or any(step.reorders for step in self.transforms):
             return None
         return self.source.blocks()
 
     def identity(self) -> dict[str, Any]:
         """Return what must be equal to restore a state."""
         described = self.described()
-        found = {**described["source"], "pipeline": described["pipeline"]}
+        identity = {**described["source"], "pipeline": described["pipeline"]}
         blocks = None if self.streamed else self.source.blocks()
-        if blocks is not None and any(isinstance(each, Shuffle) for each in self.transforms):
-            found["blocks"] = [int(blocks.rows), int(blocks.window)]
-        return found
+        if blocks is not None and any(isinstance(step, Shuffle) for step in self.transforms):
+            identity["blocks"] = [int(blocks.rows), int(blocks.window)]
+        return identity
 
     def fingerprint(self) -> str:
         """Return what must be equal on all ranks."""
@@ -108,7 +108,7 @@ class OfParts:
 
     def versions(self) -> dict[str, list[int]]:
         """Return the versions of the files of all parts."""
-        return {file: found for part in self.parts for file, found in part.source.versions().items()}
+        return {file: version for part in self.parts for file, version in part.source.versions().items()}
 
     def agree(self, ranks: Topology) -> None:
         """Let every part agree with the other ranks. Collective."""
@@ -121,8 +121,8 @@ class OfParts:
 
     def with_seeds(self, seeds: Sequence[int]) -> Self:
         """Return the source with other seeds for the shuffles of its parts."""
-        left = iter(seeds)
-        return self.of_parts([part.with_seeds([next(left) for _ in part.seeds()]) for part in self.parts])
+        remaining = iter(seeds)
+        return self.of_parts([part.with_seeds([next(remaining) for _ in part.seeds()]) for part in self.parts])
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles."""
@@ -144,7 +144,7 @@ class CombinedSource(OfParts, Source):
         return self.length
 
     def read(self, rows: np.ndarray) -> Any:
-        return elements.stack(self.each(rows), elements.dtypes_of(self.element_spec()))
+        return elements.stack(self.read_list(rows), elements.dtypes_of(self.element_spec()))
 
     @property
     def in_memory(self) -> bool:
@@ -160,8 +160,8 @@ class CombinedSource(OfParts, Source):
         return False
 
     def identity(self) -> dict[str, Any]:
-        found, blocks = super().identity(), self.blocks()
-        return found if blocks is None else {**found, "blocks": [int(blocks.rows), int(blocks.window)]}
+        identity, blocks = super().identity(), self.blocks()
+        return identity if blocks is None else {**identity, "blocks": [int(blocks.rows), int(blocks.window)]}
 
 
 class ChosenSource(CombinedSource):
@@ -173,38 +173,38 @@ class ChosenSource(CombinedSource):
 
     def element_spec(self) -> Any:
         """Return the structure of one row, or raise DatasetMismatchError. None is a dimension in which parts differ."""
-        found = self.parts[0].plan.element_spec()
+        common = self.parts[0].plan.element_spec()
         for number, part in enumerate(self.parts[1:], 1):
-            found = common_spec((0, found), (number, part.plan.element_spec()))
-        return found
+            common = common_spec((0, common), (number, part.plan.element_spec()))
+        return common
 
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles, and are alike."""
-        found = super().ready(memory, sharing, ranks)
-        found.element_spec()
-        return found
+        source = super().ready(memory, sharing, ranks)
+        source.element_spec()
+        return source
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the number of the part of each row, and its numbers there."""
-        made = np.zeros((len(ks), 1 + max(part.numbers_of_row for part in self.parts)), np.int64)
+        numbers = np.zeros((len(ks), 1 + max(part.numbers_of_row for part in self.parts)), np.int64)
         if len(ks):
-            made[:, 0], inside = self.chosen(ks)
+            numbers[:, 0], inside = self.chosen(ks)
             for number, part in enumerate(self.parts):
-                here = np.flatnonzero(made[:, 0] == number)
-                if len(here):
-                    made[here, 1 : 1 + part.numbers_of_row] = part.numbers(inside[here], iteration)
-        return made
+                positions = np.flatnonzero(numbers[:, 0] == number)
+                if len(positions):
+                    numbers[positions, 1 : 1 + part.numbers_of_row] = part.numbers(inside[positions], iteration)
+        return numbers
 
-    def each(self, rows: np.ndarray) -> list[Any]:
-        found: list[Any] = [None] * len(rows)
-        for part, here, mine in self._divided(rows):
-            for at, row in zip(here.tolist(), part.plan.each(mine), strict=True):
-                found[at] = row
-        return found
+    def read_list(self, rows: np.ndarray) -> list[Any]:
+        elements: list[Any] = [None] * len(rows)
+        for part, positions, numbers in self._divided(rows):
+            for position, row in zip(positions.tolist(), part.plan.read_list(numbers), strict=True):
+                elements[position] = row
+        return elements
 
     def read(self, rows: np.ndarray) -> Any:
         divided = self._divided(rows)
-        trees = [part.plan.read_rows(mine) for part, _, mine in divided]
+        trees = [part.plan.read_rows(numbers) for part, _, numbers in divided]
         if len(trees) == 1:
             return trees[0]
         specs = [nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), tree) for tree in trees]
@@ -216,22 +216,22 @@ class ChosenSource(CombinedSource):
                 )
         _, rebuild = nest.flatten(trees[0])
         columns = zip(*(nest.flatten(tree)[0] for tree in trees), strict=True)
-        made = []
+        leaves = []
         for column in columns:
             out = np.empty((len(rows), *column[0].shape[1:]), column[0].dtype)
-            for values, (_, here, _) in zip(column, divided, strict=True):
-                out[here] = values
-            made.append(out)
-        return rebuild(made)
+            for values, (_, positions, _) in zip(column, divided, strict=True):
+                out[positions] = values
+            leaves.append(out)
+        return rebuild(leaves)
 
     def _divided(self, rows: np.ndarray) -> list[tuple[DatasetPart, np.ndarray, np.ndarray]]:
         """Return each part that has some of the rows, their places, and their numbers in the part."""
-        found = []
+        divided = []
         for number, part in enumerate(self.parts):
-            here = np.flatnonzero(rows[:, 0] == number)
-            if len(here):
-                found.append((part, here, part.of_numbers(rows[here, 1 : 1 + part.numbers_of_row])))
-        return found
+            positions = np.flatnonzero(rows[:, 0] == number)
+            if len(positions):
+                divided.append((part, positions, part.of_numbers(rows[positions, 1 : 1 + part.numbers_of_row])))
+        return divided
 
 
 def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
@@ -261,7 +261,7 @@ class ConcatenatedSource(ChosenSource):
     @property
     def length(self) -> int | None:
         lengths = [part.length for part in self.parts]
-        finite = [each for each in lengths if each is not None]
+        finite = [length for length in lengths if length is not None]
         return sum(finite) if len(finite) == len(lengths) else None
 
     def chosen(self, ks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,12 +271,12 @@ class ConcatenatedSource(ChosenSource):
 
     def blocks(self) -> Blocks | None:
         """Return the blocks of the largest part, in all parts."""
-        found = [part.blocks() for part in self.parts]
-        known = [each for each in found if each is not None]
-        if len(known) < len(found) or self.length is None:
+        blocks = [part.blocks() for part in self.parts]
+        known = [of_part for of_part in blocks if of_part is not None]
+        if len(known) < len(blocks) or self.length is None:
             return None
-        starts = [start + each.starts[:-1] for start, each in zip(self._starts(), known, strict=True)]
-        largest = max(known, key=lambda each: int(each.starts[-1]))
+        starts = [start + of_part.starts[:-1] for start, of_part in zip(self._starts(), known, strict=True)]
+        largest = max(known, key=lambda of_part: int(of_part.starts[-1]))
         return largest._replace(starts=np.concatenate([*starts, [self.length]]))
 
     def _starts(self) -> np.ndarray:
@@ -311,19 +311,19 @@ class ZippedSource(CombinedSource):
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         return np.concatenate([part.numbers(ks, iteration) for part in self.parts], axis=1)
 
-    def each(self, rows: np.ndarray) -> list[Any]:
-        columns = [part.plan.each(part.of_numbers(mine)) for part, mine in self._divided(rows)]
+    def read_list(self, rows: np.ndarray) -> list[Any]:
+        columns = [part.plan.read_list(part.of_numbers(numbers)) for part, numbers in self._divided(rows)]
         return [self._rebuild(list(row)) for row in zip(*columns, strict=True)]
 
     def read(self, rows: np.ndarray) -> Any:
-        return self._rebuild([part.plan.read_rows(part.of_numbers(mine)) for part, mine in self._divided(rows)])
+        return self._rebuild([part.plan.read_rows(part.of_numbers(numbers)) for part, numbers in self._divided(rows)])
 
     def blocks(self) -> Blocks | None:
         """Return the blocks of the first part that has some, if each row has its own number in it."""
         for part in self.parts:
-            found = part.blocks()
-            if found is not None and self.length is not None:
-                return found.in_one_run(self.length) if found.starts[-1] != self.length else found
+            blocks = part.blocks()
+            if blocks is not None and self.length is not None:
+                return blocks.in_one_run(self.length) if blocks.starts[-1] != self.length else blocks
         return None
 
     @cached_property

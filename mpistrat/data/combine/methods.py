@@ -71,12 +71,12 @@ class Combining(Chain):
         if _has_list(structure):
             raise TypeError("zip() takes datasets, or a tuple or dict of them, not a list: use a tuple")
         after: tuple[Transform, ...] = ()
-        definitions = [_definition(each, "zip") for each in leaves]
-        ends = [each.transforms[-1:] for each in definitions]
+        definitions = [_definition(dataset, "zip") for dataset in leaves]
+        ends = [definition.transforms[-1:] for definition in definitions]
         if ends[0] and isinstance(ends[0][0], Batch) and all(end == ends[0] for end in ends):
             after = ends[0]
-            definitions = [replace(each, transforms=each.transforms[:-1]) for each in definitions]
-        parts = [part_of_rows(each, "zip") for each in definitions]
+            definitions = [replace(definition, transforms=definition.transforms[:-1]) for definition in definitions]
+        parts = [part_of_rows(definition, "zip") for definition in definitions]
         rows = partial(ZippedSource, structure=rebuild([*range(len(leaves))]))
         source = _combined("zip", parts, rows, streamed.zipped(rebuild))
         return cls._of(source, after, _merged(definitions))
@@ -101,7 +101,7 @@ class Combining(Chain):
         [0, 1, 7, 8]
         """
         definitions = [self._definition, _definition(dataset, "concatenate")]
-        parts = [part_of_rows(each, "concatenate") for each in definitions]
+        parts = [part_of_rows(definition, "concatenate") for definition in definitions]
         source = _combined("concatenate", parts, ConcatenatedSource, streamed.concatenated)
         return self._of(source, (), _merged(definitions))
 
@@ -167,20 +167,20 @@ class Combining(Chain):
         ...     [int(x) for x in kept.shuffle(seed=1)], int(kept[1])
         ([2, 4, 0], 2)
         """
-        own = self._definition
-        at = len(before_batch(own.transforms))
-        after = own.transforms[at:]
+        definition = self._definition
+        at = len(before_batch(definition.transforms))
+        after = definition.transforms[at:]
         if len(after) > 1:
             raise ValueError(
                 f"cache() keeps single rows, but {after[1]} follows batch(): call it before batch(), or directly after"
             )
-        part = part_of_rows(replace(own, transforms=own.transforms[:at]), "cache")
+        part = part_of_rows(replace(definition, transforms=definition.transforms[:at]), "cache")
         if part.endless:
             raise ValueError("cache() keeps all rows, but this dataset is endless: call cache() before repeat()")
         if filename:
-            return self._of(CachedInFolder([part], local_path(filename)), after, own.options)
+            return self._of(CachedInFolder([part], local_path(filename)), after, definition.options)
         kind = streamed.CachedStream if part.streamed else CachedSource
-        return self._of(kind([part]), after, own.options)
+        return self._of(kind([part]), after, definition.options)
 
     @classmethod
     def sample_from_datasets(
@@ -223,31 +223,31 @@ class Combining(Chain):
         datasets = [*datasets]
         if not datasets:
             raise ValueError("sample_from_datasets() needs at least one dataset")
-        given = [1.0] * len(datasets) if weights is None else [float(each) for each in weights]
-        if len(given) != len(datasets):
+        values = [1.0] * len(datasets) if weights is None else [float(weight) for weight in weights]
+        if len(values) != len(datasets):
             raise ValueError(
-                f"sample_from_datasets() needs a weight for each of the {len(datasets)} datasets, not {len(given)}"
+                f"sample_from_datasets() needs a weight for each of the {len(datasets)} datasets, not {len(values)}"
             )
-        if not all(math.isfinite(each) and each >= 0 for each in given) or not sum(given):
-            raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {given}")
+        if not all(math.isfinite(value) and value >= 0 for value in values) or not sum(values):
+            raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {values}")
         drawn = seed is None
         number = secrets.randbits(63) if drawn else integer(seed, "the seed of sample_from_datasets()", -(2**63))
-        definitions = [_definition(each, "sample_from_datasets") for each in datasets]
-        parts = [part_of_rows(each, "sample_from_datasets") for each in definitions]
+        definitions = [_definition(dataset, "sample_from_datasets") for dataset in datasets]
+        parts = [part_of_rows(definition, "sample_from_datasets") for definition in definitions]
         kind = MixedStream if any(part.streamed for part in parts) else MixedSource
-        source = kind(parts, given, Seed(number, not drawn), bool(stop_on_empty_dataset))
+        source = kind(parts, values, Seed(number, not drawn), bool(stop_on_empty_dataset))
         return cls._of(source, (), _merged(definitions))
 
 
-def _definition(dataset: Any, what: str) -> Definition:
+def _definition(dataset: Any, method: str) -> Definition:
     if not isinstance(dataset, Combining):
-        raise TypeError(f"{what}() takes datasets (mpistrat.data.Dataset), not {type(dataset).__name__}")
+        raise TypeError(f"{method}() takes datasets (mpistrat.data.Dataset), not {type(dataset).__name__}")
     return dataset.definition
 
 
-def part_of_rows(definition: Definition, what: str) -> DatasetPart:
+def part_of_rows(definition: Definition, word: str) -> DatasetPart:
     if definition.batch_size is not None:
-        raise ValueError(f"{what}() takes datasets of single rows, but {definition} has batches: call batch() after it")
+        raise ValueError(f"{word}() takes datasets of single rows, but {definition} has batches: call batch() after it")
     return DatasetPart(definition.source, definition.transforms)
 
 
@@ -259,7 +259,7 @@ def _combined(word: str, parts: Sequence[DatasetPart], rows: Any, stream: stream
 
 
 def _merged(definitions: Sequence[Definition]) -> Options:
-    return reduce(Options.merge, [each.options for each in definitions], Options())
+    return reduce(Options.merge, [definition.options for definition in definitions], Options())
 
 
 def _has_list(structure: Any) -> bool:

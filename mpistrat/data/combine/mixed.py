@@ -25,9 +25,9 @@ _BLOCKS_KEPT = 8
 _END = object()
 
 
-def drawn(seed: int, weights: Sequence[float], block: int, left: np.ndarray) -> np.ndarray:
+def drawn(seed: int, weights: Sequence[float], block: int, available: np.ndarray) -> np.ndarray:
     """Return a block of random choices between the datasets that are ``left``; empty if these have no weight."""
-    usable = np.where(left, np.asarray(weights, float), 0.0)
+    usable = np.where(available, np.asarray(weights, float), 0.0)
     total = usable.sum()
     if not total:
         return np.empty(0, np.int64)
@@ -48,15 +48,15 @@ class Choices:
 
     def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
         self._seed, self._weights = seed, weights
-        self._lengths = np.array([np.iinfo(np.int64).max if each is None else each for each in lengths])
+        self._lengths = np.array([np.iinfo(np.int64).max if length is None else length for length in lengths])
         self._stop = stop
         self._ends = [0]
         self._before = [np.zeros(len(lengths), np.int64)]
         self._over = False
         self._lock = MakingLock()  # datasets made of one mixture may be read ahead at the same time
-        self._made = Cache[int, np.ndarray](_BLOCKS_KEPT)
+        self._cache = Cache[int, np.ndarray](_BLOCKS_KEPT)
         used = [length for length, weight in zip(lengths, weights, strict=True) if weight]
-        finite = [each for each in used if each is not None]
+        finite = [length for length in used if length is not None]
         self._endless = not finite if stop else len(finite) < len(used)
         self._sum = sum(finite)
 
@@ -81,13 +81,13 @@ class Choices:
             ends = np.array(self._ends)
             blocks = ends.searchsorted(ks, side="right") - 1
             for block in np.unique(blocks).tolist():
-                here = np.flatnonzero(blocks == block)
+                positions = np.flatnonzero(blocks == block)
                 chosen = self._block(block)
-                which[here] = chosen[ks[here] - ends[block]]
-                for part in np.unique(which[here]).tolist():
-                    mine = here[which[here] == part]
+                which[positions] = chosen[ks[positions] - ends[block]]
+                for part in np.unique(which[positions]).tolist():
+                    of_part = positions[which[positions] == part]
                     counted = np.cumsum(chosen == part) - 1
-                    number[mine] = self._before[block][part] + counted[ks[mine] - ends[block]]
+                    number[of_part] = self._before[block][part] + counted[ks[of_part] - ends[block]]
         return which, number
 
     def _draw(self) -> None:
@@ -98,25 +98,25 @@ class Choices:
         self._before.append(self._before[-1] + np.bincount(chosen, minlength=len(self._lengths)))
 
     def _block(self, block: int) -> np.ndarray:
-        found = self._made.get(block)
-        return self._made.keep(block, self._cut(block)[0]) if found is None else found
+        block_choices = self._cache.get(block)
+        return self._cache.keep(block, self._cut(block)[0]) if block_choices is None else block_choices
 
     def _cut(self, block: int) -> tuple[np.ndarray, bool]:
         """Return the choices of a block that have a row, and whether no rows follow."""
-        left = self._lengths - self._before[block]
-        usable = np.ones(len(left), bool) if self._stop else left > 0
+        remaining = self._lengths - self._before[block]
+        usable = np.ones(len(remaining), bool) if self._stop else remaining > 0
         chosen = drawn(self._seed, self._weights, block, usable)
         if not len(chosen):
             return chosen, True
         keep = np.ones(len(chosen), bool)
-        for part in np.flatnonzero(left < len(chosen)).tolist():  # which may have no row left in the block
-            keep[np.flatnonzero(chosen == part)[left[part] :]] = False
+        for part in np.flatnonzero(remaining < len(chosen)).tolist():  # which may have no row left in the block
+            keep[np.flatnonzero(chosen == part)[remaining[part] :]] = False
         if self._stop and not keep.all():
             return chosen[: int(keep.argmin())], True
         return chosen[keep], False
 
 
-class Drawn(OfParts):
+class Mixture(OfParts):
     """Parts that give their rows in order, as they are drawn. With ``stop`` the rows end where a part has none left."""
 
     word = "sample_from_datasets"
@@ -136,14 +136,14 @@ class Drawn(OfParts):
         return type(self)(parts, self._weights, self._seed._replace(value=seeds[0]), self._stop)
 
     def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "weights": [float(each) for each in self._weights], "stop": self._stop}
+        return {**super().identity(), "weights": [float(weight) for weight in self._weights], "stop": self._stop}
 
     def fingerprint(self) -> Any:
         seed = self._seed.value if self._seed.given else None
         return f"{super().fingerprint()} weights={list(self._weights)} seed={seed} stop={self._stop}"
 
 
-class MixedSource(Drawn, ChosenSource):
+class MixedSource(Mixture, ChosenSource):
     """The mixture of parts whose rows can be read in any order."""
 
     @cached_property
@@ -159,24 +159,24 @@ class MixedSource(Drawn, ChosenSource):
         return self._choices(ks)
 
 
-class MixedStream(Drawn, StreamedSource):
+class MixedStream(Mixture, StreamedSource):
     """The mixture of parts of which one can be read only in order, or has an unknown length."""
 
     def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
         """Yield elements of the parts, as they are drawn."""
         streams = alike(openers)
-        left = np.ones(len(streams), bool)
+        has_rows = np.ones(len(streams), bool)
         for block in itertools.count():
-            chosen = drawn(self._seed.value, self._weights, block, left)
+            chosen = drawn(self._seed.value, self._weights, block, has_rows)
             if not len(chosen):
                 return
-            for each in chosen.tolist():
-                if not left[each]:
+            for part in chosen.tolist():
+                if not has_rows[part]:
                     continue
-                element = next(streams[each], _END)
+                element = next(streams[part], _END)
                 if element is not _END:
                     yield element
                 elif self._stop:
                     return
                 else:
-                    left[each] = False
+                    has_rows[part] = False

@@ -46,11 +46,11 @@ class Sequential(Combining):
         >>> [int(x) for x in rows.unbatch()]
         [1, 2, 3, 4]
         """
-        own = self._definition
-        last = own.transforms[-1] if own.transforms else None
+        definition = self._definition
+        last = definition.transforms[-1] if definition.transforms else None
         if type(last) is Batch and not last.drop_remainder:
-            return type(self)(own.source, own.transforms[:-1], own.options)
-        return self._in_order("unbatch", lambda openers, _: (row for each in openers[0]() for row in _apart(each)))
+            return type(self)(definition.source, definition.transforms[:-1], definition.options)
+        return self._in_order("unbatch", lambda openers, _: (row for batch in openers[0]() for row in _unstack(batch)))
 
     def flat_map(self, map_func: Callable[..., Any]) -> Dataset[Any]:
         """Append the elements of the datasets that a function returns.
@@ -106,8 +106,8 @@ class Sequential(Combining):
     def _in_turn(self, word: str, fn: Callable[..., Any], *turns: int) -> Any:
         if not callable(fn):
             raise TypeError(f"{word}() needs a function, not {fn!r}")
-        made = partial(_made, fn, word)
-        return self._in_order(f"{word}{turns}", lambda openers, epoch: _interleaved(openers, epoch, made, *turns))
+        make = partial(_elements_of, fn, word)
+        return self._in_order(f"{word}{turns}", lambda openers, epoch: _interleaved(openers, epoch, make, *turns))
 
     def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset[Any]:
         """Apply a function that has a state.
@@ -129,8 +129,8 @@ class Sequential(Combining):
         def scanned(openers: Openers, _: int) -> Iterator[Any]:
             state = initial_state
             for element in openers[0]():
-                state, made = scan_func(state, element)
-                yield elements.of_arrays(made)
+                state, result = scan_func(state, element)
+                yield elements.of_arrays(result)
 
         return self._in_order("scan", scanned)
 
@@ -223,8 +223,8 @@ class Sequential(Combining):
         >>> [batch.tolist() for batch in rows.bucket_by_sequence_length(len, [3], [2, 2])]
         [[[1, 0], [2, 2]], [[5, 5, 5, 5, 5, 0], [6, 6, 6, 6, 6, 6]], [[1]]]
         """
-        bounds = tuple(integer(each, "a boundary", 0) for each in bucket_boundaries)
-        sizes = tuple(integer(each, "the batch size of a bucket", 1) for each in bucket_batch_sizes)
+        bounds = tuple(integer(bound, "a boundary", 0) for bound in bucket_boundaries)
+        sizes = tuple(integer(size, "the batch size of a bucket", 1) for size in bucket_batch_sizes)
         if len(sizes) != len(bounds) + 1 or sorted({*bounds}) != [*bounds]:
             raise ValueError(
                 f"there must be ascending boundaries, and one more batch size, but there are the boundaries "
@@ -264,35 +264,35 @@ class Sequential(Combining):
         return self._in_order(f"pack({tokens}, {drop})", lambda openers, _: _packed(openers[0](), tokens, drop))
 
     def _in_order(self, word: str, combine: Any, rows: bool = False) -> Any:
-        own = self._definition
-        part = part_of_rows(own, word) if rows else DatasetPart(own.source, own.transforms)
+        definition = self._definition
+        part = part_of_rows(definition, word) if rows else DatasetPart(definition.source, definition.transforms)
         return self._by_function(word, part, combine)
 
 
-def _made(fn: Callable[..., Any], word: str, element: Any, iteration: int) -> Iterator[Any]:
+def _elements_of(fn: Callable[..., Any], word: str, element: Any, iteration: int) -> Iterator[Any]:
     """Return the elements of the dataset that a function returns. They depend on the iteration, not on earlier ones."""
-    made = elements.call(fn, element)
-    if not isinstance(made, Combining):
-        raise TypeError(f"the function of {word}() must return a Dataset, not {type(made).__name__}")
-    if any(not seed.given for seed in made.definition.seeds()):
-        raise ValueError(f"the dataset that the function of {word}() returned needs a seed: {made}")
-    found: Iterator[Any] = made.definition.ready().plan.elements(iteration)
-    return found
+    dataset = elements.call(fn, element)
+    if not isinstance(dataset, Combining):
+        raise TypeError(f"the function of {word}() must return a Dataset, not {type(dataset).__name__}")
+    if any(not seed.given for seed in dataset.definition.seeds()):
+        raise ValueError(f"the dataset that the function of {word}() returned needs a seed: {dataset}")
+    elements_of_dataset: Iterator[Any] = dataset.definition.ready().plan.elements(iteration)
+    return elements_of_dataset
 
 
-def _interleaved(openers: Openers, iteration: int, made: Callable[..., Any], cycle: int, block: int) -> Iterator[Any]:
+def _interleaved(openers: Openers, iteration: int, make: Callable[..., Any], cycle: int, block: int) -> Iterator[Any]:
     """Yield elements as tf.data's interleave does: the next dataset begins when the turn of an ended one comes."""
     source = enumerate(openers[0](), iteration << _ELEMENTS_OF_ONE)
     reading: list[Iterator[Any] | None] = [None] * cycle
     at = 0
     more = True
-    while more or any(each is not None for each in reading):
+    while more or any(stream is not None for stream in reading):
         current = reading[at]
         if current is None and more:
             number, element = next(source, (0, None))
             more = element is not None
             if more:
-                reading[at] = made(element, number)
+                reading[at] = make(element, number)
                 continue
         elif current is not None:
             taken = 0
@@ -303,7 +303,7 @@ def _interleaved(openers: Openers, iteration: int, made: Callable[..., Any], cyc
         at = (at + 1) % cycle
 
 
-def _apart(element: Any) -> Iterator[Any]:
+def _unstack(element: Any) -> Iterator[Any]:
     """Yield the rows of a batch."""
     leaves, _ = nest.flatten(element)
     lengths = {len(leaf) if np.ndim(leaf) else -1 for leaf in leaves}
@@ -348,9 +348,9 @@ class Buckets(PaddedBatch):
     fill: tuple[int | None, ...] | None = None
     no_padding: bool = False
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
         waiting: list[list[Any]] = [[] for _ in self.sizes]
-        for row in made(iteration):
+        for row in open_input(iteration):
             bucket = self._bucket(row)
             if self.fill is not None and self.fill[bucket] is None:
                 raise ValueError(

@@ -75,18 +75,18 @@ class CachedStream(StreamedSource):
     def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
         """Yield the elements, from memory if they are kept."""
         if self._kept is not None:
-            yield from (nest.map_structure(_copy, each) for each in self._kept)
+            yield from (nest.map_structure(_copy, element) for element in self._kept)
             return
-        made = []
-        for each in openers[0]():
-            made.append(nest.map_structure(_copy, each))
-            yield each
-        self._kept = made
+        elements = []
+        for element in openers[0]():
+            elements.append(nest.map_structure(_copy, element))
+            yield element
+        self._kept = elements
 
 
 def zipped(rebuild: Callable[[list[Any]], Any]) -> Combine:
     """Return the combination of elements with the same number."""
-    return lambda openers, _: (rebuild([*row]) for row in zip(*(each() for each in openers), strict=False))
+    return lambda openers, _: (rebuild([*row]) for row in zip(*(opener() for opener in openers), strict=False))
 
 
 def concatenated(openers: Openers, iteration: int) -> Iterator[Any]:
@@ -113,12 +113,12 @@ def alike(openers: Openers) -> list[Iterator[Any]]:
 
 def filtered(predicate: Callable[..., Any]) -> Combine:
     """Return the combination that keeps the elements of one part for which a function is true."""
-    return lambda openers, _: (each for each in openers[0]() if is_true(elements.call(predicate, each), "filter"))
+    return lambda openers, _: (row for row in openers[0]() if is_true(elements.call(predicate, row), "filter"))
 
 
 def numbered(start: int) -> Combine:
     """Return the combination of a number and each element of one part."""
-    return lambda openers, _: ((np.int64(number), each) for number, each in enumerate(openers[0](), start))
+    return lambda openers, _: ((np.int64(number), element) for number, element in enumerate(openers[0](), start))
 
 
 def _copy(leaf: Any) -> Any:

@@ -93,8 +93,8 @@ class WindowedSource(CombinedSource):
         rows, begins = self._runs
         run = begins.searchsorted(ks, side="right") - 1
         first = rows[run] + (ks - begins[run]) * self._windows.shift
-        left = -(-(rows[run + 1] - first) // self._windows.stride)
-        return np.stack([first, np.minimum(left, self._windows.size), np.full(len(ks), iteration)], axis=1)
+        rows_left = -(-(rows[run + 1] - first) // self._windows.stride)
+        return np.stack([first, np.minimum(rows_left, self._windows.size), np.full(len(ks), iteration)], axis=1)
 
     def element_spec(self) -> Any:
         return spec.stacked(
@@ -109,7 +109,7 @@ class WindowedSource(CombinedSource):
             )
         return nest.map_structure(lambda x: x.reshape(len(rows), -1, *x.shape[1:]), self._rows(rows))
 
-    def each(self, rows: np.ndarray) -> list[Any]:
+    def read_list(self, rows: np.ndarray) -> list[Any]:
         leaves, rebuild = nest.flatten(self._rows(rows))
         ends = rows[:, 1].cumsum()
         return [rebuild([leaf[a:b].copy() for leaf in leaves]) for a, b in zip(ends - rows[:, 1], ends, strict=True)]
@@ -118,16 +118,16 @@ class WindowedSource(CombinedSource):
         """Return the rows of some windows, one window after another. A row of several windows is read once."""
         first, counts, iterations = windows.T
         ends = counts.cumsum()
-        places = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        ks = np.repeat(first, counts) + places * self._windows.stride
-        of = np.repeat(iterations, counts)
+        offsets = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        ks = np.repeat(first, counts) + offsets * self._windows.stride
+        iteration_of = np.repeat(iterations, counts)
         numbers = np.empty((len(ks), self._part.numbers_of_row), np.int64)
-        for iteration in np.unique(of).tolist():
-            here = of == iteration
-            numbers[here] = self._part.numbers(ks[here], iteration)
-        wanted, back = np.unique(numbers, axis=0, return_inverse=True)
+        for iteration in np.unique(iteration_of).tolist():
+            selected = iteration_of == iteration
+            numbers[selected] = self._part.numbers(ks[selected], iteration)
+        wanted, inverse = np.unique(numbers, axis=0, return_inverse=True)
         tree = self._part.plan.read_rows(self._part.of_numbers(wanted))
-        return nest.map_structure(lambda x: x[back.reshape(-1)], tree)
+        return nest.map_structure(lambda x: x[inverse.reshape(-1)], tree)
 
     @cached_property
     def _has_short(self) -> bool:
@@ -140,14 +140,14 @@ class WindowedSource(CombinedSource):
 
     def blocks(self) -> Blocks | None:
         """Return the blocks of the rows in which windows begin."""
-        found = self._part.blocks()
-        if found is None or self.length is None:
+        blocks = self._part.blocks()
+        if blocks is None or self.length is None:
             return None
-        rows = max(1, found.rows // self._windows.shift)
+        rows = max(1, blocks.rows // self._windows.shift)
         if not self._windows.across_files:
-            return found._replace(rows=rows, starts=self._runs[1])
-        starts = np.minimum(-(-found.starts // self._windows.shift), self.length)
-        return found._replace(rows=rows, starts=np.append(starts[:-1], self.length))
+            return blocks._replace(rows=rows, starts=self._runs[1])
+        starts = np.minimum(-(-blocks.starts // self._windows.shift), self.length)
+        return blocks._replace(rows=rows, starts=np.append(starts[:-1], self.length))
 
     def file_rows(self) -> Sequence[int]:
         blocks = self.blocks() if self._part.source.file_rows() else None

@@ -65,8 +65,8 @@ class Reading(NamedTuple):
 def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[range]:
     """Return the replicas that each input pipeline feeds."""
     if replicas.is_virtual or per_replica:
-        return [range(each, each + 1) for each in range(replicas.size)]
-    blocks = {replicas.block_of(replicas.rank_of(each)) for each in range(replicas.size)}
+        return [range(replica, replica + 1) for replica in range(replicas.size)]
+    blocks = {replicas.block_of(replicas.rank_of(replica)) for replica in range(replicas.size)}
     return sorted(blocks, key=lambda block: block.start)
 
 
@@ -103,7 +103,8 @@ class Division:
     @property
     def local(self) -> list[tuple[int, range]]:
         """The pipelines of this rank: the number of each, and the replicas that it feeds."""
-        return [each for each in enumerate(self.pipelines) if each[1].start in self.replicas.local]
+        local = self.replicas.local
+        return [(number, block) for number, block in enumerate(self.pipelines) if block.start in local]
 
     def _read_by(self, plans: Iterable[Any]) -> list[Reading]:
         """Return how the pipelines of this rank read, by these plans."""
@@ -123,12 +124,12 @@ class Division:
         Where it communicates, all ranks call it for the same step. It raises StopIteration if no replica has a row.
         """
         if self.ranks is None:
-            made = [each.plan.read_each(each.of_step(step, iteration)) for each in self.readings]
-            return self.formed([*chain(*made)])
-        found = [(each.plan, rows) for each in self.readings for rows in each.of_step(step, iteration)]
-        if self.ranks.all_true(all(rows is None for _, rows in found)):
+            batches = [reading.plan.read_each(reading.of_step(step, iteration)) for reading in self.readings]
+            return self.formed([*chain(*batches)])
+        plan_rows = [(reading.plan, rows) for reading in self.readings for rows in reading.of_step(step, iteration)]
+        if self.ranks.all_true(all(rows is None for _, rows in plan_rows)):
             raise StopIteration
-        return self.formed([plan.read(rows or []) for plan, rows in found])
+        return self.formed([plan.read(rows or []) for plan, rows in plan_rows])
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches from a step on, in lists. Up to ``together`` are read at once."""
@@ -141,9 +142,8 @@ class Division:
     def _by_step(self, lists: Sequence[Iterator[list[Any]]], step: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches of all plans, step by step, in lists that grow as theirs."""
         # Each plan makes the batches of its replicas one after another, so a step takes so many of each.
-        streams = [
-            [chain.from_iterable(made)] * each.local_replicas for made, each in zip(lists, self.readings, strict=True)
-        ]
+        counts = [reading.local_replicas for reading in self.readings]
+        streams = [[chain.from_iterable(plan_lists)] * n for plan_lists, n in zip(lists, counts, strict=True)]
         steps = map(self.formed, zip(*chain(*streams), strict=False))
         size, most = 1, 1 if self.plan.maps else together
         while self.steps is None or step < self.steps:
@@ -160,13 +160,13 @@ class Division:
         if self._bare:
             return batches[0]
         leaves, rebuild = nest.flatten(batches[0])
-        columns = [leaves, *(nest.flatten(each)[0] for each in batches[1:])]
+        columns = [leaves, *(nest.flatten(batch)[0] for batch in batches[1:])]
         if len({*map(len, columns)}) > 1:
             raise ValueError(
                 f"the batches of replicas {[*self.replicas.local]} have {[*map(len, columns)]} arrays: let dataset_fn "
                 "return datasets of the same structure"
             )
-        return rebuild([PerReplica(each) for each in zip(*columns, strict=True)])
+        return rebuild([PerReplica(values) for values in zip(*columns, strict=True)])
 
     def ahead(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:
         """Return how many lists of `batches` may wait, and how many batches are read at once.
@@ -193,7 +193,7 @@ class Division:
     @property
     def lanes(self) -> Lanes | None:
         """The lanes of the files, if the division keeps files apart."""
-        return next((each.lanes for each in self.whole.transforms if isinstance(each, Shuffle) and each.lanes), None)
+        return next((t.lanes for t in self.whole.transforms if isinstance(t, Shuffle) and t.lanes), None)
 
     def rebuilt(self, whole: Definition) -> Division:
         """Return the same division of another definition of the dataset."""
@@ -271,11 +271,11 @@ class ByFile(Division):
             )
         dealt = deal(rows, len(pipelines), self.balance)
         shares = [
-            _of_share(_of_files(transforms, rows, mine), replicas.size, block)
-            for mine, block in zip(dealt, pipelines, strict=True)
+            _of_share(_of_files(transforms, rows, files), replicas.size, block)
+            for files, block in zip(dealt, pipelines, strict=True)
         ]
         self.steps = _longest(
-            length_of(sum(rows[i] for i in mine), share) for mine, share in zip(dealt, shares, strict=True)
+            length_of(sum(rows[i] for i in files), share) for files, share in zip(dealt, shares, strict=True)
         )
         self.readings = self._read_by(
             PipelinePlan(source.of_files(dealt[number]), shares[number], source) for number, _ in self.local
@@ -292,11 +292,11 @@ class Unsharded(Division):
     name = "OFF"
 
     def _begin(self) -> None:
-        of_pipelines = [self._of_pipeline(each) for each in range(len(self.pipelines))]
-        longest = _longest(each.length for each in of_pipelines)
+        of_pipelines = [self._of_pipeline(number) for number in range(len(self.pipelines))]
+        longest = _longest(definition.length for definition in of_pipelines)
         fewest = min(map(len, self.pipelines))  # replicas of a pipeline: it deals its batches last
         self.steps = None if longest is None else -(-longest * self.replicas.size // fewest)
-        self.readings = self._read_by(of_pipelines[each].shared_plan for each, _ in self.local)
+        self.readings = self._read_by(of_pipelines[number].shared_plan for number, _ in self.local)
 
     def _most_rows(self) -> int:
         return -(-super()._most_rows() // self.replicas.size)
@@ -304,9 +304,9 @@ class Unsharded(Division):
     def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
         """Return the next piece of a global batch: all pieces of one batch, then those of the next."""
         number, part = divmod(k, self.replicas.size)
-        own = part_of(own_rows(plan, number, iteration), self.replicas.size, part)
+        rows = part_of(own_rows(plan, number, iteration), self.replicas.size, part)
         # Another replica of this rank gets the same rows of a stream, and a function of one may write to them.
-        return [*map(elements.copied, own)] if self.communicates and own and self.replicas.count > 1 else own
+        return [*map(elements.copied, rows)] if self.communicates and rows and self.replicas.count > 1 else rows
 
     def _of_pipeline(self, pipeline: int) -> Definition:
         return self.whole  # with one plan for all, as some iterables can be read only once
@@ -319,7 +319,7 @@ class ByHint(Unsharded):
 
     def _of_pipeline(self, pipeline: int) -> Definition:
         numbered = Shard(len(self.pipelines), pipeline)
-        transforms = (numbered if isinstance(each, Shard) and each.is_hint else each for each in self.whole.transforms)
+        transforms = (numbered if isinstance(t, Shard) and t.is_hint else t for t in self.whole.transforms)
         return replace(self.whole, transforms=tuple(transforms))
 
 
@@ -358,7 +358,7 @@ def deal(rows: Sequence[int], replicas: int, balance: bool) -> list[list[int]]:
 
 def imbalance(rows: Sequence[int], replicas: int, balance: bool) -> float:
     """Return by what fraction the longest share of files is longer than the mean."""
-    longest = max(sum(rows[i] for i in mine) for mine in deal(rows, replicas, balance))
+    longest = max(sum(rows[i] for i in files) for files in deal(rows, replicas, balance))
     return longest * replicas / sum(rows) - 1
 
 
@@ -397,22 +397,22 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
 
 def why_not_lanes(transforms: Sequence[Transform]) -> str:
     """Return why the transforms of rows need another order than that of lanes, or an empty text."""
-    reordering = [each for each in before_batch(transforms) if each.reorders]
-    reordering = [*dropwhile(lambda each: isinstance(each, Chosen) and each.ascending, reordering)]
+    reordering = [t for t in before_batch(transforms) if t.reorders]
+    reordering = [*dropwhile(lambda t: isinstance(t, Chosen) and t.ascending, reordering)]
     first = reordering[0] if reordering else None
-    if not any(isinstance(each, Shuffle) for each in reordering):
+    if not any(isinstance(t, Shuffle) for t in reordering):
         return "the files are read in order, as there is no shuffle()"
     if not isinstance(first, Shuffle):
         return f"{first} stands before shuffle()"
     if first.mode != "block":
         return "shuffle(mode='exact') permutes all rows"
-    other = next((each for each in reordering[1:] if not isinstance(each, (Repeat, Take, Skip))), None)
+    other = next((t for t in reordering[1:] if not isinstance(t, (Repeat, Take, Skip))), None)
     return "" if other is None else f"{other} follows shuffle()"
 
 
 def _in_lanes(whole: Definition, lanes: Lanes) -> Definition:
     """Return a definition with lanes for its first shuffle."""
-    at = next(i for i, each in enumerate(whole.transforms) if isinstance(each, Shuffle))
+    at = next(i for i, t in enumerate(whole.transforms) if isinstance(t, Shuffle))
     shuffle: Any = whole.transforms[at]
     transforms = (*whole.transforms[:at], replace(shuffle, lanes=lanes), *whole.transforms[at + 1 :])
     return replace(whole, transforms=transforms)
@@ -441,30 +441,30 @@ def _file_rows(whole: Definition) -> Sequence[int]:
 
 def _of_share(transforms: Sequence[Transform], replicas: int, block: range) -> list[Transform]:
     shared = []
-    for each in transforms:
-        if isinstance(each, Batch):
-            first, last = pieces(each.size, replicas, block)
-            each = replace(each, size=last - first)
-        shared.append(each)
+    for transform in transforms:
+        if isinstance(transform, Batch):
+            first, last = pieces(transform.size, replicas, block)
+            transform = replace(transform, size=last - first)
+        shared.append(transform)
     return shared
 
 
 def _of_files(transforms: Sequence[Transform], rows: Sequence[int], which: Sequence[int]) -> list[Transform]:
     """Return the transforms for the rows of some files: what is chosen of all rows is chosen of these."""
-    found: list[Transform] = []
+    result: list[Transform] = []
     starts, apart = np.cumsum([0, *rows]), True
-    for each in transforms:
-        if isinstance(each, Chosen):
-            if not (apart and each.ascending):
+    for transform in transforms:
+        if isinstance(transform, Chosen):
+            if not (apart and transform.ascending):
                 raise ValueError(
-                    f"AutoShardPolicy.FILE keeps files apart, but {each} does not: use AutoShardPolicy.AUTO"
+                    f"AutoShardPolicy.FILE keeps files apart, but {transform} does not: use AutoShardPolicy.AUTO"
                 )
-            found.append(each.of_files(starts, which))
-            starts = each.numbers(int(starts[-1])).searchsorted(starts)
+            result.append(transform.of_files(starts, which))
+            starts = transform.numbers(int(starts[-1])).searchsorted(starts)
         else:
-            found.append(each)
-            apart = apart and not each.reorders
-    return found
+            result.append(transform)
+            apart = apart and not transform.reorders
+    return result
 
 
 def _longest(lengths: Iterable[int | None]) -> int | None:
@@ -494,7 +494,7 @@ class OwnDatasets(Division):
         self.datasets, self.steps, self.shared = datasets, steps, shared
         super().__init__(datasets[0], replicas, ranks)
         self.pipelines = pipelines
-        self.readings = self._read_by(each.plan for each in datasets)
+        self.readings = self._read_by(dataset.plan for dataset in datasets)
 
     def _begin(self) -> None:
         pass
@@ -510,27 +510,27 @@ class OwnDatasets(Division):
     def with_seeds(self, seeds: Sequence[int]) -> OwnDatasets:
         """Return the same division with other seeds where the program gave none."""
         given = self.described()["seeds"]
-        drawn = [Seed(seed, each.given) for seed, each in zip(seeds, given, strict=True)]
+        drawn = [Seed(value, seed.given) for value, seed in zip(seeds, given, strict=True)]
         shared = None if self.shared is None else {**self.shared, "seeds": drawn}
-        datasets = [each.with_drawn(drawn) for each in self.datasets]
+        datasets = [dataset.with_drawn(drawn) for dataset in self.datasets]
         return OwnDatasets(datasets, self.replicas, self.pipelines, self.steps, shared, self.ranks)
 
     def batch(self, step: int, iteration: int) -> Any:
         """Return the batch of a step. A dataset that has ended gives empty batches until all have."""
         if self.ranks is None:
             return super().batch(step, iteration)
-        batches = [*chain.from_iterable(each.of_step(step, iteration) for each in self.readings)]
-        first = next((each for each in batches if each is not None), None)
+        batches = [*chain.from_iterable(reading.of_step(step, iteration) for reading in self.readings)]
+        first = next((batch for batch in batches if batch is not None), None)
         if self._spec is None:
             # A replica whose dataset has no rows at all learns the shape of an empty batch from the others.
-            mine = None if first is None else nest.map_structure(spec.of_array, first)
-            everyone = self.ranks.all_gather_object(mine)
-            self._spec = next((each for each in everyone if each is not None), None)
+            own_spec = None if first is None else nest.map_structure(spec.of_array, first)
+            everyone = self.ranks.all_gather_object(own_spec)
+            self._spec = next((rank_spec for rank_spec in everyone if rank_spec is not None), None)
             ended = self._spec is None
         else:
             ended = self.ranks.all_true(first is None)
         if ended:
             raise StopIteration
-        if any(each is None for each in batches):
+        if any(batch is None for batch in batches):
             explain_empty_parts()
-        return self.formed([spec.no_rows_of(self._spec) if each is None else each for each in batches])
+        return self.formed([spec.no_rows_of(self._spec) if batch is None else batch for batch in batches])

@@ -106,17 +106,17 @@ class DistributedDataset(Generic[Element]):
         distribute = dataset.options().experimental_distribute
         policy = distribute.auto_shard_policy
         definition = dataset.definition
-        mine = {
+        facts = {
             "source": definition.source.fingerprint(),
-            "pipeline": [_description(each) for each in definition.transforms],
+            "pipeline": [_description(transform) for transform in definition.transforms],
             "auto_shard_policy": policy.name + ", balanced" * distribute.balance,
             "shuffle_memory": dataset.options().shuffle_memory,
         }
         if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
-            mine["checksum"] = definition.source.checksum()
+            facts["checksum"] = definition.source.checksum()
         looks = ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF
         generators = _generators(definition) if looks else []
-        everyone = ranks.all_gather_object((mine, definition.seeds(), generators))
+        everyone = ranks.all_gather_object((facts, definition.seeds(), generators))
         _check_equal([description for description, _, _ in everyone])
         warn_together(ranks, everyone[0][2])
         definition.agree(ranks)
@@ -224,13 +224,13 @@ class DistributedDataset(Generic[Element]):
 
 def _generators(definition: Definition) -> list[str]:
     """Return warnings of functions of ``map`` that draw from a generator of the program: each rank has its own."""
-    found = [text for part in getattr(definition.source, "parts", ()) for text in _generators(part)]
-    called = [(each.fn, generators_of(each.fn)) for each in definition.transforms if isinstance(each, Map)]
-    return found + [
+    inner = [text for part in getattr(definition.source, "parts", ()) for text in _generators(part)]
+    draws = [(step.fn, generators_of(step.fn)) for step in definition.transforms if isinstance(step, Map)]
+    return inner + [
         f"the function {getattr(fn, '__qualname__', fn)} of map() draws from the random generator "
         f"{', '.join(map(repr, names))} of the program: each rank has a copy, so with one seed rows of other "
         "ranks get the same numbers, and a resume gives others; take map(fn, seed=...)"
-        for fn, names in called
+        for fn, names in draws
         if names
     ]
 
@@ -245,11 +245,11 @@ def _description(transform: Transform) -> str:
 
 def _check_equal(descriptions: list[dict[str, Any]]) -> None:
     for rank, other in enumerate(descriptions):
-        for what, value in other.items():
-            if value != descriptions[0][what]:
+        for field, value in other.items():
+            if value != descriptions[0][field]:
                 raise ValueError(
-                    f"the replicas must distribute the same dataset, but its {what} is {value} on rank "
-                    f"{rank} and {descriptions[0][what]} on rank 0: build it in the same way on all ranks, "
+                    f"the replicas must distribute the same dataset, but its {field} is {value} on rank "
+                    f"{rank} and {descriptions[0][field]} on rank 0: build it in the same way on all ranks, "
                     "also from the same seeds, or use distribute_datasets_from_function"
                 )
 
@@ -306,41 +306,41 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
         pipelines = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
         local = [number for number, block in enumerate(pipelines) if block.start in replicas.local]
         of_all = replicas.is_virtual or len(pipelines) > len(pipelines_of(replicas))
-        made: list[Definition] = []
+        definitions: list[Definition] = []
         failure: Exception | None = None
-        mine: list[_Report] = []
+        local_reports: list[_Report] = []
         for number in local:
             report = _Report(number, f"rank {ranks.rank}" + f", for replica {number}" * of_all)
-            mine.append(report)
+            local_reports.append(report)
             try:
                 dataset = dataset_fn(InputContext(len(pipelines), number, in_sync or replicas.size))
                 if isinstance(dataset, Dataset):
-                    made.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
+                    definitions.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
                     report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None
-                    report.describe(made[-1], of_all)
+                    report.describe(definitions[-1], of_all)
                 else:
                     report.kind = type(dataset).__name__
             except Exception as error:
                 failure = error
                 report.failure = f"{type(error).__name__}: {error}"
                 break  # the datasets of further replicas are of no use
-        everyone = [*chain.from_iterable(ranks.all_gather_object(mine))]
+        everyone = [*chain.from_iterable(ranks.all_gather_object(local_reports))]
         if failure is not None:
             raise failure
         _check(everyone)
-        reports = [*{each.pipeline: each for each in sorted(everyone, key=attrgetter("pipeline"))}.values()]
-        datasets = [each.with_drawn(reports[0].seeds) for each in made]
+        reports = [*{report.pipeline: report for report in sorted(everyone, key=attrgetter("pipeline"))}.values()]
+        datasets = [definition.with_drawn(reports[0].seeds) for definition in definitions]
         shared = reports[0].described if of_all else None
         if shared is not None:
-            shared["datasets"] = [each.digest for each in reports]
-        lengths = [each.length for each in reports]
+            shared["datasets"] = [report.digest for report in reports]
+        lengths = [report.length for report in reports]
         if UNKNOWN_CARDINALITY in lengths:
-            own = OwnDatasets(datasets, replicas, pipelines, None, shared, ranks)
+            division = OwnDatasets(datasets, replicas, pipelines, None, shared, ranks)
         else:
             ends = zip(lengths, pipelines, strict=True)
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
-            own = OwnDatasets(datasets, replicas, pipelines, steps, shared)
-        self._begin(own, ranks, datasets[0].options.prefetch, options, device, dataset_fn)
+            division = OwnDatasets(datasets, replicas, pipelines, steps, shared)
+        self._begin(division, ranks, datasets[0].options.prefetch, options, device, dataset_fn)
 
 
 @dataclass
@@ -366,8 +366,8 @@ class _Report:
         if for_state:
             self.described = ready.described()
             self.described["source"].pop("list", None)  # of files, up to 64 KiB for each pipeline
-            given = [each.value for each in self.seeds if each.given]
-            text = json.dumps({**self.described, "seeds": given}, sort_keys=True, default=str)
+            seeds = [seed.value for seed in self.seeds if seed.given]
+            text = json.dumps({**self.described, "seeds": seeds}, sort_keys=True, default=str)
             self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

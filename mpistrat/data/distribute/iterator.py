@@ -30,7 +30,7 @@ from mpistrat.values import PerReplica
 
 _log = logging.getLogger("mpistrat.data")
 _KINDS = "biufc"
-_FURTHER = ("bfloat16",)
+_EXTENSION_DTYPES = ("bfloat16",)
 
 
 class ThroughputLog:
@@ -74,11 +74,11 @@ class ThroughputLog:
 
     def ended(self, epoch: int) -> None:
         """Log the throughput of an epoch that this rank has ended."""
-        took = max(time.perf_counter() - self._start, 1e-9)
+        seconds = max(time.perf_counter() - self._start, 1e-9)
         _log.info(
             "epoch %d%s: %d samples in %.2f s, %s samples/s, %.3f GB/s, %.1f%% of the time waiting for data",
-            *(epoch, f" of rank {self._ranks.rank}" if self._ranks.size > 1 else "", self._samples, took),
-            *(f"{self._samples / took:,.0f}", self._bytes / took / 1e9, 100 * self._waited / took),
+            *(epoch, f" of rank {self._ranks.rank}" if self._ranks.size > 1 else "", self._samples, seconds),
+            *(f"{self._samples / seconds:,.0f}", self._bytes / seconds / 1e9, 100 * self._waited / seconds),
         )
 
 
@@ -95,10 +95,10 @@ def fetched(batch: Any, device: Device) -> Any:
     if device.kind == "cpu":
         return batch
     leaves, rebuild = _by_replica(batch)
-    copied = [each for each in leaves if _goes(each)]
+    copied = [leaf for leaf in leaves if _is_copied(leaf)]
     with feed(device.index) as stream:
         sent = stream.send(copied)
-    return PendingCopy([None if _goes(each) else each for each in leaves], rebuild, sent)
+    return PendingCopy([None if _is_copied(leaf) else leaf for leaf in leaves], rebuild, sent)
 
 
 def wait_for_copy(batch: Any, device: Device) -> Any:
@@ -106,7 +106,7 @@ def wait_for_copy(batch: Any, device: Device) -> Any:
     if device.kind == "cpu":
         return batch
     arrived = iter(received(batch.sent))
-    return batch.rebuild([next(arrived) if each is None else each for each in batch.leaves])
+    return batch.rebuild([next(arrived) if leaf is None else leaf for leaf in batch.leaves])
 
 
 def _by_replica(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -115,12 +115,12 @@ def _by_replica(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     if not leaves or type(leaves[0]) is not PerReplica:
         return leaves, rebuild
     number = len(leaves)
-    of_replicas = [*chain(*zip(*(each.values for each in leaves), strict=True))]
-    return of_replicas, lambda each: rebuild([PerReplica(each[k::number]) for k in range(number)])
+    of_replicas = [*chain(*zip(*(leaf.values for leaf in leaves), strict=True))]
+    return of_replicas, lambda flat: rebuild([PerReplica(flat[k::number]) for k in range(number)])
 
 
-def _goes(value: Any) -> bool:
-    return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _FURTHER)
+def _is_copied(value: Any) -> bool:
+    return type(value) is np.ndarray and (value.dtype.kind in _KINDS or value.dtype.name in _EXTENSION_DTYPES)
 
 
 class Passes:
@@ -197,7 +197,7 @@ class DistributedIterator(NextAsOptional[Element]):
 
     def _begin(self) -> None:
         self._position = self._passes.begin(self._made)
-        self._told_step: int | None = None
+        self._saved_step: int | None = None
         self._ahead: Iterator[list[Any]] | None = None
         self._read_ahead: deque[Any] = deque()
         self._throughput: ThroughputLog | None = None
@@ -295,25 +295,25 @@ class DistributedIterator(NextAsOptional[Element]):
         >>> list(again)
         [array([2, 3]), array([4, 5])]
         """
-        passes, own = self._passes, self._position
+        passes, position = self._passes, self._position
         newest = passes.newest
-        if newest is not None and newest is not own and (own.ended or own.step == self._told_step):
+        if newest is not None and newest is not position and (position.ended or position.step == self._saved_step):
             if passes.division.replicas.is_chief:
                 why = (
                     "has ended, and the place of the younger is saved"
-                    if own.ended
+                    if position.ended
                     else "has not moved since the last save"
                 )
                 warnings.warn(
-                    f"an iterator is saved that was made{own.made}, while its dataset has a younger one, made"
+                    f"an iterator is saved that was made{position.made}, while its dataset has a younger one, made"
                     f"{newest.made}: the older {why}; give the checkpoint the distributed dataset in place of an "
                     "iterator, as in Checkpoint(batches=distributed)",
                     stacklevel=level_of_program(),
                 )
-            if own.ended:
+            if position.ended:
                 return passes.state()
-        self._told_step = own.step
-        return state_of(passes.division, own)
+        self._saved_step = position.step
+        return state_of(passes.division, position)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved position; the next iterator of the dataset begins the epoch after that.
@@ -351,7 +351,7 @@ def _all_fetched(batches: Iterator[list[Any]], device: Device) -> Iterator[list[
     while True:
         with on_device(device.index):  # for the program's functions, too: this thread may be a new one
             try:
-                made = [fetched(each, device) for each in next(batches)]
+                copies = [fetched(batch, device) for batch in next(batches)]
             except StopIteration:
                 return
-        yield made
+        yield copies

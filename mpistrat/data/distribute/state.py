@@ -54,7 +54,7 @@ def state_of(whole: Division, at: Position) -> dict[str, Any]:
         "policy": whole.name,
         "replicas": whole.replicas.size,
         **described,
-        "seeds": [each.value for each in described["seeds"]],
+        "seeds": [seed.value for seed in described["seeds"]],
     }
     if at.division.lanes is not None:  # of the batch size with which the epoch began
         state["lanes"] = [*at.division.lanes]
@@ -96,10 +96,10 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     require_same("pipeline", state["pipeline"], now["pipeline"], "chain the same transforms")
     if not by_rows:
         require_same("batch size", state["batch"], now["batch"], hint)
-        for replica, (one, other) in enumerate(zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)):
-            require_same(f"dataset of replica {replica}", one, other, "let dataset_fn return that of the saved run")
-    given = now["seeds"]
-    if given:
+        for replica, (then, own) in enumerate(zip(state.get("datasets", ()), now.get("datasets", ()), strict=False)):
+            require_same(f"dataset of replica {replica}", then, own, "let dataset_fn return that of the saved run")
+    seeds = now["seeds"]
+    if seeds:
         blocks = "shuffled blocks (rows, blocks of a window)"
         require_same(
             blocks,
@@ -107,21 +107,21 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             now["source"].get("blocks"),
             "read the HDF5 datasets of the saved run, with its Options.shuffle_memory",
         )
-    if len(state["seeds"]) != len(given):
-        raise TypeError(f"restore() needs what state() returned: {len(state['seeds'])} seeds for {len(given)} shuffles")
-    for number, (each, seed) in enumerate(zip(given, state["seeds"], strict=True)):
-        if each.given:
-            require_same(f"seed of shuffle number {number}", seed, each.value, "give the seed of the saved run")
-    place = "position" if by_rows else "step"
-    if place not in state:
-        raise TypeError(f"restore() needs all that state() returned, but {place!r} is missing")
+    if len(state["seeds"]) != len(seeds):
+        raise TypeError(f"restore() needs what state() returned: {len(state['seeds'])} seeds for {len(seeds)} shuffles")
+    for number, (seed, then) in enumerate(zip(seeds, state["seeds"], strict=True)):
+        if seed.given:
+            require_same(f"seed of shuffle number {number}", then, seed.value, "give the seed of the saved run")
+    key = "position" if by_rows else "step"
+    if key not in state:
+        raise TypeError(f"restore() needs all that state() returned, but {key!r} is missing")
     most, unit = (whole.plan.row_length, "rows") if by_rows else (whole.steps, "steps")
-    if state[place] > (_MOST if most is None else most):
+    if state[key] > (_MOST if most is None else most):
         has = f"more than {_MOST} cannot be numbered" if most is None else f"an epoch has {most} {unit}"
         raise ValueError(
-            f"the state cannot be restored: its {place} is {state[place]}, and {has}; give what state() returned"
+            f"the state cannot be restored: its {key} is {state[key]}, and {has}; give what state() returned"
         )
-    if list(state["seeds"]) != [each.value for each in given]:
+    if list(state["seeds"]) != [seed.value for seed in seeds]:
         whole = whole.with_seeds(state["seeds"])
     rest = whole.in_lanes(Lanes(*state["lanes"])) if isinstance(whole, ByLanes) else whole
     if by_rows:
@@ -130,10 +130,10 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
     return whole, Position(rest, state["epoch"], state["step"])
 
 
-def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _check_types(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
-    missing = {*own} - {*state} - {"step", "position"}
-    if state.get("policy") != own["policy"]:
+    missing = {*expected} - {*state} - {"step", "position"}
+    if state.get("policy") != expected["policy"]:
         missing -= {"lanes"}
     if missing or not {"step", "position"} & {*state}:
         raise TypeError(f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing")
@@ -147,29 +147,29 @@ def _check_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise ValueError(f"restore() needs what state() returned: {name} is {value}, which is below 0")
     if state["epoch"] > _MOST:
         raise ValueError(f"restore() needs what state() returned: epoch is {state['epoch']}, beyond {_MOST}")
-    if "lanes" in own and not _are_lanes(state.get("lanes", [1, 1])):
+    if "lanes" in expected and not _are_lanes(state.get("lanes", [1, 1])):
         raise TypeError(f"restore() needs what state() returned: lanes are {state['lanes']!r:.100}")
     for seed in state["seeds"]:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise TypeError(f"restore() needs what state() returned: a seed is {seed!r:.100}")
 
 
-def _are_lanes(given: list[Any]) -> bool:
+def _are_lanes(lanes: list[Any]) -> bool:
     """Return whether a list has the size of a batch, and a number of lanes."""
-    if len(given) != 2 or any(type(each) is not int for each in given):
+    if len(lanes) != 2 or any(type(number) is not int for number in lanes):
         return False
-    return 1 <= given[1] <= min(given[0], MOST_LANES) and given[0] <= _MOST
+    return 1 <= lanes[1] <= min(lanes[0], MOST_LANES) and lanes[0] <= _MOST
 
 
 def _by_rows(division: Division) -> bool:
     """Return whether a position in the epoch can be counted in rows of all replicas together."""
     after_batch = False
-    for each in division.whole.transforms:
-        if after_batch and each.reorders:
+    for transform in division.whole.transforms:
+        if after_batch and transform.reorders:
             return False
-        if isinstance(each, Batch):
+        if isinstance(transform, Batch):
             after_batch = True
-            if not each.consecutive:
+            if not transform.consecutive:
                 return False
     return isinstance(division, ByData)
 
@@ -193,25 +193,25 @@ def _same_source(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    told = []
+    changes = []
     lists: list[Any] = []
     if then.get("list") and now.get("list"):
         with contextlib.suppress(Exception):  # a state that was edited may hold anything
-            lists = [{name: line for name, *line in unpacked(each["list"])} for each in (then, now)]
+            lists = [{name: line for name, *line in unpacked(source["list"])} for source in (then, now)]
     if lists:
         before, after = lists
-        told += [f"{name!r} is missing" for name in before if name not in after]
-        told += [f"{name!r} is new" for name in after if name not in before]
-        told += [
+        changes += [f"{name!r} is missing" for name in before if name not in after]
+        changes += [f"{name!r} is new" for name in after if name not in before]
+        changes += [
             f"{name!r} had {before[name][0]} rows in {before[name][1]} bytes and has {line[0]} in {line[1]} now"
             for name, line in after.items()
             if name in before and before[name] != line
         ]
-        told = told or ["they have another order"]
-    if not told:
+        changes = changes or ["they have another order"]
+    if not changes:
         return (
             f"there were {then.get('files')} with {then.get('rows')} rows, and now there are {now.get('files')} "
             f"with {now.get('rows')}"
         )
-    more = f" and {len(told) - _FILES_SHOWN} more" if len(told) > _FILES_SHOWN else ""
-    return ", ".join(told[:_FILES_SHOWN]) + more
+    more = f" and {len(changes) - _FILES_SHOWN} more" if len(changes) > _FILES_SHOWN else ""
+    return ", ".join(changes[:_FILES_SHOWN]) + more

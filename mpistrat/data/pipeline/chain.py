@@ -121,11 +121,11 @@ class Chain:
                     "map(seed=...) needs rows, as a replica's piece of a batch depends on the ranks: call "
                     "it before batch()"
                 )
-            if any(isinstance(each, Map) and each.seed == seed for each in self._definition.transforms):
+            if any(isinstance(transform, Map) and transform.seed == seed for transform in self._definition.transforms):
                 raise ValueError(
                     f"another map() has the seed {seed}, and would get the same numbers: give another seed"
                 )
-        made = None
+        pool = None
         if workers is not None:
             is_number = isinstance(workers, Integral) and not isinstance(workers, bool)
             if not (is_number and int(workers) > 0) and workers != "auto":
@@ -134,7 +134,7 @@ class Chain:
                 raise ValueError("map(workers=...) needs rows, which workers share: call it before batch()")
             from mpistrat.data.pipeline.workers import Workers  # a late import: takes 20 ms
 
-            made = Workers(fn, seed, workers)
+            pool = Workers(fn, seed, workers)
             if names := generators_of(fn):
                 warnings.warn(
                     f"the function of map() draws from the random generator {', '.join(map(repr, names))} of the "
@@ -142,7 +142,7 @@ class Chain:
                     "map(fn, seed=...)",
                     stacklevel=2,
                 )
-        return self._then(Map(fn, calls, seed, made))  # type: ignore[return-value]
+        return self._then(Map(fn, calls, seed, pool))  # type: ignore[return-value]
 
     def shuffle(
         self,
@@ -381,8 +381,8 @@ class Chain:
         """
         if not isinstance(options, Options):
             raise TypeError(f"with_options() needs an Options object, not {options!r}")
-        own = self._definition
-        return type(self)(own.source, own.transforms, own.options.merge(options))
+        definition = self._definition
+        return type(self)(definition.source, definition.transforms, definition.options.merge(options))
 
     # --- questions ------------------------------------------------------------------------
 
@@ -407,10 +407,10 @@ class Chain:
         return str(self._definition)
 
     def _repr_html_(self) -> str:
-        own = self._definition
-        steps = {f"step {i}": str(each) for i, each in enumerate(own.transforms, 1)}
-        return representation.table("Dataset", {"rows": str(own.source), **steps})
+        definition = self._definition
+        steps = {f"step {i}": str(transform) for i, transform in enumerate(definition.transforms, 1)}
+        return representation.table("Dataset", {"rows": str(definition.source), **steps})
 
     def _then(self, transform: Transform) -> Self:
-        own = self._definition
-        return type(self)(own.source, (*own.transforms, transform), own.options)
+        definition = self._definition
+        return type(self)(definition.source, (*definition.transforms, transform), definition.options)

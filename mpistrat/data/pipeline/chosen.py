@@ -63,11 +63,11 @@ class Chosen(Transform):
         numbers = self._of(int(starts[-1]))
         cuts = numbers.searchsorted(starts)
         begins = np.cumsum([0, *np.diff(starts)[which]]).tolist()
-        found = [
+        chosen = [
             numbers[cuts[file] : cuts[file + 1]] - starts[file] + begin
             for file, begin in zip(which, begins, strict=False)
         ]
-        return Select(np.concatenate(found))
+        return Select(np.concatenate(chosen))
 
 
 def _taken(numbers: np.ndarray, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
@@ -78,10 +78,10 @@ class Select(Chosen):
     """The transform that takes elements in a given order. Negative numbers count from the end."""
 
     def __init__(self, indices: Any):
-        found = np.asarray(indices)
-        if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        array = np.asarray(indices)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             raise TypeError(f"select() needs a sequence of integers, not {indices!r:.100}")
-        self._indices = found.astype(np.int64)
+        self._indices = array.astype(np.int64)
         self.ascending = bool((self._indices[1:] > self._indices[:-1]).all() and (self._indices >= 0).all())
 
     def numbers(self, n: int) -> np.ndarray:
@@ -105,7 +105,7 @@ class Keys:
 
     def __init__(self, rows: Definition, by: Any, what: str, predicate: Any = None):
         self._rows, self._by, self._what, self._predicate = rows, by, what, predicate
-        self.functions = [each for each in (by, predicate) if callable(each)]
+        self.functions = [fn for fn in (by, predicate) if callable(fn)]
         self._reads = callable(by) or (isinstance(by, (str, int)) and not isinstance(by, bool))
         self._values: np.ndarray | None = None if self._reads else np.asarray(by)
         if self._values is not None and self._values.ndim != 1:
@@ -125,12 +125,12 @@ class Keys:
         """Read the values together with the other ranks, an equal share on each. Collective."""
         if not self._reads:
             return
-        error, mine, failure = "", None, None
+        error, share, failure = "", None, None
         try:
-            mine = self._read(*piece(self._rows.length or 0, ranks.size, ranks.rank))
+            share = self._read(*piece(self._rows.length or 0, ranks.size, ranks.rank))
         except Exception as raised:
             failure, error = raised, f"{type(raised).__name__}: {raised}"
-        everyone: Any = ranks.all_gather_object((error, mine))
+        everyone: Any = ranks.all_gather_object((error, share))
         if failure is not None:
             raise failure
         for rank, (other, _) in enumerate(everyone):
@@ -139,7 +139,7 @@ class Keys:
         self._values = np.concatenate([values for _, values in everyone if len(values)] or [np.empty(0)])
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        plan, source, found = self._rows.plan, self._rows.source, []
+        plan, source, chunks = self._rows.plan, self._rows.source, []
         like = plan.element_spec()
         columns = plan.batch is None and not plan.maps and (isinstance(self._by, str) or nest.is_nested(like))
         columns = columns and not callable(self._by)
@@ -150,10 +150,10 @@ class Keys:
         for start in range(first, last, step):
             ks = range(start, min(start + step, last))
             if columns:
-                found.append(self._judged(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
+                chunks.append(self._judged(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
             else:
-                found.append(np.array([*self._judged([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
-        values = np.concatenate(found) if found else np.empty(0)
+                chunks.append(np.array([*self._judged([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
+        values = np.concatenate(chunks) if chunks else np.empty(0)
         if values.ndim != 1:
             raise ValueError(f"{self._what} must give one value for each element, but it gives {values.shape[1:]}")
         return values.astype(str) if values.dtype.hasobject else values
@@ -204,37 +204,37 @@ class SplitParts:
 
     def __init__(self, name: str, shares: Sequence[float], seed: int, keys: Keys | None):
         self.name, self._shares, self._seed, self.keys = name, shares, seed, keys
-        self._made: tuple[int, np.ndarray] | None = None
+        self._cached: tuple[int, np.ndarray] | None = None
 
     def __call__(self, n: int) -> np.ndarray:
         """Return the part of each of ``n`` elements."""
-        if self._made is None or self._made[0] != n:
-            self._made = n, self._make(n)
-        return self._made[1]
+        if self._cached is None or self._cached[0] != n:
+            self._cached = n, self._divide(n)
+        return self._cached[1]
 
-    def _make(self, n: int) -> np.ndarray:
+    def _divide(self, n: int) -> np.ndarray:
         count = len(self._shares)
         sizes = np.array([int(n * share + 1e-6) for share in self._shares])  # 1 - 0.8 is less than 0.2
         sizes[: n - sizes.sum()] += 1  # as torch.utils.data.random_split does
         if self.keys is None:
-            made = np.empty(n, np.int32)
-            made[permutation(n, self._seed, 0)] = np.repeat(np.arange(count), sizes)
+            parts = np.empty(n, np.int32)
+            parts[permutation(n, self._seed, 0)] = np.repeat(np.arange(count), sizes)
         else:
             groups, of_group, counts = np.unique(self.keys.values(n), return_inverse=True, return_counts=True)
             order = permutation(len(groups), self._seed, 0)
             middles = 2 * counts[order].cumsum() - counts[order]
-            place = (2 * sizes.cumsum()[:-1]).searchsorted(middles, side="right")
+            part = (2 * sizes.cumsum()[:-1]).searchsorted(middles, side="right")
             # Each part gets a group, if there are enough.
             rank = np.arange(len(groups))
-            place = np.maximum(np.minimum(place, rank), rank + count - len(groups))
-            made = np.empty(len(groups), np.int32)
-            made[order] = np.clip(place, 0, count - 1)
-            made = made[of_group]
-        empty = np.flatnonzero(np.bincount(made, minlength=count) == 0)
+            part = np.maximum(np.minimum(part, rank), rank + count - len(groups))
+            parts = np.empty(len(groups), np.int32)
+            parts[order] = np.clip(part, 0, count - 1)
+            parts = parts[of_group]
+        empty = np.flatnonzero(np.bincount(parts, minlength=count) == 0)
         if len(empty):
             of = f"{n} elements" if self.keys is None else f"{n} elements in {len(groups)} groups by {self.keys}"
             raise ValueError(f"part {empty[0]} of {self} has no elements: there are {of}")
-        return made
+        return parts
 
     def __repr__(self) -> str:
         by = "" if self.keys is None else f", by={self.keys}"
@@ -284,14 +284,14 @@ class WeightedDraws(Seeded):
         return count
 
     def _checked(self, n: int) -> np.ndarray:
-        found = self.weights.values(n)
+        weights = self.weights.values(n)
         if self.balanced:
-            _, of_class, counts = np.unique(found, return_inverse=True, return_counts=True)
+            _, of_class, counts = np.unique(weights, return_inverse=True, return_counts=True)
             return (1 / counts)[of_class]
-        found = found.astype(float)
-        if not (np.isfinite(found) & (found >= 0)).all() or not found.any():
-            raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {found!r:.100}")
-        return found
+        weights = weights.astype(float)
+        if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+            raise ValueError(f"weights must be finite and at least 0, and one of them above 0, got {weights!r:.100}")
+        return weights
 
     def prepared(self, n: int | None, blocks: Blocks | None) -> Locate:
         return partial(
@@ -299,9 +299,11 @@ class WeightedDraws(Seeded):
         )  # a batch may lie across two epochs
 
     def _drawn(
-        self, count: int, weights: np.ndarray, kept: Cache[int, np.ndarray], ks: np.ndarray, iteration: int
+        self, count: int, weights: np.ndarray, orders: Cache[int, np.ndarray], ks: np.ndarray, iteration: int
     ) -> Iterable[Segment]:
-        order = kept[iteration] if iteration in kept else kept.keep(iteration, self._order(count, weights, iteration))
+        order = orders.get(iteration)
+        if order is None:
+            order = orders.keep(iteration, self._order(count, weights, iteration))
         return [(slice(None), order[ks], iteration)]
 
     def _order(self, count: int, weights: np.ndarray, iteration: int) -> np.ndarray:
@@ -321,8 +323,8 @@ class WeightedDraws(Seeded):
         self.weights.agree(ranks)
 
     def without_numbers(self) -> str:
-        what = "by" if self.balanced else "weights"
-        return f"sample({what}={self.weights}, replacement={self.replacement}, {self.count})"
+        argument = "by" if self.balanced else "weights"
+        return f"sample({argument}={self.weights}, replacement={self.replacement}, {self.count})"
 
     def __str__(self) -> str:
         return f"sample({', '.join([f'seed={self.seed}'] * self.seeded)})"

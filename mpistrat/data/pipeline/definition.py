@@ -34,7 +34,7 @@ class Definition:
     @property
     def batch_size(self) -> int | None:
         """Number of rows of a batch. None if the elements are single rows."""
-        return next((each.size for each in self.transforms if isinstance(each, Batch)), None)
+        return next((transform.size for transform in self.transforms if isinstance(transform, Batch)), None)
 
     @property
     def length(self) -> int | None:
@@ -55,35 +55,35 @@ class Definition:
 
     def seeds(self) -> list[Seed]:
         """Return the seeds of all shuffles, those inside the source first."""
-        shuffles = [each for each in self.transforms if isinstance(each, Seeded)]
-        return [*self.source.seeds(), *(Seed(each.seed, each.seeded) for each in shuffles)]
+        shuffles = [shuffle for shuffle in self.transforms if isinstance(shuffle, Seeded)]
+        return [*self.source.seeds(), *(Seed(shuffle.seed, shuffle.seeded) for shuffle in shuffles)]
 
     def with_seeds(self, seeds: Sequence[int]) -> Self:
         """Return the definition with other seeds, in the order of `seeds`."""
         inside = len(self.source.seeds())
-        left = iter(seeds[inside:])
+        remaining = iter(seeds[inside:])
         changed = tuple(
-            replace(each, seed=next(left)) if isinstance(each, Seeded) else each for each in self.transforms
+            replace(step, seed=next(remaining)) if isinstance(step, Seeded) else step for step in self.transforms
         )
         source = self.source.with_seeds(seeds[:inside]) if inside else self.source
         return replace(self, source=source, transforms=changed)
 
     def with_drawn(self, seeds: Sequence[Seed]) -> Self:
         """Return the definition with the seeds of another rank where the program gave none."""
-        left = iter([each.value for each in seeds if not each.given])
-        return self.with_seeds([each.value if each.given else next(left, each.value) for each in self.seeds()])
+        remaining = iter([seed.value for seed in seeds if not seed.given])
+        return self.with_seeds([seed.value if seed.given else next(remaining, seed.value) for seed in self.seeds()])
 
     def agree(self, ranks: Topology) -> None:
         """Find out, together with the other ranks, which rows there are. Collective."""
         self.source.agree(ranks)
-        for each in self.transforms:
-            each.agree(ranks)
+        for transform in self.transforms:
+            transform.agree(ranks)
 
     def described(self) -> dict[str, Any]:
         """Return what a state says of the dataset."""
         return {
             "batch": self.batch_size,
-            "pipeline": [each.without_numbers() for each in self.transforms],
+            "pipeline": [transform.without_numbers() for transform in self.transforms],
             "seeds": self.seeds(),
             "source": self.source.identity(),
         }
@@ -96,15 +96,15 @@ class Definition:
         memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)
         of_rows = before_batch(self.transforms)
-        if not self.streamed and any(isinstance(each, Seeded) for each in of_rows):
+        if not self.streamed and any(isinstance(step, Seeded) for step in of_rows):
             if ranks is not None:  # which together read all shards
-                of_rows = [each for each in of_rows if not (isinstance(each, Shard) and each.is_hint)]
+                of_rows = [step for step in of_rows if not (isinstance(step, Shard) and step.is_hint)]
             source = source.for_shuffle(memory, length_of(source.length, of_rows), sharing, ranks)
-            exact = next((each for each in of_rows if isinstance(each, Seeded) and each.by_row), None)
+            exact = next((step for step in of_rows if isinstance(step, Seeded) and step.by_row), None)
             if exact:
-                what = "shuffle(mode='exact')" if isinstance(exact, Shuffle) else "sample()"
+                method = "shuffle(mode='exact')" if isinstance(exact, Shuffle) else "sample()"
                 text = (
-                    f"{what} takes the rows of {source} one by one, and decodes nearly all chunks again "
+                    f"{method} takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows"
                 )
                 again = source.decodes_again if ranks is None else ranks.all_gather_object(source.decodes_again)[0]

@@ -1,4 +1,4 @@
-"""Making elements of rows: the functions given to ``map``, and batches."""
+"""Make elements of rows: the functions given to ``map``, and batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ONLY_ARRAYS = {np.ndarray}
 _dtype = attrgetter("dtype")
 
 
-class Making:
+class MapAndBatch:
     """The functions and the batch of a pipeline. All batches have the dtypes of the first row.
 
     ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row that all
@@ -33,8 +33,8 @@ class Making:
     def __init__(self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None):
         at = len(before_batch(transforms))
         self.batch: Any = transforms[at] if at < len(transforms) else None
-        self.row_maps = [each for each in transforms[:at] if isinstance(each, Map)]
-        self.batch_maps = [each.fn for each in transforms[at:] if isinstance(each, Map)]
+        self.row_maps = [transform for transform in transforms[:at] if isinstance(transform, Map)]
+        self.batch_maps = [transform.fn for transform in transforms[at:] if isinstance(transform, Map)]
         self.first, self._typed = first, typed
         self._dtypes: list[np.dtype] | None = None
         self._batch_dtypes: list[Any] | None = None
@@ -71,11 +71,11 @@ def generators_of(fn: Any) -> list[str]:
     from mpistrat.messages.pickling import captured  # a late import: takes 9 ms, and only several ranks call this
 
     inner = generators_of(fn.func) if isinstance(fn, partial) else []
-    kept: dict[Any, Any] = {**fn.keywords, **dict(enumerate(fn.args))} if isinstance(fn, partial) else {}
+    variables: dict[Any, Any] = {**fn.keywords, **dict(enumerate(fn.args))} if isinstance(fn, partial) else {}
     fn = getattr(fn, "__wrapped__", fn)
-    kept |= {**getattr(getattr(fn, "__self__", fn), "__dict__", {}), **dict(captured(fn))}
+    variables |= {**getattr(getattr(fn, "__self__", fn), "__dict__", {}), **dict(captured(fn))}
     kinds = (np.random.Generator, np.random.RandomState, random.Random)
-    return inner + [str(name) for name, value in kept.items() if isinstance(value, kinds)]
+    return inner + [str(name) for name, value in variables.items() if isinstance(value, kinds)]
 
 
 class Numbered(NamedTuple):
@@ -105,17 +105,17 @@ class NumberedSource:
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers by which `read` knows rows, with two more columns: their numbers, and their epoch."""
-        own = self._source.numbers(ks, iteration)
-        columns = own if own.ndim == 2 else own[:, np.newaxis]
+        numbers = self._source.numbers(ks, iteration)
+        columns = numbers if numbers.ndim == 2 else numbers[:, np.newaxis]
         return np.column_stack([columns, self._source.numbers_of_all(ks), np.full(len(ks), iteration)])
 
     def read(self, rows: np.ndarray) -> Numbered:
         """Return rows, their numbers and their epochs, stacked on axis 0."""
         return Numbered(self._source.read(self._own(rows)), rows[:, -2], rows[:, -1])
 
-    def each(self, rows: np.ndarray) -> list[Numbered]:
+    def read_list(self, rows: np.ndarray) -> list[Numbered]:
         """Return rows one by one."""
-        return [*map(Numbered, self._source.each(self._own(rows)), rows[:, -2], rows[:, -1])]
+        return [*map(Numbered, self._source.read_list(self._own(rows)), rows[:, -2], rows[:, -1])]
 
     def _own(self, rows: np.ndarray) -> np.ndarray:
         return rows[:, 0] if self._flat else rows[:, :-2]
@@ -134,7 +134,7 @@ def numbered(source: Any, transforms: Sequence[Transform]) -> Any:
 
     Not for ``workers="auto"``: a quick function would take a tenth longer.
     """
-    needed = (isinstance(each, Map) and (each.seed is not None or each.is_by_workers) for each in transforms)
+    needed = (isinstance(step, Map) and (step.seed is not None or step.is_by_workers) for step in transforms)
     return NumberedSource(source) if any(needed) else source
 
 
@@ -143,37 +143,37 @@ def mapped_rows(rows: Iterable[Any], maps: Sequence[Map]) -> list[Any]:
 
     A single row is not sent to a worker.
     """
-    found = [*rows]
-    places: list[Any] = []
-    if found and type(found[0]) is Numbered:
-        places = [(int(each.number), int(each.epoch)) for each in found]
-        found = [each.row for each in found]
+    mapped = [*rows]
+    row_ids: list[Any] = []
+    if mapped and type(mapped[0]) is Numbered:
+        row_ids = [(int(row.number), int(row.epoch)) for row in mapped]
+        mapped = [row.row for row in mapped]
     for (calls, workers), same in groupby(maps, attrgetter("calls", "workers")):
         group = [*same]
-        if workers is not None and len(found) > 1:
-            found = workers.mapped(found, places)
+        if workers is not None and len(mapped) > 1:
+            mapped = workers.mapped(mapped, row_ids)
             continue
-        functions: Iterable[Any] = repeat([each.fn for each in group])
-        if places:
-            functions = [[elements.seeded(each.fn, each.seed, place) for each in group] for place in places]
-        if calls == 1 or len(found) < 2:
-            found = [*map(elements.mapped, found, functions)]
+        functions: Iterable[Any] = repeat([step.fn for step in group])
+        if row_ids:
+            functions = [[elements.seeded(step.fn, step.seed, row_id) for step in group] for row_id in row_ids]
+        if calls == 1 or len(mapped) < 2:
+            mapped = [*map(elements.mapped, mapped, functions)]
         else:
             call = partial(_in_thread, [*context.stack()])
-            with ThreadPoolExecutor(min(calls, len(found)), "mpistrat-map") as pool:
-                found = [*pool.map(call, functions, found)]
-    return found
+            with ThreadPoolExecutor(min(calls, len(mapped)), "mpistrat-map") as pool:
+                mapped = [*pool.map(call, functions, mapped)]
+    return mapped
 
 
 def _in_thread(modes: list[context.Mode], functions: Sequence[Any], row: Any) -> Any:
     """Return a row after some functions, with the strategy of the caller and without collectives."""
-    mine = context.stack()
-    before = mine[:]
-    mine[:] = modes
+    stack = context.stack()
+    before = stack[:]
+    stack[:] = modes
     this = threading.get_ident()
     collective_lock.forbidden_threads.setdefault(this, collective_lock.MAKES_A_BATCH)
     try:
         return elements.mapped(row, functions)
     finally:
         collective_lock.forbidden_threads.pop(this, None)
-        mine[:] = before
+        stack[:] = before

@@ -11,7 +11,7 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.data.errors import explain_empty_parts
 from mpistrat.data.options import MOST_PREFETCH
-from mpistrat.data.pipeline.mapping import Making, mapped_rows, numbered
+from mpistrat.data.pipeline.mapping import MapAndBatch, mapped_rows, numbered
 from mpistrat.data.pipeline.stream import Cut
 from mpistrat.data.pipeline.transforms import Batch, BlocksShuffled, Map, Order, Segment, Transform, before_batch
 from mpistrat.data.rows import elements, spec
@@ -31,11 +31,11 @@ class Advice:
 
     def __init__(self, source: Source, windows: BlocksShuffled):
         self._source, self._windows = source, windows
-        self._said = (-1, 0, 0)
+        self._announced = (-1, 0, 0)
 
     def reached(self, iteration: int, k: int) -> None:
         """Announce the rows that follow element ``k`` of an iteration of the shuffle."""
-        of, stop, announced = self._said
+        of, stop, announced = self._announced
         if of == iteration and k < stop:
             return
         if of == iteration and k < announced:
@@ -47,7 +47,7 @@ class Advice:
         if stop < self._windows.length:
             announced, spans = self._windows.spans(stop, iteration)
             self._source.advise(spans)
-        self._said = (iteration, stop, announced)
+        self._announced = (iteration, stop, announced)
 
 
 class _Ahead(NamedTuple):
@@ -78,27 +78,27 @@ class PipelinePlan:
         source, whole = numbered(source, rows), None if whole is None else numbered(whole, rows)
         self._source = source
         self._rows = Order(source.length, rows, source.blocks())
-        self._making = Making(transforms, True, None if whole is None else partial(_first_row, whole))
-        self._row_maps = self._making.row_maps
+        self._map_and_batch = MapAndBatch(transforms, True, None if whole is None else partial(_first_row, whole))
+        self._row_maps = self._map_and_batch.row_maps
         self._no_mapped_rows: Any = None
         self._ahead = Cache[int, _Ahead](_ITERATIONS_KEPT)
         self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
-        in_lanes = any(getattr(each, "lanes", None) for each in rows)
+        in_lanes = any(getattr(transform, "lanes", None) for transform in rows)
         self._lists_grow = windows is None and (source.in_memory or not in_lanes)
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
-        self.batch: Batch | None = self._making.batch
+        self.batch: Batch | None = self._map_and_batch.batch
         self.length = self.row_length = self._rows.length
         if self.batch is not None:
             self._batches = Order(self.batch.length(self.row_length), transforms[len(rows) + 1 :])
             self.length = self._batches.length
-        self.maps = any(isinstance(each, Map) for each in transforms)
+        self.maps = any(isinstance(transform, Map) for transform in transforms)
 
-    def together(self, own: int) -> int:
+    def together(self, share: int) -> int:
         """Return how many batches of ``own`` rows each are best read together; 0 or 1 if none are."""
         if self.batch is None:
             return 1
-        return self._source.at_once(own / self.batch.size) // own
+        return self._source.at_once(share / self.batch.size) // share
 
     @property
     def in_memory(self) -> bool:
@@ -117,29 +117,29 @@ class PipelinePlan:
     def read(self, rows: np.ndarray) -> Any:
         """Return the element that is made of these rows; without rows, an empty batch."""
         if self.batch is None:
-            return self.each(rows)[0]
+            return self.read_list(rows)[0]
         if not len(rows):
             return self.empty()
-        return self._making.mapped(self._source.read(rows) if self._plain else self._stack(self.each(rows)))
+        return self._map_and_batch.mapped(self._source.read(rows) if self._plain else self._stack(self.read_list(rows)))
 
-    def each(self, rows: np.ndarray) -> list[Any]:
+    def read_list(self, rows: np.ndarray) -> list[Any]:
         """Return rows one by one, after the functions for single rows."""
-        return mapped_rows(self._source.each(rows), self._row_maps)
+        return mapped_rows(self._source.read_list(rows), self._row_maps)
 
     def read_rows(self, rows: np.ndarray) -> Any:
         """Return rows stacked on axis 0, after the functions for single rows."""
         if not self._row_maps:
             return self._source.read(rows)
-        return self._stack(self.each(rows)) if len(rows) else self._empty_mapped_rows()
+        return self._stack(self.read_list(rows)) if len(rows) else self._empty_mapped_rows()
 
     def locate(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers of the source's rows that make the rows ``ks`` of an iteration."""
         rows: np.ndarray | None = None
-        for where, numbers, inner in self._rows.locate(ks, iteration):
-            found = self._source.numbers(numbers, inner)
+        for positions, numbers, inner in self._rows.locate(ks, iteration):
+            source_rows = self._source.numbers(numbers, inner)
             if rows is None:
-                rows = np.empty((len(ks), *found.shape[1:]), np.int64)
-            rows[where] = found
+                rows = np.empty((len(ks), *source_rows.shape[1:]), np.int64)
+            rows[positions] = source_rows
         return self._source.numbers(ks[:0], iteration) if rows is None else rows
 
     def read_each(self, parts: Sequence[np.ndarray]) -> Iterator[Any]:
@@ -153,24 +153,24 @@ class PipelinePlan:
             if tree is not None:
                 leaves, rebuild = nest.flatten(tree)
                 del tree
-                made_of = self._making.mapped if self._plain else self._of_stacked
+                finished = self._map_and_batch.mapped if self._plain else self._of_stacked
                 stop = 0
                 for rows in parts:
                     start, stop = stop, stop + len(rows)
                     if start == stop:
                         yield self.read(rows)
                     else:
-                        yield made_of(rebuild([leaf[start:stop] for leaf in leaves]))
+                        yield finished(rebuild([leaf[start:stop] for leaf in leaves]))
                 return
         for rows in parts:
             yield self.read(rows)
 
     def lists(
-        self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int, each: int = 1
+        self, rows_of: Callable[[int], np.ndarray], first: int, stop: int | None, together: int, per_step: int = 1
     ) -> Iterator[list[Any]]:
         """Yield the batches of steps from ``first`` up to ``stop`` in lists. Up to ``together`` steps are read at once.
 
-        A step has so many batches as ``each``, and ``rows_of(k)`` are the rows of batch ``k``. In order, a first list
+        A step has ``per_step`` batches, and ``rows_of(k)`` are the rows of batch ``k``. In order, a first list
         of one comes soon, and lists grow. In a shuffle they would read the same blocks again. An error is raised after
         the batches before it. Batches that functions of the program make come one by one: a function may turn small
         rows into large arrays.
@@ -178,7 +178,7 @@ class PipelinePlan:
         size = 1 if self._lists_grow else together
         while stop is None or first < stop:
             last = first + size if stop is None else min(first + size, stop)
-            batches = self.read_each([rows_of(k) for k in range(first * each, last * each)])
+            batches = self.read_each([rows_of(k) for k in range(first * per_step, last * per_step)])
             if self.maps:
                 for batch in batches:
                     yield [batch]
@@ -200,7 +200,7 @@ class PipelinePlan:
         explain_empty_parts()
         tree = spec.zeros(self._source.element_spec(), 0) if self._plain else self._empty_mapped_rows()
         try:
-            return self._making.mapped(tree)
+            return self._map_and_batch.mapped(tree)
         except Exception as error:
             if hasattr(error, "add_note"):
                 error.add_note(
@@ -213,17 +213,17 @@ class PipelinePlan:
         """Yield the elements of an iteration, one after another."""
         if self.batch is not None:
             together = min(self.together(self.batch.size), MOST_PREFETCH) // 2
-            for made in self.lists(partial(self.rows, iteration=iteration), 0, self.length, max(1, together)):
-                while made:  # only the caller keeps a batch alive
-                    yield made.pop(0)
+            for batches in self.lists(partial(self.rows, iteration=iteration), 0, self.length, max(1, together)):
+                while batches:  # only the caller keeps a batch alive
+                    yield batches.pop(0)
             return
         row_bytes = spec.row_bytes(self._source.element_spec())
         ahead = max(1, min(_READ_AHEAD_ROWS, _READ_AHEAD_BYTES // max(1, row_bytes)))
-        at_once = max((each.at_once for each in self._row_maps), default=1)
+        at_once = max((transform.at_once for transform in self._row_maps), default=1)
         start = 0
         while self.length is None or start < self.length:
             stop = start + ahead if self.length is None else min(start + ahead, self.length)
-            rows = self._source.each(self.locate(np.arange(start, stop), iteration))
+            rows = self._source.read_list(self.locate(np.arange(start, stop), iteration))
             while rows:  # functions are called when their rows are requested
                 yield from mapped_rows(rows[:at_once], self._row_maps)
                 del rows[:at_once]
@@ -234,7 +234,7 @@ class PipelinePlan:
         if self.batch is None:
             return self._row_spec()
         size = self.batch.size if self.batch.drop_remainder else None
-        functions = self._making.batch_maps
+        functions = self._map_and_batch.batch_maps
         if not functions:
             return self.batch.spec(self._row_spec(), size)
         # A dimension that is 1 for one row and 2 for two rows is the batch dimension.
@@ -264,23 +264,23 @@ class PipelinePlan:
         announced = self._advice is not None and wanted >= size * _LEAST_SHARE
         rows: list[Any] = [None] * steps
         ends: list[Any] = [None] * steps
-        for where, numbers, inner in segments:
+        for positions, numbers, inner in segments:
             batches = self._batches_of(numbers, size, cut)
-            found = self.locate(batches.positions, inner)
-            here = np.arange(steps)[where]
-            for each, part in zip(here.tolist(), batches.parts, strict=True):
-                rows[each] = found[part]
+            located = self.locate(batches.positions, inner)
+            steps_here = np.arange(steps)[positions]
+            for step, part in zip(steps_here.tolist(), batches.parts, strict=True):
+                rows[step] = located[part]
             if announced:
-                for part, shuffled, turn in self._rows.locate(batches.last, inner, level=1):
-                    for each, number in zip(here[part].tolist(), shuffled.tolist(), strict=True):
-                        ends[each] = turn, number
+                for part, shuffled, inner_iteration in self._rows.locate(batches.last, inner, level=1):
+                    for step, number in zip(steps_here[part].tolist(), shuffled.tolist(), strict=True):
+                        ends[step] = inner_iteration, number
         return _Ahead(cut, k, rows, ends if announced else [])
 
     def _batches_of(self, numbers: np.ndarray, size: int, cut: Cut | None) -> _Batches:
         """Return which rows of an iteration are in these batches. They are kept: each epoch asks for the same."""
         key = numbers.tobytes(), cut
-        kept = self._kept
-        if kept is None or kept[0] != key:
+        cached = self._kept
+        if cached is None or cached[0] != key:
             starts = numbers * size
             stops = starts + size
             if self._rows.length is not None:
@@ -294,8 +294,8 @@ class PipelinePlan:
             ends = sizes.cumsum()
             positions = np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
             parts = [*map(slice, (ends - sizes).tolist(), ends.tolist())]
-            self._kept = kept = key, _Batches(positions, parts, np.maximum(stops - 1, 0))
-        return kept[1]
+            self._kept = cached = key, _Batches(positions, parts, np.maximum(stops - 1, 0))
+        return cached[1]
 
     @property
     def _plain(self) -> bool:
@@ -304,10 +304,10 @@ class PipelinePlan:
 
     def _of_stacked(self, tree: Any) -> Any:
         """Return the batch of rows that the source stacked, where it is not `_plain`."""
-        return self._making.mapped(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
+        return self._map_and_batch.mapped(self._stack(mapped_rows(elements.rows_of(tree), self._row_maps)))
 
     def _stack(self, rows: list[Any]) -> Any:
-        tree = self._making.stacked(rows)
+        tree = self._map_and_batch.stacked(rows)
         if self._no_mapped_rows is None:
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
@@ -325,22 +325,22 @@ def _first_row(source: Source) -> list[Any]:
     """Return the first row in a list, or a row of zeros without rows."""
     if source.length == 0:
         return [*elements.rows_of(spec.zeros(source.element_spec(), 1))]
-    return source.each(source.numbers(np.zeros(1, np.int64), 0))
+    return source.read_list(source.numbers(np.zeros(1, np.int64), 0))
 
 
 def in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:
     """Yield all batches in one list. An error is raised after those before it."""
-    made: list[Any] = []
+    ready: list[Any] = []
     error = None
     try:
         for batch in batches:
-            made.append(batch)
+            ready.append(batch)
             del batch
     except Exception as raised:
         error = raised
-    if made:
-        yield made
-    del made
+    if ready:
+        yield ready
+    del ready
     if error is not None:
         try:
             raise error

@@ -24,7 +24,7 @@ _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each 
 _OFTEN = 4
 _COUNTED = 256  # elements after which older ones count half
 
-_Made: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
+_Outcome: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
 
 
 class MakingLock:
@@ -130,7 +130,7 @@ class _HandOver:
         self._modes = modes
         self._making = making
         self._room: SimpleQueue[None] = SimpleQueue()
-        self._waiting: SimpleQueue[_Made] = SimpleQueue()
+        self._waiting: SimpleQueue[_Outcome] = SimpleQueue()
         self._closed = False
         self._most, self._kept = most, most
         self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
@@ -153,12 +153,12 @@ class _HandOver:
             self._room.get()
             if self._closed:
                 return
-            made = self._make()
-            ended = made[2] is not None
-            self._waiting.put(made)
-            del made  # only the caller keeps the element alive
+            outcome = self._make()
+            ended = outcome[2] is not None
+            self._waiting.put(outcome)
+            del outcome  # only the caller keeps the element alive
 
-    def _make(self) -> _Made:
+    def _make(self) -> _Outcome:
         modes = context.local.stack
         before = modes[:]
         modes[:] = self._modes
@@ -197,7 +197,7 @@ class _HandOver:
         self._taken = time.perf_counter()
         return element
 
-    def _wait(self, owner: Prefetched) -> _Made:
+    def _wait(self, owner: Prefetched) -> _Outcome:
         """Return the next element of the thread, or its error; start the thread if needed."""
         if self.thread is None:
             self.start(owner)
@@ -205,7 +205,7 @@ class _HandOver:
             self._give_room()
         while True:
             try:
-                found = self._waiting.get(timeout=_LOOK_EVERY)
+                outcome = self._waiting.get(timeout=_LOOK_EVERY)
                 break
             except Empty:
                 if self.thread is None or not self.thread.is_alive():
@@ -213,7 +213,7 @@ class _HandOver:
         self._kept += 1
         if self._in_a_row < _OFTEN:
             self._give_room()
-        return found
+        return outcome
 
     @property
     def all_room_kept(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.data.errors import explain_empty_parts
-from mpistrat.data.pipeline.mapping import Making, mapped_rows, numbered
+from mpistrat.data.pipeline.mapping import MapAndBatch, mapped_rows, numbered
 from mpistrat.data.pipeline.transforms import Open, Transform
 from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
@@ -33,8 +33,8 @@ class StreamPlan:
 
     def __init__(self, source: StreamSource, transforms: Sequence[Transform], shared: bool = False):
         self._source, self._transforms = numbered(source, transforms), transforms
-        self._making = Making(transforms, typed=False)
-        self.batch, self._row_maps = self._making.batch, self._making.row_maps
+        self._map_and_batch = MapAndBatch(transforms, typed=False)
+        self.batch, self._row_maps = self._map_and_batch.batch, self._map_and_batch.row_maps
         self._open = Cache[int, _Pass](_OPEN_AT_ONCE)
         self._empty: Any = None
         self._shared = shared
@@ -53,7 +53,7 @@ class StreamPlan:
             return mapped_rows(rows, self._row_maps)[0]
         if not rows:
             return self.empty()
-        batch = self._making.mapped(self._making.stacked(mapped_rows(rows, self._row_maps)))
+        batch = self._map_and_batch.mapped(self._map_and_batch.stacked(mapped_rows(rows, self._row_maps)))
         if self._empty is None:
             self._empty = spec.no_rows_of(nest.map_structure(spec.of_array, batch))
         return batch
@@ -76,7 +76,7 @@ class StreamPlan:
 
     def element_spec(self) -> Any:
         """Return the structure of an element, found by reading the first row if the source does not know it."""
-        if self._making.batch_maps:
+        if self._map_and_batch.batch_maps:
             return spec.any_size(nest.map_structure(spec.of_array, self.read([self._source.first()])))
         row = self._source.element_spec()
         if self._row_maps:
@@ -84,17 +84,17 @@ class StreamPlan:
         return row if self.batch is None else self.batch.spec(row, None)
 
     def _streamed(self, iteration: int) -> Iterator[list[Any]]:
-        made: Open = self._opened
-        for each in self._transforms:
-            made = partial(each.streamed, made)
-        whole = made(iteration)
+        open_stream: Open = self._opened
+        for transform in self._transforms:
+            open_stream = partial(transform.streamed, open_stream)
+        whole = open_stream(iteration)
         return whole if self.batch is not None else ([row] for row in whole)
 
     def _opened(self, iteration: int) -> Iterator[Any]:
         stream = self._source.open(iteration)
-        if self._shared and self._making.first is None:
+        if self._shared and self._map_and_batch.first is None:
             for row in stream:
-                self._making.first = lambda row=row: [elements.copied(row)]
+                self._map_and_batch.first = lambda row=row: [elements.copied(row)]
                 return itertools.chain([row], stream)
         return stream
 

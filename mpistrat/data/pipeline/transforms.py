@@ -74,9 +74,9 @@ class Transform:
         """Find out, together with the other ranks, what the transform depends on. Collective."""
         return
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
         """Return the output elements of an iteration. ``map`` is applied later."""
-        return made(iteration)
+        return open_input(iteration)
 
     def __str__(self) -> str:
         return f"{type(self).__name__.lower()}({', '.join(map(str, vars(self).values()))})"
@@ -176,10 +176,10 @@ class Shuffle(Seeded):
         permuted = Feistel(size, round_keys(self.seed, self.key(iteration), "runs"))
         return [(_ALL, start + permuted(ks - start, run), iteration)]
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
         if self.buffer_size is None:
             raise ValueError("a dataset of unknown length cannot be shuffled as a whole: give shuffle(buffer_size=...)")
-        stream = made(iteration)
+        stream = open_input(iteration)
         for number in itertools.count():
             run = list(itertools.islice(stream, self.buffer_size))
             if not run:
@@ -197,8 +197,8 @@ class Shuffle(Seeded):
         return f"shuffle({self.buffer_size}, reshuffle={self.reshuffle}, mode={self.mode!r})"
 
     def __str__(self) -> str:
-        told = [f"seed={self.seed}"] * self.seeded + [f"mode={self.mode!r}"] * (self.mode != "block")
-        return f"shuffle({', '.join(told)})"
+        arguments = [f"seed={self.seed}"] * self.seeded + [f"mode={self.mode!r}"] * (self.mode != "block")
+        return f"shuffle({', '.join(arguments)})"
 
 
 class BlocksShuffled:
@@ -240,11 +240,11 @@ class Repeat(Transform):
             return [(_ALL, ks, first)]
         return [(where, ks[where] - turn * n, first + turn) for turn, where in _groups(ks // n)]
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
         first, turns = self.turns(iteration)
         for turn in turns:
             empty = True
-            for element in made(first + turn):
+            for element in open_input(first + turn):
                 empty = False
                 yield element
             if empty:
@@ -265,8 +265,8 @@ class Take(Transform):
             return n
         return self.count if n is None else min(n, self.count)
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
-        return itertools.islice(made(iteration), None if self.count < 0 else self.count)
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
+        return itertools.islice(open_input(iteration), None if self.count < 0 else self.count)
 
 
 @dataclass(frozen=True)
@@ -283,8 +283,8 @@ class Skip(Transform):
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks + self.count, iteration)]
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
-        return iter(()) if self.count < 0 else itertools.islice(made(iteration), self.count, None)
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
+        return iter(()) if self.count < 0 else itertools.islice(open_input(iteration), self.count, None)
 
 
 @dataclass(frozen=True)
@@ -310,9 +310,9 @@ class Shard(Transform):
     def locate(self, n: int | None, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
         return [(_ALL, ks * self.num_shards + self.index, iteration)]
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
         self.length(None)
-        return itertools.islice(made(iteration), self.index, None, self.num_shards)
+        return itertools.islice(open_input(iteration), self.index, None, self.num_shards)
 
 
 @dataclass(frozen=True)
@@ -332,8 +332,8 @@ class Batch(Transform):
             return None
         return n // self.size if self.drop_remainder else -(-n // self.size)
 
-    def streamed(self, made: Open, iteration: int) -> Iterator[Any]:
-        stream = made(iteration)
+    def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
+        stream = open_input(iteration)
         while rows := list(itertools.islice(stream, self.size)):
             if len(rows) == self.size or not self.drop_remainder:
                 yield rows
@@ -355,7 +355,7 @@ class Batch(Transform):
 
 def before_batch(transforms: Sequence[Transform]) -> Sequence[Transform]:
     """Return the transforms of single rows."""
-    return [*itertools.takewhile(lambda each: not isinstance(each, Batch), transforms)]
+    return [*itertools.takewhile(lambda transform: not isinstance(transform, Batch), transforms)]
 
 
 def length_of(n: int | None, transforms: Iterable[Transform]) -> int | None:
@@ -384,8 +384,8 @@ class Order:
         for locate in reversed(self._levels[level:]):
             segments = [
                 (where[part], inner, inner_iteration)
-                for where, numbers, each in segments
-                for part, inner, inner_iteration in locate(numbers, each)
+                for where, numbers, outer in segments
+                for part, inner, inner_iteration in locate(numbers, outer)
             ]
         return segments
 
@@ -435,11 +435,11 @@ class PaddedBatch(Batch):
         """Return the specs of a batch, from those of a row: None for dimensions of the longest row."""
         leaves, rebuild = nest.flatten(row)
         shapes = _for_leaves(self.shapes, row, len(leaves), "padded_shapes")
-        found = []
+        specs = []
         for leaf, shape in zip(leaves, shapes, strict=True):
             sizes = (None,) * len(leaf.shape) if shape is None else _sizes(shape)
-            found.append(ArraySpec((size, *sizes), leaf.dtype))
-        return rebuild(found)
+            specs.append(ArraySpec((size, *sizes), leaf.dtype))
+        return rebuild(specs)
 
     def __str__(self) -> str:
         return f"padded_{super().__str__()}"
@@ -448,28 +448,28 @@ class PaddedBatch(Batch):
         return "padded_batch"
 
 
-def _for_leaves(given: Any, row: Any, count: int, what: str) -> list[Any]:
+def _for_leaves(argument: Any, row: Any, count: int, what: str) -> list[Any]:
     """Return what the program gave for each array of a row: one for all, or a structure like the row's."""
-    if given is None or (what == "padding_values" and not nest.is_nested(given)):
-        return [given] * count
+    if argument is None or (what == "padding_values" and not nest.is_nested(argument)):
+        return [argument] * count
     if not nest.is_nested(row):
-        return [given]
-    found: list[Any] = []
+        return [argument]
+    values: list[Any] = []
 
-    def walk(part: Any, like: Any, path: str) -> None:
+    def walk(tree: Any, like: Any, path: str) -> None:
         if not nest.is_nested(like):
-            found.append(part)
-        elif isinstance(like, dict) and isinstance(part, dict) and sorted(like) == sorted(part):
+            values.append(tree)
+        elif isinstance(like, dict) and isinstance(tree, dict) and sorted(like) == sorted(tree):
             for key in sorted(like):
-                walk(part[key], like[key], f"{path}[{key!r}]")
-        elif isinstance(like, tuple) and isinstance(part, tuple) and len(like) == len(part):
-            for number, (each, inner) in enumerate(zip(part, like, strict=True)):
-                walk(each, inner, f"{path}[{number}]")
+                walk(tree[key], like[key], f"{path}[{key!r}]")
+        elif isinstance(like, tuple) and isinstance(tree, tuple) and len(like) == len(tree):
+            for number, (child, inner) in enumerate(zip(tree, like, strict=True)):
+                walk(child, inner, f"{path}[{number}]")
         else:
-            raise ValueError(f"{what} must have the structure of an element, but {path or 'it'} is {part!r}")
+            raise ValueError(f"{what} must have the structure of an element, but {path or 'it'} is {tree!r}")
 
-    walk(given, row, "")
-    return found
+    walk(argument, row, "")
+    return values
 
 
 def _sizes(shape: Any) -> tuple[int | None, ...]:
@@ -477,16 +477,16 @@ def _sizes(shape: Any) -> tuple[int | None, ...]:
 
 
 def _padded(column: Sequence[Any], shape: Any, value: Any, number: int) -> np.ndarray:
-    arrays = [np.asarray(each) for each in column]
+    arrays = [np.asarray(array) for array in column]
     dims = arrays[0].ndim
     sizes = (None,) * dims if shape is None else _sizes(shape)
-    if len(sizes) != dims or any(each.ndim != dims for each in arrays):
-        shapes = sorted({each.shape for each in arrays})
+    if len(sizes) != dims or any(array.ndim != dims for array in arrays):
+        shapes = sorted({array.shape for array in arrays})
         raise ValueError(
             f"array {number} of the elements has the shapes {shapes}, which padded_batch() cannot pad to {sizes}: "
             "all need the same number of dimensions"
         )
-    longest = [max(each.shape[axis] for each in arrays) for axis in range(dims)]
+    longest = [max(array.shape[axis] for array in arrays) for axis in range(dims)]
     for axis, size in enumerate(sizes):
         if size is not None and longest[axis] > size:
             raise ValueError(
@@ -494,25 +494,25 @@ def _padded(column: Sequence[Any], shape: Any, value: Any, number: int) -> np.nd
                 f"{size}: give a larger shape, or None for the longest of each batch"
             )
     full = [longest[axis] if size is None else size for axis, size in enumerate(sizes)]
-    dtype = np.result_type(*{each.dtype for each in arrays})
+    dtype = np.result_type(*{array.dtype for array in arrays})
     padding = _padding(value, dtype, number)
     if dtype.kind in "US":
         dtype = np.result_type(dtype, np.asarray(padding).dtype)
-    made = np.full((len(arrays), *full), padding, dtype)
-    for number, each in enumerate(arrays):
-        place: Any = (number, *(slice(0, size) for size in each.shape))
-        made[place] = each
-    return made
+    padded = np.full((len(arrays), *full), padding, dtype)
+    for number, array in enumerate(arrays):
+        index: Any = (number, *(slice(0, size) for size in array.shape))
+        padded[index] = array
+    return padded
 
 
 def _padding(value: Any, dtype: np.dtype, number: int) -> Any:
     if value is None:
         return np.zeros((), dtype)[()] if dtype.kind != "O" else None
-    found = np.asarray(value)
-    if found.dtype.kind in "iu" and dtype.kind in "iu":
+    array = np.asarray(value)
+    if array.dtype.kind in "iu" and dtype.kind in "iu":
         fits = np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     else:
-        fits = np.can_cast(found.dtype, dtype, "same_kind") or found.dtype.kind == dtype.kind
+        fits = np.can_cast(array.dtype, dtype, "same_kind") or array.dtype.kind == dtype.kind
     if not fits:
         raise TypeError(f"the padding value {value!r} does not fit array {number} of the elements, of dtype {dtype}")
     return value

@@ -25,13 +25,13 @@ from typing import Any
 from mpistrat.process.files import write_all
 
 _SLOT = 1 << 36  # bytes; the file has holes, so that a frame takes the memory of its own bytes
-_UNHEEDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def put(memory: int, slot: int, packed: Sequence[Any]) -> list[int]:
     """Write an object that is ``Packed`` into a slot. Return the bytes of its parts."""
     stream, buffers = packed
-    parts = [memoryview(each) for each in (stream, *buffers)]
+    parts = [memoryview(part) for part in (stream, *buffers)]
     sizes = [part.nbytes for part in parts]
     for part, end in zip(parts, accumulate(sizes), strict=True):
         write_all(memory, part, slot * _SLOT + end - part.nbytes)
@@ -59,7 +59,7 @@ def main(connection: Connection, alive: int, memory: int) -> None:
         fcntl.fcntl(alive, fcntl.F_SETOWN, -os.getpid())
         fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
-    for name in _UNHEEDED:  # a launcher or a scheduler sends them to all processes of a rank, which may go on
+    for name in _IGNORED_SIGNALS:  # a launcher or a scheduler sends them to all processes of a rank, which may go on
         signal.signal(getattr(signal, name), lambda *_: None)
     for descriptor in (connection.fileno(), alive, memory):
         os.set_inheritable(descriptor, False)
@@ -83,24 +83,24 @@ def _serve(connection: Connection, memory: int) -> None:
     mpi.refuse_start("the workers of map()")
     collective_lock.forbidden_threads[threading.get_ident()] = collective_lock.MAKES_A_BATCH
     sys.path[:], sys.argv[:], packed = connection.recv()  # modules are found as the program finds them
-    given: Any = None
+    unpacked: Any = None
     while True:
         slot, start, sizes = connection.recv()
-        made: list[Any] = []
+        results: list[Any] = []
         failure = None
         began = time.perf_counter()
         try:
-            fn, seed = given = given or pickling.unpack(packed)
-            for row, place in get(memory, slot, sizes):
-                result = elements.mapped(row, [elements.seeded(fn, seed, place)])
+            fn, seed = unpacked = unpacked or pickling.unpack(packed)
+            for row, row_id in get(memory, slot, sizes):
+                result = elements.mapped(row, [elements.seeded(fn, seed, row_id)])
                 if not pickling.is_plain(result):
                     pickling.pack(result)  # raises for this row
-                made.append(result)
+                results.append(result)
         except BaseException as error:
             failure = pickling.failure_of(error, f"worker process {os.getpid()} of map()")
         took = time.perf_counter() - began
         print(end="", flush=True)  # what the function has printed
-        connection.send((slot, start, put(memory, slot, pickling.pack(made)[0]), took, failure))
+        connection.send((slot, start, put(memory, slot, pickling.pack(results)[0]), took, failure))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class _Worker:
     """A worker process, which has as many requests at most as slots: one that it works on, and the next."""
 
     def __init__(self, memory: int, number: int) -> None:
-        self.slots = [_SLOTS * number + each for each in range(_SLOTS)]  # that are free
+        self.slots = [_SLOTS * number + slot for slot in range(_SLOTS)]  # that are free
         alive, self._alive = os.pipe()
         self.connection, theirs = Pipe()
         descriptors = theirs.fileno(), alive, memory
@@ -84,8 +84,8 @@ class _Worker:
 
 def _close(workers: list[_Worker], memory: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked child leaves them to its parent
-        for each in workers:
-            each.close()
+        for worker in workers:
+            worker.close()
         os.close(memory)
     workers.clear()
 
@@ -99,60 +99,61 @@ class Workers:
 
     def __init__(self, fn: Callable[..., Any], seed: int | None, number: Any):
         packed_function(fn)
-        self._given = fn, seed, number
+        self._arguments = fn, seed, number
         self._times: deque[float] | None = None
         self.count, self.chooses = number, number == "auto"
         if self.chooses:
             self._times = deque(maxlen=_MEASURED)
-            there = affinity.cores_of_machine()
-            self.count = max(1, min(len(affinity.cores() or range(there)), there // launch.ranks_here(os.environ)))
+            cores = affinity.cores_of_machine()
+            own = len(affinity.cores() or range(cores))
+            self.count = max(1, min(own, cores // launch.ranks_here(os.environ)))
         self._seconds = _AT_ONCE  # of a call
         self._forget()
 
     def __reduce__(self) -> Any:
-        return Workers, self._given
+        return Workers, self._arguments
 
     def _forget(self) -> None:
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._workers: list[_Worker] = []
         self._end: Callable[[], object] = bool
 
-    def mapped(self, rows: Sequence[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
+    def mapped(self, rows: Sequence[Any], row_ids: Sequence[tuple[int, int]]) -> list[Any]:
         """Return rows after the function, in order. Raise the error of the first row that fails."""
-        made = [] if self._times is None else self._measured(self._times, rows, places)
+        results = [] if self._times is None else self._measured(self._times, rows, row_ids)
         if self._owner != os.getpid():
             self._forget()
-        if len(made) < len(rows):
+        if len(results) < len(rows):
             with self._lock:  # several datasets may have one map
                 try:
                     if not self._workers:
                         self._start()
-                    made += self._called([*zip_longest(rows, places)], len(made))
+                    results += self._called([*zip_longest(rows, row_ids)], len(results))
                 except BaseException:
                     self._end()  # a worker may still have rows
                     raise
-        return made
+        return results
 
-    def _measured(self, times: deque[float], rows: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    def _measured(self, times: deque[float], rows: Sequence[Any], row_ids: Sequence[Any]) -> list[Any]:
         """Return rows after the function, called here, up to the row at which it turns out to be slow."""
-        fn, seed, _ = self._given
-        made = []
-        for row, place in zip(rows, places or repeat(None), strict=False):
+        fn, seed, _ = self._arguments
+        results = []
+        for row, row_id in zip(rows, row_ids or repeat(None), strict=False):
             began = time.perf_counter()
-            made.append(elements.mapped(row, [elements.seeded(fn, seed, place)]))
+            results.append(elements.mapped(row, [elements.seeded(fn, seed, row_id)]))
             times.append(time.perf_counter() - began)
             # Two long calls do not count: one may load a module, and the system may interrupt any.
             if times[-1] >= _LEAST and len(times) == _MEASURED and sorted(times)[1] >= _LEAST and self.count > 1:
                 self._times = None
                 break
-        return made
+        return results
 
     def _start(self) -> None:
         memory, _ = private_file.create_in_memory()
         self._memory, self._workers = memory, []
         # Also at the end of the program, if a thread still waits for them: it gets an error.
         self._end = weakref.finalize(self, _close, self._workers, memory, self._owner)
-        fn, seed, _ = self._given
+        fn, seed, _ = self._arguments
         packed, _ = pack((fn, seed), copy=True)
         for number in range(self.count):
             self._workers.append(_Worker(memory, number))
@@ -162,7 +163,7 @@ class Workers:
         """Return rows from ``first`` on after the function."""
         least = max(1, math.ceil(min(_AT_ONCE / self._seconds, (len(rows) - first) / self.count)))
         next_row = first
-        made: dict[int, list[Any]] = {}
+        results: dict[int, list[Any]] = {}
         failures: dict[int, Failure] = {}
         free = _SLOTS * self._workers  # the next request is there when one has ended
         while free:
@@ -174,19 +175,19 @@ class Workers:
                     sizes = worker_process.put(self._memory, slot, pack(rows[next_row : next_row + size])[0])
                     worker.send((slot, next_row, sizes))
                     next_row += size
-            busy: dict[Any, _Worker] = {each.connection: each for each in self._workers if len(each.slots) < _SLOTS}
-            free = [busy[each] for each in wait([*busy])] if busy else []
+            busy: dict[Any, _Worker] = {w.connection: w for w in self._workers if len(w.slots) < _SLOTS}
+            free = [busy[connection] for connection in wait([*busy])] if busy else []
             for worker in free:
-                slot, start, sizes, took, failure = worker.receive()
+                slot, start, sizes, seconds, failure = worker.receive()
                 worker.slots.append(slot)
-                made[start] = worker_process.get(self._memory, slot, sizes)
+                results[start] = worker_process.get(self._memory, slot, sizes)
                 if failure is None:
-                    self._seconds = took / len(made[start])
+                    self._seconds = seconds / len(results[start])
                 else:
-                    failures[start + len(made[start])] = failure
+                    failures[start + len(results[start])] = failure
         if failures:
             row = min(failures)
-            place = rows[row][1]
-            which = "row {} of the source, epoch {}".format(*place) if place else f"row {row} of {len(rows)}"
+            row_id = rows[row][1]
+            which = "row {} of the source, epoch {}".format(*row_id) if row_id else f"row {row} of {len(rows)}"
             raise failures[row]._replace(where=f"{failures[row].where}, {which}").error()
-        return [*chain.from_iterable(made[start] for start in sorted(made))]
+        return [*chain.from_iterable(results[start] for start in sorted(results))]

@@ -78,9 +78,9 @@ class Blocks(NamedTuple):
         rows = unit * max(1, round(block_bytes / (unit * row_bytes)))
         window = min(max(window_bytes // (rows * row_bytes), _FEWEST), _MOST)
         starts = np.asarray(starts, np.int64)
-        kept = sum(max((_kept(each, rows, starts) for each in kinds), default=0) for kinds in decoded)
-        if kept:
-            window = max(1, min(window, most_decoded // 2 // kept))
+        nbytes = sum(max((_decoded_bytes(chunks, rows, starts) for chunks in kinds), default=0) for kinds in decoded)
+        if nbytes:
+            window = max(1, min(window, most_decoded // 2 // nbytes))
         return cls(rows, window, starts)
 
     def one_window(self, count: int) -> bool:
@@ -103,14 +103,14 @@ def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[W
     Chunks of other datasets that are read as wholes count too, the largest first, while the block fits half the cache.
     """
     unit = max(1, largest)
-    for each in sorted({each for kinds in decoded for each in kinds}, key=lambda each: -each.nbytes):
-        common = math.lcm(unit, each.rows)
+    for chunks in sorted({chunks for kinds in decoded for chunks in kinds}, key=lambda chunks: -chunks.nbytes):
+        common = math.lcm(unit, chunks.rows)
         if common * row_bytes <= MOST_DECODED // 2:
             unit = common
     return unit
 
 
-def _kept(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
+def _decoded_bytes(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
     """Return the bytes of the chunks that have rows of a block, on average."""
     if rows % chunks.rows:
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
@@ -139,16 +139,16 @@ class _Layout:
         """Return the rows with these numbers."""
         if self.same:
             return numbers
-        found = np.empty_like(numbers)
+        rows = np.empty_like(numbers)
         in_whole = numbers < self.in_whole
         block, inside = np.divmod(numbers[in_whole], self._size)
         file = np.searchsorted(self._whole_ends, block, side="right")
         before = self._whole_ends[file - 1] * (file > 0)
-        found[in_whole] = self._starts[file] + (block - before) * self._size + inside
+        rows[in_whole] = self._starts[file] + (block - before) * self._size + inside
         rest = numbers[~in_whole] - self.in_whole
         file = np.searchsorted(self._rest_ends, rest, side="right")
-        found[~in_whole] = self._rest_starts[file] + rest - self._rest_ends[file - 1] * (file > 0)
-        return found
+        rows[~in_whole] = self._rest_starts[file] + rest - self._rest_ends[file - 1] * (file > 0)
+        return rows
 
     def spans(self, first: int, stop: int) -> np.ndarray:
         """Return the rows numbered from ``first`` up to ``stop``, as runs (first, one past the last)."""
@@ -171,7 +171,7 @@ class BlockOrder:
         self._layout = _Layout(blocks)
         # All blocks are whole except for the last one. Its place in the order depends on the key.
         self._whole, self._rest = divmod(n, self._size)
-        self._kept: tuple[tuple[int, int], int, np.ndarray] | None = None
+        self._cached: tuple[tuple[int, int], int, np.ndarray] | None = None
 
     def __call__(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """Return the rows at these positions (int64) of the order."""
@@ -189,8 +189,8 @@ class BlockOrder:
         window, start, size = self._windows(positions, seed, epoch)
         mixed = positions - start
         for n in np.unique(size).tolist():
-            where = size == n
-            mixed[where] = Feistel(n, keys)(mixed[where], window[where])
+            of_size = size == n
+            mixed[of_size] = Feistel(n, keys)(mixed[of_size], window[of_size])
         mixed += start
         return self._rows(mixed, seed, epoch)
 
@@ -203,8 +203,8 @@ class BlockOrder:
         whole = begins + self._size <= self._layout.in_whole
         firsts = self._layout.rows(begins[whole])
         spans = [self._layout.spans(first, min(first + self._size, self._n)) for first in begins[~whole].tolist()]
-        found = np.concatenate([np.stack([firsts, firsts + self._size], axis=1), *spans])
-        return stop, found[np.argsort(found[:, 0], kind="stable")]
+        runs = np.concatenate([np.stack([firsts, firsts + self._size], axis=1), *spans])
+        return stop, runs[np.argsort(runs[:, 0], kind="stable")]
 
     def _windows(self, positions: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return number, start and size of the window of every position."""
@@ -248,12 +248,12 @@ class BlockOrder:
 
     def _table(self, low: int, high: int, seed: int, epoch: int) -> np.ndarray:
         """Return `_first_numbers` of consecutive places. The places that follow are computed too, and kept."""
-        kept = self._kept
-        if kept is None or kept[0] != (seed, epoch) or not kept[1] <= low <= high < kept[1] + len(kept[2]):
+        cached = self._cached
+        if cached is None or cached[0] != (seed, epoch) or not cached[1] <= low <= high < cached[1] + len(cached[2]):
             last = min(max(high + 1, low + _TABLE), self._whole + (self._rest > 0))
-            kept = ((seed, epoch), low, self._first_numbers(np.arange(low, last), seed, epoch))
-            self._kept = kept
-        return kept[2][low - kept[1] : high + 1 - kept[1]]
+            cached = ((seed, epoch), low, self._first_numbers(np.arange(low, last), seed, epoch))
+            self._cached = cached
+        return cached[2][low - cached[1] : high + 1 - cached[1]]
 
     def _first_numbers(self, places: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """Return the number of the first row of the blocks at these places, in the numbering of `_Layout`."""

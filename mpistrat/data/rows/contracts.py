@@ -124,7 +124,7 @@ class Source(AnySource, Protocol):
     def read(self, rows: np.ndarray) -> Any:
         """Return the rows with these numbers (int64), stacked on axis 0, in arrays that the caller may change."""
 
-    def each(self, rows: np.ndarray) -> list[Any]:
+    def read_list(self, rows: np.ndarray) -> list[Any]:
         """Return the rows with these numbers one by one. Their shapes may differ."""
         return [*rows_of(self.read(rows))]
 

@@ -39,14 +39,14 @@ def mapped(element: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     return element
 
 
-def seeded(fn: Callable[..., Any], seed: int | None, place: tuple[int, int]) -> Callable[..., Any]:
+def seeded(fn: Callable[..., Any], seed: int | None, row_id: tuple[int, int]) -> Callable[..., Any]:
     """Return a function with a generator as its last argument, for the number of a row and its epoch.
 
     Without a seed it is the function itself.
     """
     if seed is None:
         return fn
-    row, epoch = place
+    row, epoch = row_id
 
     def call(*parts: Any) -> Any:
         bits = np.random.Philox(key=[seed, epoch], counter=[0, row, 0, 0])
@@ -89,7 +89,7 @@ def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> 
 
 def dtypes_of(spec: Any) -> list[np.dtype]:
     """Return the dtype of each column, from the specs of a row."""
-    return [each.dtype for each in nest.flatten(spec)[0]]
+    return [leaf.dtype for leaf in nest.flatten(spec)[0]]
 
 
 def of_one_dtype(rows: Sequence[Any], dtype: np.dtype | None) -> Sequence[Any]:
@@ -116,25 +116,25 @@ def dtypes_of_batch(batch: Any) -> list[Any]:
 
 def batch_of_dtypes(batch: Any, dtypes: Sequence[Any]) -> Any:
     """Return a batch with the leaves in these dtypes of `dtypes_of_batch`. Raise TypeError if a leaf does not fit."""
-    found = dtypes_of_batch(batch)
-    if all(map(_is_of, found, dtypes)):
+    leaf_dtypes = dtypes_of_batch(batch)
+    if all(map(_is_of, leaf_dtypes, dtypes)):
         return batch
     leaves, rebuild = nest.flatten(batch)
-    what = "a batch that map() returned has"
+    subject = "a batch that map() returned has"
     return rebuild(
         [
-            leaf if _is_of(own, dtype) else _converted(leaf, dtype, what)
-            for leaf, own, dtype in zip(leaves, found, dtypes, strict=True)
+            leaf if _is_of(leaf_dtype, dtype) else _converted(leaf, dtype, subject)
+            for leaf, leaf_dtype, dtype in zip(leaves, leaf_dtypes, dtypes, strict=True)
         ]
     )
 
 
-def _is_of(found: Any, dtype: Any) -> bool:
-    if found is dtype or found is None or dtype is None:
+def _is_of(actual: Any, dtype: Any) -> bool:
+    if actual is dtype or actual is None or dtype is None:
         return True
-    if not (isinstance(found, np.dtype) and isinstance(dtype, np.dtype)):
-        return type(found) is type(dtype) and bool(found == dtype)
-    return found == dtype or found.kind == dtype.kind in "USTO"
+    if not (isinstance(actual, np.dtype) and isinstance(dtype, np.dtype)):
+        return type(actual) is type(dtype) and bool(actual == dtype)
+    return actual == dtype or actual.kind == dtype.kind in "USTO"
 
 
 def _converted(value: Any, dtype: Any, what: str) -> Any:
@@ -145,17 +145,17 @@ def _converted(value: Any, dtype: Any, what: str) -> Any:
             "one dtype for all rows"
         )
     array = np.asarray(value)
-    made, kept = _cast(array, dtype)
-    if not kept.all():
-        if what.startswith("a batch") and kept.shape:
-            number = int(np.argmin(kept.reshape(len(kept), -1).all(axis=1)))
+    cast, same = _cast(array, dtype)
+    if not same.all():
+        if what.startswith("a batch") and same.shape:
+            number = int(np.argmin(same.reshape(len(same), -1).all(axis=1)))
             what, array = f"row {number} of {what}", array[number]
         raise TypeError(
             f"{what} dtype {array.dtype} in a column of {dtype}, the dtype of the dataset's first row, which cannot "
             f"hold {np.array2string(array, threshold=6)}: return one dtype for all rows, such as "
             f"np.{array.dtype}(...)"
         )
-    return made[()]
+    return cast[()]
 
 
 def _cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -166,9 +166,9 @@ def _cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ComplexWarning
         try:
-            made = array.astype(dtype)
-            back = made.astype(array.dtype)
-            return made, np.asarray((back == array) | ((back != back) & (array != array)))
+            cast = array.astype(dtype)
+            restored = cast.astype(array.dtype)
+            return cast, np.asarray((restored == array) | ((restored != restored) & (array != array)))
         except (TypeError, ValueError):
             return array, nowhere
 

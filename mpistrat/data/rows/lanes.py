@@ -86,32 +86,32 @@ class LaneOrder:
 
     def __call__(self, positions: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """Return the rows at these positions (int64) of the order."""
-        lane, place = self._in_lanes(positions)
-        window = place // self._window
+        lane, offset = self._in_lanes(positions)
+        window = offset // self._window
         start = window * self._window
         sizes = np.minimum(self._lengths[lane] - start, self._window)
-        place -= start
+        offset -= start
         keys, tweaks = round_keys(seed, epoch, "lanes"), window * len(self._shares) + lane
         for size in np.unique(sizes).tolist():  # of the windows, and of the last window of each lane: few values
-            where = np.flatnonzero(sizes == size)
-            place[where] = Feistel(size, keys)(place[where], tweaks[where])
+            of_size = np.flatnonzero(sizes == size)
+            offset[of_size] = Feistel(size, keys)(offset[of_size], tweaks[of_size])
         files = self._files(seed, epoch)
-        file, place = self._in_files(self._begins[lane] + start + place, files)
+        file, offset = self._in_files(self._begins[lane] + start + offset, files)
         if self._of_blocks:
-            self._permute_blocks(file, place, files, (seed, epoch))
-        return files.starts[file] + place
+            self._permute_blocks(file, offset, files, (seed, epoch))
+        return files.starts[file] + offset
 
     def _in_lanes(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lane of each position, and the place in the lane."""
-        batch, place = np.divmod(positions, self._batch)
-        lane = self._lane_of[place]
-        place += batch * self._shares[lane] - self._cuts[lane]
+        batch, offset = np.divmod(positions, self._batch)
+        lane = self._lane_of[offset]
+        offset += batch * self._shares[lane] - self._cuts[lane]
         last = np.flatnonzero(batch == self._full)
         if len(last):
             rest = positions[last] - self._full * self._batch
             lane[last] = of_last = self._last.searchsorted(rest, side="right") - 1
-            place[last] = self._full * self._shares[of_last] + rest - self._last[of_last]
-        return lane, place
+            offset[last] = self._full * self._shares[of_last] + rest - self._last[of_last]
+        return lane, offset
 
     def _files(self, seed: int, epoch: int) -> _Files:
         key = seed, epoch
@@ -134,14 +134,14 @@ class LaneOrder:
         places -= sizes * (places >= sizes)
         return file, places
 
-    def _permute_blocks(self, file: np.ndarray, place: np.ndarray, files: _Files, key: tuple[int, int]) -> None:
+    def _permute_blocks(self, file: np.ndarray, offset: np.ndarray, files: _Files, key: tuple[int, int]) -> None:
         """Permute places by the blocks of their files, without a smaller last block."""
         whole = files.sizes[file] // self._block
-        block, inside = np.divmod(place, self._block)
-        where = np.flatnonzero((whole > 1) & (block < whole))
-        if not len(where):
+        block, inside = np.divmod(offset, self._block)
+        permuted = np.flatnonzero((whole > 1) & (block < whole))
+        if not len(permuted):
             return
-        numbers, inverse = np.unique(file[where], return_inverse=True)
+        numbers, inverse = np.unique(file[permuted], return_inverse=True)
         orders = []
         for number in numbers.tolist():
             order = files.blocks.get(number)
@@ -150,5 +150,5 @@ class LaneOrder:
                 order = files.blocks.keep(number, np.argsort(words, kind="stable"))
             orders.append(order)
         begins = np.cumsum([0, *map(len, orders)])
-        block = np.concatenate(orders)[begins[inverse] + block[where]]
-        place[where] = block * self._block + inside[where]
+        block = np.concatenate(orders)[begins[inverse] + block[permuted]]
+        offset[permuted] = block * self._block + inside[permuted]

@@ -28,15 +28,15 @@ def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
     return order.astype(np.int32) if n < 2**31 else order
 
 
-def random_words(n: int, *what: Any) -> np.ndarray:
+def random_words(n: int, *parts: Any) -> np.ndarray:
     """Return n random words of 64 bits, derived from the values that identify them."""
-    key = hashlib.blake2b("/".join(map(str, what)).encode(), digest_size=16).digest()
+    key = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=16).digest()
     return np.random.Philox(key=int.from_bytes(key, "little")).random_raw(n)
 
 
-def round_keys(*what: Any) -> np.ndarray:
+def round_keys(*parts: Any) -> np.ndarray:
     """Return the keys of all rounds, derived from the values that identify a permutation."""
-    text = "/".join(map(str, what)).encode()
+    text = "/".join(map(str, parts)).encode()
     return np.frombuffer(hashlib.blake2b(text, digest_size=4 * _MOST_ROUNDS).digest(), "<u4").astype(np.uint32)
 
 
@@ -61,25 +61,25 @@ class Feistel:
         pairs = (self._masks[0] + 1) * (self._masks[1] + 1)
         if tables is not None and pairs <= _FEW_PAIRS:
             return self._looked_up(numbers, self._once(np.arange(pairs), tweak, tables))
-        found = self._once(numbers, tweak, tables)
-        astray = np.flatnonzero(found >= self._n)
+        images = self._once(numbers, tweak, tables)
+        astray = np.flatnonzero(images >= self._n)
         while len(astray):
-            again = self._once(found[astray], tweak if tweak is None or one else tweak[astray], tables)
-            found[astray] = again
+            again = self._once(images[astray], tweak if tweak is None or one else tweak[astray], tables)
+            images[astray] = again
             astray = astray[again >= self._n]
-        return found
+        return images
 
     def _looked_up(self, numbers: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Return the images of numbers, given those of all pairs, which are overwritten.
 
         Cycle walking takes 1, 2, 4, ... steps at a time. For an epoch of 1,437 numbers this saves 60 calls of NumPy.
         """
-        found = images.take(numbers)
+        values = images.take(numbers)
         images[: self._n] = np.arange(self._n)  # the end of a walk
-        while found.max() >= self._n:
-            found = images.take(found)
+        while values.max() >= self._n:
+            values = images.take(values)
             images = images.take(images)
-        return found
+        return values
 
     def _once(self, numbers: np.ndarray, tweak: Any, tables: np.ndarray | None) -> np.ndarray:
         kind = np.uint32 if tables is None else np.int64  # to be mixed, or to be looked up
@@ -93,10 +93,10 @@ class Feistel:
             else:
                 mixed = tables[number].take(other)
             into ^= mixed
-        found = high.astype(np.int64, copy=False)
-        found <<= self._low
-        found |= low
-        return found
+        joined = high.astype(np.int64, copy=False)
+        joined <<= self._low
+        joined |= low
+        return joined
 
     def _tables(self, tweak: Any) -> np.ndarray:
         """Return what each round makes of each value of a half, since halves are short and repeat."""

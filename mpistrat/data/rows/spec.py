@@ -77,8 +77,8 @@ class ArraySpec:
 def row_bytes(spec: Any) -> int:
     """Return the bytes of a row, from its specs. An unknown dimension counts as 1."""
     return sum(
-        math.prod(1 if size is None else size for size in each.shape) * each.dtype.itemsize
-        for each in nest.flatten(spec)[0]
+        math.prod(1 if size is None else size for size in leaf.shape) * leaf.dtype.itemsize
+        for leaf in nest.flatten(spec)[0]
     )
 
 

@@ -78,16 +78,16 @@ class ImageSource(Source):
 
     def element_spec(self) -> Any:
         if self._spec is None:
-            image, label = self.each(np.zeros(1, np.int64))[0]
+            image, label = self.read_list(np.zeros(1, np.int64))[0]
             self._spec = of_array(image), of_array(label)
         return self._spec
 
-    def each(self, rows: np.ndarray) -> list[Any]:
+    def read_list(self, rows: np.ndarray) -> list[Any]:
         return [(self._image(path), np.int64(label)) for path, label in map(self._files().__getitem__, rows.tolist())]
 
     def read(self, rows: np.ndarray) -> Any:
         try:
-            return elements.stack(self.each(rows))
+            return elements.stack(self.read_list(rows))
         except ValueError as error:
             raise ValueError(
                 f"{error}; images of different sizes need from_images(size=...), or padded_batch()"
