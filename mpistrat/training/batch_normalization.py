@@ -57,7 +57,8 @@ def _own_moments(x: Any, axes: tuple[int, ...]) -> tuple[float, Any, Any]:
     """Return the count, the mean and the sum of squared deviations of each channel, in float64."""
     count = float(np.prod([x.shape[axis] for axis in axes]))
     if not count:
-        empty = _wide(x).sum(axes, dtype=np.float64)  # zeros, on the device of x
+        # A replica without rows takes part in the all-reduce. A mean of no rows would be NaN, for all replicas.
+        empty = _wide(x).sum(axes, dtype=np.float64)  # zeros, on the device of ``x``
         return 0.0, empty, empty
     mean = x.mean(axes, dtype=np.float64, keepdims=True)
     deviations = ((_wide(x) - mean.astype(_wide(x).dtype)) ** 2).sum(axes, dtype=np.float64)
@@ -71,6 +72,7 @@ def _combined(count: float, mean: Any, deviations: Any) -> tuple[float, Any, Any
         counts = arrays.from_host(np.array([count]), mean)
         total = _summed([counts, (count * mean).ravel(), squares.ravel(), deviations.ravel()])
         count = float(total[0])
+        # The count is the same for all channels, so it is sent once, and not for each.
         own, squares, deviations = total[1:].reshape(3, *mean.shape)
         mean = own / max(count, 1.0)
     # The squared deviations of the means of replicas from that of all. Rounding makes it negative where they are equal.
@@ -205,6 +207,7 @@ class BatchNormalization:
                 raise ValueError(f"{self.name}: axis {self.axis} of {tuple(input_shape)} must have a length")
             self._channels = channels
             with (
+                # The initial values are constants, equal on all ranks: none is sent.
                 nullcontext() if get_strategy() is self._strategy else self._strategy.scope(),
                 self._strategy.extended.engine.equal_initial_values(),
             ):
@@ -243,6 +246,7 @@ class BatchNormalization:
             else:
                 variance = deviations / max(count, 1.0)
             self._check(x)  # not earlier: the reduction refuses on every rank what is wrong on one
+            # Each replica moves its own copies: the copies of all are averaged only when they are read.
             for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
                 change = (value - moving.read_value()) * (1 - self.momentum)
                 moving.assign_add(change.astype(self._dtype))
@@ -276,6 +280,7 @@ class BatchNormalization:
         gradients : list of array
             By `trainable_variables`, over the own rows: an optimizer sums them over the replicas.
         """
+        # Popped, so that the arrays of the batch are freed, and a second call raises.
         saved = self._saved.pop(_replica(), None)
         if saved is None:
             raise RuntimeError(f"{self.name}: call the layer with training=True before backward")
@@ -301,7 +306,7 @@ class BatchNormalization:
         return tuple(axis for axis in range(x.ndim) if axis != self.axis % x.ndim)
 
     def _along(self, x: Any, channels: Any) -> Any:
-        """Return a vector in the dtype of ``x`` such that it meets the axis of the channels."""
+        """Return a vector of the channels in the dtype of ``x``, shaped to broadcast along their axis."""
         shape = [1] * x.ndim
         shape[self.axis] = -1
         return channels.astype(x.dtype).reshape(shape)

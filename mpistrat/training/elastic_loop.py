@@ -15,7 +15,7 @@ from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.elastic_state import ElasticState
 
 _OWN = ("batches", "loop")  # names in the checkpoint
-_running: weakref.WeakSet[ElasticLoop] = weakref.WeakSet()
+_running: weakref.WeakSet[ElasticLoop] = weakref.WeakSet()  # loops that have not ended
 
 
 class ElasticLoop:
@@ -142,9 +142,11 @@ class ElasticLoop:
         """Return the batches that are left. Collective: each rank takes all of them."""
         if self not in _running:
             raise RuntimeError("this ElasticLoop has ended: make another one to go on")
+        # A restored dataset goes on in the middle of its epoch.
         for _ in range(self.epoch, self._epochs):
             for batch in self._batches:
                 yield batch
+                # The program asks for the next batch when the body of the step has ended.
                 self._state.advance()
         self._state.finish()
         _running.discard(self)

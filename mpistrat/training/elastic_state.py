@@ -1,4 +1,4 @@
-"""What a program with many steps keeps for its next run: copies in memory, and checkpoints in a directory."""
+"""The state that a program keeps for its next run: copies in memory, and checkpoints in a directory."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class ElasticState:
         self._manager = manager
         self._saved = self.step  # the step of the newest checkpoint
         self.copying = Copying(self.checkpoint, self._topology, copy_share)
+        # After the checkpoint, and only if the copy is newer.
         self.copying.restore(self.step)
         self._looked = time.monotonic(), self.step  # when the ranks agreed on what is due, and after which step
         self._next = self.step + 1  # the step after which they do so again
@@ -57,7 +58,7 @@ class ElasticState:
 
     def advance(self) -> None:
         """Count a step that has ended. Copy or save the state if that is due."""
-        self._ended += 1
+        self._ended += 1  # in place: the checkpoint holds this array
         self._handler.save_checkpoint_if_preempted()
         if self.copying.active and self.step >= self.copying.next:
             self.copying.copy(self.step)
@@ -75,6 +76,7 @@ class ElasticState:
         now, (before, last) = time.monotonic(), self._looked
         of_a_step = max(now - before, 1e-6) / (self.step - last)
         mine = max(1, int(_BETWEEN_LOOKS / of_a_step)), now - self._last_save >= self._every
+        # The clocks of ranks differ: rank 0 decides for all.
         steps, saves = self._topology.broadcast_object(mine)
         if saves:
             self._manager.save()

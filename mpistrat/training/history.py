@@ -198,6 +198,7 @@ class History:
         checkpoint = self._state if isinstance(self._state, Checkpoint) else None
         leaves = checkpoint.leaves() if checkpoint is not None else nest.flatten(self._state)[0]
         topology, _ = ranks_of(leaves, "History.log")
+        # A value that is wrong on one rank raises on all of them: the others would wait in `agree`.
         with structures.refusals("History.log", topology):
             row = {name: _number(name, value) for name, value in values.items()}
             needs = self._patience is not None or self._keep_best is not None
@@ -248,6 +249,7 @@ class History:
     def _write_csv(self, row: dict[str, int | float]) -> None:
         """Append a line. Write the file anew at the first line, and if there is a new column."""
         assert self._csv is not None
+        # A new column needs another header, and a restored history has fewer rows than the file.
         if not self._columns or not row.keys() <= set(self._columns):
             self._columns = list(dict.fromkeys(name for metrics in (*self.rows, row) for name in metrics))
             self._csv.parent.mkdir(parents=True, exist_ok=True)
@@ -293,6 +295,7 @@ class History:
         The CSV file is written anew at the next `log`, without the rows that came after the checkpoint.
         """
         self._forget()
+        # Without columns the file is written anew, and without a writer a new event file is begun.
         self._columns, self._writer = [], None
         for row in state["rows"]:
             self._keep(dict(row))

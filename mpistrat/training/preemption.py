@@ -1,4 +1,4 @@
-"""The handler that saves on all ranks when one is told to stop, and ends the program."""
+"""The handler that saves on all ranks when any of them is told to stop, and ends the program."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ class StepTimes:
         now = self._now()
         if self._last is not None:
             if self._first_step_only and self._steps:
+                # The first step is dropped when there is a second one.
                 self._steps.clear()
                 self._first_step_only = False
             self._steps.append(now - self._last)
@@ -147,7 +148,7 @@ class Notice(NamedTuple):
 
 
 class PreemptionCheckpointHandler:
-    """The handler that saves on all ranks at the same step when one is told to stop, and ends the program.
+    """The handler that saves on all ranks at the same step when any is told to stop, and ends the program.
 
     It watches for SIGTERM, SIGUSR1 and SIGUSR2, for the time limit of a Slurm job, and for what
     ``termination_config`` says. At the beginning of each `run` the ranks agree on whether any of them was told to
@@ -357,6 +358,7 @@ class PreemptionCheckpointHandler:
         def restore() -> None:
             if self._config.save_fn is None:
                 self._topology.on_first(lambda: _see_that_it_is_writable(directory))
+            # Rank 0's answer: another node may see the directory later.
             if self._topology.on_first(path.exists):
                 load(variables, path)
                 if self._replicas.is_chief:
@@ -406,6 +408,7 @@ class PreemptionCheckpointHandler:
         own = self._own_notice()
         if self._topology.all_true(own is None):
             return False
+        # Only now: a step without a notice costs one small all-reduce.
         of_ranks = self._topology.all_gather_object(own and tuple(own))
         self._notices = {rank: Notice(*fields) for rank, fields in enumerate(of_ranks) if fields is not None}
         return True
@@ -413,6 +416,7 @@ class PreemptionCheckpointHandler:
     def _own_notice(self) -> Notice | None:
         message = self._watcher.preemption_message
         if message is not None:
+            # SIGUSR1 and SIGUSR2 come from `sbatch --signal`, which leaves the requeueing to the job.
             return Notice(message, self._watcher.signals[0] != signal.SIGTERM)
         watcher_fn = self._config.termination_watcher_fn
         if watcher_fn is not None and watcher_fn():
@@ -457,12 +461,14 @@ class PreemptionCheckpointHandler:
         if self._replicas.is_chief:
             status, why = preemption_exit.end(os.environ, comes_back=comes_back, progress=self._progress)
             _log.warning("%s", why)
+        # Rank 0 alone has asked Slurm: all ranks end with its status.
         preemption_exit.leave(self._topology.broadcast_object(status))
 
 
 def _see_that_it_is_writable(directory: Path) -> None:
     """Raise OSError unless the directory can be written or created: now, not after hours of work."""
     try:
+        # The first folder above that exists: the others will be created in it.
         there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
         if not there.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -112,6 +112,7 @@ def _scontrol(environ: Mapping[str, str], *arguments: str) -> tuple[str, str | N
             capture_output=True,
             text=True,
             timeout=60,
+            # The user may have set another format, which does not compare as text.
             env={**environ, "SLURM_TIME_FORMAT": "standard"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -153,6 +154,7 @@ class PreemptionWatcher:
         _watchers.add(self)
         for number in SIGNALS:
             current = signal.getsignal(number)
+            # A signal that was ignored when the program began stays ignored.
             if current not in (_handle, signal.SIG_IGN):
                 _previous[number] = current
                 signal.signal(number, _handle)
@@ -189,6 +191,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     watchers = list(_watchers)
     for watcher in watchers:
         watcher._notice(number)
+    # The program may have a handler of its own: it is called after the watchers.
     previous = _previous.get(number)
     if callable(previous):
         previous(number, frame)

@@ -256,6 +256,7 @@ class CosineDecayRestarts(LearningRateSchedule):
 
     def __call__(self, step: int) -> float:
         start, length, restarts = 0.0, float(self.first_decay_steps), 0
+        # Equal waves: counted by a division, since a long training would have many of them.
         if self.t_mul == 1:
             restarts = int(step // length)
             start = restarts * length

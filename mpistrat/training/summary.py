@@ -204,6 +204,7 @@ def image(name: str, data: Any, step: Any = None, max_outputs: int = 3) -> bool:
         raise ValueError(
             f"summary {name!r}: images have the shape (images, height, width, 1, 3 or 4 channels), not {images.shape}"
         )
+    # As in TensorFlow, which clips numbers to [0, 1].
     if images.dtype != np.uint8:
         images = np.clip(images, 0.0, 1.0)
 
@@ -296,6 +297,7 @@ def _record(name: str, step: Any, add: Callable[[Any, int], None]) -> bool:
     step = _step.get() if step is None else step
     if step is None:
         raise ValueError(f"summary {name!r} has no step: give step=, writer.as_default(step) or set_step")
+    # After the checks, so that a wrong argument raises on all replicas.
     if not should_record_summaries():
         return False
     add(writer.opened(), int(step))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ALIGNED = 64  # bytes: no two arrays share a cache line
 _COPIED_AT_ONCE = 2 << 20  # bytes that a thread copies at once
 _THREADS = 4
-_AWAY = 0.0002  # seconds
+_HANDOVER_S = 0.0002
 
 
 class SaveBuffer:
@@ -106,7 +106,7 @@ def _copy(pieces: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 class Saves(Slot):
-    """What the asynchronous saves of some ranks share: they run one at a time. ``count`` is how many have begun."""
+    """The buffer of the asynchronous saves of these ranks, which run one at a time. ``count`` have begun."""
 
     def __init__(self) -> None:
         self.buffer, self.count = SaveBuffer(), 0
@@ -134,10 +134,10 @@ class PendingSave:
 
     def __init__(self, topology: Topology, is_chief: bool, path: Path):
         self._topology, self._is_chief, self._path = topology, is_chief, path
-        self._writing: Future[None] | None = None  # in a thread; that of the chief ends last
+        self._writing: Future[None] | None = None  # in a thread; the thread of the chief ends last
         self.lost = threading.Event()
         self._failed: Exception | None = None
-        self._over = False  # and all ranks know how it ended
+        self._over = False  # whether all ranks know how it ended
 
     def done(self) -> bool:
         """Return whether `wait` would return or raise at once: the same on every rank. Collective."""
@@ -154,15 +154,18 @@ class PendingSave:
             On every replica, if the file could not be written.
         """
         if not self._over:
+            # A rank that does not call `wait` is reported here. The call below waits for disks, without a time limit.
             self._topology.barrier()
             failures = self._topology.all_gather_object(not self._is_chief and self._error() is not None, math.inf)
             others = [rank for rank, failed in enumerate(failures) if rank and failed]
             if others:
+                # Rank 0's thread may wait for a report that these ranks could not write.
                 self.lost.set()
             try:
                 self._topology.on_first(self._raise_error)
                 if others:  # after their part was written: it may not be on the disk
                     raise OSError(f"{self._path}: the part of rank {ranges(others)} was not brought to the disk")
+            # The ranks are out of step. That says nothing of the file, so it is not kept as the result of the save.
             except MismatchError:
                 raise
             except Exception as error:
@@ -187,10 +190,11 @@ class PendingSave:
             return
 
         def write_staged() -> None:
-            time.sleep(_AWAY)  # or who starts it gets the interpreter back after 5 ms
+            # Releases the GIL: the caller would get it back only after 5 ms, the switch interval of the interpreter.
+            time.sleep(_HANDOVER_S)
             write()
 
-        thread = ThreadPoolExecutor(1, "mpistrat-save")  # the end of the program waits for it
+        thread = ThreadPoolExecutor(1, "mpistrat-save")  # Python joins it at the end of the program
         self._writing = begin_call(thread, write_staged)
         thread.shutdown(wait=False)
 
@@ -250,7 +254,7 @@ _PAGE = 4096
 _MARKS = ".marks.tmp"  # the end of a second temporary file's name
 _SAMPLED = 64  # pages of a variable, of which an asynchronous save compares one
 _MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
-_LONGEST_TEXT = 512  # characters of an error that a rank tells, in JSON of up to 12 bytes each
+_LONGEST_TEXT = 512  # characters of an error in a report, in JSON of up to 12 bytes each
 _MOST_AT_END = 600.0  # seconds for which the end of a program waits for a rank, whose disk may be broken
 
 
@@ -320,7 +324,7 @@ def _own_names(name: str, own: PerRank, rank: int, replicas: ReplicaGroup) -> li
 def read_own(
     ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, PerRank | ArrayBlock], path: Path
 ) -> list[tuple[Any, np.ndarray]]:
-    """Return what this rank fills of its own, and the values for it, which it reads itself. Collective if it is any."""
+    """Return the arrays of this rank's own parts, and the values that it reads for them. Collective with parts."""
     targets: list[tuple[Any, np.ndarray]] = []
 
     def read_mine() -> None:
@@ -352,6 +356,7 @@ def is_one_file(ranks: Topology, path: Path) -> bool:
     mine = None
     with contextlib.suppress(OSError):
         status = path.stat()
+        # Without st_dev, which differs between the nodes that mount one network file system.
         mine = status.st_ino, status.st_size, status.st_mtime_ns
     answers = {*ranks.all_gather_object(mine)}
     return len(answers) == 1 and None not in answers
@@ -401,15 +406,17 @@ def refuse_differing(ranks: Topology, compared: Mapping[str, np.ndarray]) -> Non
 
 
 def sampled(value: np.ndarray, number: int) -> np.ndarray:
-    """Return digests of one page of each `_SAMPLED`, drawn by a number: saves of two states in turn draw all, too."""
+    """Return digests of one page in `_SAMPLED`, drawn by a number."""
     data = as_bytes(value).data
     pages = max(1, min(_SAMPLED, -(-len(data) // _PAGE)))
-    first = _digest(struct.pack("<q", number)) % pages * _PAGE  # drawn in 1 us; a generator of NumPy takes 15 an array
+    # Drawn, not number % pages: two states that are saved in turn would each compare half of the pages only.
+    first = _digest(struct.pack("<q", number)) % pages * _PAGE  # 1 us; a NumPy generator takes 15 us
     starts = range(first, len(data), _SAMPLED * _PAGE)
     return np.array([_digest(data[start : start + _PAGE]) for start in starts], np.uint64)
 
 
 def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[int]) -> None:
+    # One digest of all arrays is compared first: the names are gathered only for the message.
     if len({*of_all}) == 1:
         return
     reports = ranks.all_gather_object([*digests.values()])
@@ -455,11 +462,12 @@ def begin_by_ranks(
     """Copy this rank's share, and return the function that writes the copy. Collective.
 
     The function makes no MPI calls. On rank 0 it gives the file its name, when all ranks have written, or raises what
-    any of them raised. In a second temporary file rank 0 tells where the arrays lie, and the others the checksums of
-    what they wrote. ``lost`` is set if one could not tell: rank 0 then waits no longer.
+    any of them raised. In a second temporary file rank 0 writes where the arrays lie, and the others write their
+    checksums. ``lost`` is set if a rank could not write its report: rank 0 then waits no longer.
     """
     new, rank = _new_file(ranks, arrays, values, path), ranks.rank
     most = max(map(len, new.shares.values()))
+    # A 64-bit number takes up to 20 digits and ", " in JSON. Length and digest before it fit in the 64 bytes.
     pages = -(-(64 + max(12 * _LONGEST_TEXT, 22 * most, 22 * len(arrays))) // _PAGE)
     slot = pages * _PAGE  # of one rank, so that two nodes do not write to one page
 
@@ -472,7 +480,7 @@ def begin_by_ranks(
             new.make(temporary)
             marks = temporary.with_suffix(_MARKS)
             made.callback(marks.unlink, missing_ok=True)
-            # Written now: the disk may be full when a rank wants to say so.
+            # Written now: the disk may be full when a rank is to report just that.
             marks.write_bytes(bytes(slot * ranks.size))
             ended.enter_context(made.pop_all())
         return temporary.name
@@ -483,7 +491,7 @@ def begin_by_ranks(
     failed: Exception | None = None
     try:
         copies = buffer.copies(new.on_host())
-    except Exception as error:  # told by the thread: rank 0's waits for it
+    except Exception as error:  # raised in the thread: rank 0's thread waits for the report
         failed = error
 
     def write(places: list[int]) -> list[int]:
@@ -513,7 +521,7 @@ def begin_by_ranks(
 
 
 def _put(marks: Path, offset: int, report: list[Any]) -> None:
-    """Tell the others numbers, or the number and the text of an error."""
+    """Report numbers to the other ranks, or the number and the text of an error."""
     payload = json.dumps(report).encode()
     with open(marks, "r+b", buffering=0) as file:
         write_all(file.fileno(), struct.pack("<QQ", len(payload), _digest(payload)) + payload, offset)
@@ -521,7 +529,7 @@ def _put(marks: Path, offset: int, report: list[Any]) -> None:
 
 
 def _wait(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
-    """Return the numbers of a rank as soon as it has told them. Raise what it raised."""
+    """Return the numbers that a rank reports, as soon as it has. Raise the error that it reports."""
     backoff, ended = Backoff(), math.inf
     while True:
         # Opened anew each time: a network file system shows what other nodes have written where a file is opened.
@@ -529,6 +537,7 @@ def _wait(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[in
             file.seek(offset)
             length, digest = struct.unpack("<QQ", file.read(16))
             payload = file.read(length) if length else b""
+        # A report that is read while it is written has another digest: it is read again.
         if length and _digest(payload) == digest:
             break
         if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more

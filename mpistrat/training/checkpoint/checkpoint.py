@@ -167,6 +167,7 @@ class Checkpoint:
         OSError
             On every rank, if the file cannot be written. The counter is unchanged then.
         """
+        # Kept only after the file is written, so that a failed save takes no number.
         count = self._saves + 1
         path = f"{os.fspath(file_prefix)}-{count if number is None else int(number)}"
         self._write(path, {_COUNTER: np.int64(count)})
@@ -200,10 +201,11 @@ class Checkpoint:
 
         The ranks compare ``what`` they do, and its ``parts``.
         """
-        graph, topology, _ = _met(self, what, *parts)
+        graph, topology, _ = _compared(self, what, *parts)
         texts = {}
         own = topology.on_all_ranks(lambda: [pack_state(state.get()) for state in graph.states.values()])
         for (name, state), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
+            # One text if the ranks agree: then any number of ranks can restore the state.
             different: Sequence[bytes] = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
             if state.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
                 different = [text[1:-1] for text in of_ranks]
@@ -233,7 +235,7 @@ class Checkpoint:
             On every rank, if the file is damaged. Nothing is changed then.
         """
         if self._waiting is not None:
-            self._waiting.over = True  # an earlier file has nothing to say any more
+            self._waiting.over = True  # nothing more is restored from an earlier file
         self._waiting = None
         if save_path is None:
             return Status(None)
@@ -262,7 +264,7 @@ class Checkpoint:
         return f"<Checkpoint of {', '.join(self.tracked()) or 'nothing'}>"
 
 
-def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, ReplicaGroup]:
+def _compared(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, ReplicaGroup]:
     """Return the objects below a checkpoint, and their ranks. Collective: what is wrong on one rank raises on all."""
     graph = graph_of(root)
     topology, replicas = ranks_of(graph.leaves.values(), what)
@@ -274,15 +276,15 @@ def _met(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, Repl
 
 
 class _Waiting:
-    """A file from which a checkpoint is restored, and the names in it that no object has had yet.
+    """A file from which a checkpoint is restored, and the names in it that nothing has restored yet.
 
-    ``matched`` has the names that objects have had, and ``unmatched`` the others. ``over`` says whether another file
+    ``matched`` has the names that were restored, ``unmatched`` the others. ``over`` says whether another file
     was restored since.
     """
 
     def __init__(self, checkpoint: Checkpoint, path: Path):
         self._checkpoint, self._path = checkpoint, path
-        _, topology, replicas = _met(checkpoint, "Checkpoint.restore", "of", str(path))
+        _, topology, replicas = _compared(checkpoint, "Checkpoint.restore", "of", str(path))
         self._topology = topology
         by_all.finish(topology)  # which may be that of this file
         self._contents = contents_of(topology, path)
@@ -299,12 +301,13 @@ class _Waiting:
         return lacking + [name for name in graph.own if not _below(name, self._contents)]
 
     def warn_at_end(self) -> None:
-        """Warn when this object goes, at the latest at the end of the program, of what nothing has taken."""
+        """Warn of names that nothing restored, when this object is freed or the program ends."""
+        # All ranks have the same names: one warns.
         if self._replicas.is_chief:
             self._warning = weakref.finalize(self, _warn_of_unmatched, self._path, self.unmatched)
 
     def warn_of_loss(self, path: str, there: set[str]) -> None:
-        """Warn that a new file lacks what waits, as an optimizer's slots, or has new values of what is ``there``."""
+        """Warn that a new file lacks values that wait for their objects, or has new values of objects ``there``."""
         lost = {
             "%s lacks %s of %s, which wait for their objects: make these before save(), an optimizer's by "
             "optimizer.build(variables) before restore()": self.unmatched - there,
@@ -352,15 +355,17 @@ class _Waiting:
             self._topology.on_all_ranks(set_states)
         self.matched |= {*leaves, *arrays}
         self.unmatched.difference_update(self.matched)
+        # For the slots that an optimizer creates at its first step.
         for growing in graph.growing:
             growing.when_grown(self.restore)
         return int(arrays[_COUNTER]) if _COUNTER in arrays else None
 
     def _read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the arrays of the file that are not those of objects: states, and the counter. Collective."""
+        """Return the states and the counter from the file. Collective."""
         likes = {}
         for name in names:
             dtype, shape = self._contents[name]
+            # Before memory is taken: a damaged file may have any shape there.
             expected = (np.dtype(np.int64), 0) if name == _COUNTER else (np.dtype(np.uint8), 1)
             if (dtype, len(shape)) != expected or math.prod(shape) > _MOST_OF_STATES:
                 self._refuse(name, f"it is {dtype} of shape {shape}, which no checkpoint has there")
@@ -371,7 +376,7 @@ class _Waiting:
         return loaded_arrays(self._topology, self._replicas, likes, self._path)
 
     def _own_state(self, name: str, text: np.ndarray, state: Stateful, counts: Sequence[Any]) -> Any:
-        """Return this rank's state in the text of all; ``counts`` of replicas of the ranks, where it is of replicas."""
+        """Return this rank's state from the text of all ranks. ``counts`` has the replicas of each rank, or None."""
         try:
             states = unpack_state(text.tobytes())
         except ValueError as error:
@@ -453,7 +458,7 @@ class Status:
 
 
 def _below(name: str, names: Iterable[str]) -> set[str]:
-    """Return the names below one, of the arrays of each rank."""
+    """Return the names below ``name``, of arrays of single ranks."""
     return {below for below in names if below.startswith(f"{name}/")}
 
 

@@ -37,9 +37,7 @@ OF_REPLICAS = "__replicas__/"  # before the names of what only virtual replicas 
 BLAS = OF_REPLICAS + "blas"  # what `mpistrat.runtime.affinity.blas` returns, in UTF-8
 BLAS_BYTES = 256
 PARTS = OF_REPLICAS + "of/"  # before the name of a variable: the values of all replicas, along a first axis
-OF_BOXES = (
-    OF_REPLICAS + "boxes/"
-)  # before the name of an array: offset, shape and checksum of each box that a rank wrote
+OF_BOXES = OF_REPLICAS + "boxes/"  # before the name of an array: offset, shape and checksum of each box of a rank
 _BY_BITS = {"bfloat16": np.dtype(np.uint16)}
 
 
@@ -63,7 +61,7 @@ def dtype_of(name: str, stored: np.dtype | None = None) -> np.dtype:
     dtype('float32')
     """
     if name in _BY_BITS:
-        importlib.import_module("ml_dtypes")  # lets NumPy know the name
+        importlib.import_module("ml_dtypes")  # registers the name with NumPy
         return np.dtype(name)
     return (np.dtype(name) if stored is None else stored).newbyteorder("=")
 
@@ -83,6 +81,7 @@ def comparable(value: Any) -> Any:
         value = value.astype(value.dtype.newbyteorder("="))
     if value.dtype.char in "gG" and np.finfo(value.dtype).nmant == 63:
         value = value.copy(order="C")
+        # Only the padding of a copy is set to zero, not the memory of the caller.
         value.reshape(-1).view(np.uint8).reshape(-1, np.dtype(np.longdouble).itemsize)[:, 10:] = 0
     return value
 
@@ -140,7 +139,7 @@ def piece_of(arrays: Mapping[str, NewArray]) -> int:
 
 
 def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) -> dict[int, list[RankPart]]:
-    """Return what each of the ranks writes. What has no owner is divided over ``writers``, in consecutive pieces."""
+    """Return the parts that each rank writes. Arrays without owner are divided over ``writers``, in runs of pieces."""
     shares: dict[int, list[RankPart]] = {rank: [] for rank in range(ranks)}
     piece, before = piece_of(arrays), 0
     total = sum(array.nbytes for array in arrays.values() if array.owner is None and not array.boxes)
@@ -152,6 +151,7 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
         for start in () if array.boxes else range(0, max(1, nbytes), piece):
             rank = array.owner
             if rank is None:
+                # By its position in all bytes, so that a rank writes a run of arrays and as many bytes as the others.
                 rank = writers[0 if nbytes < _SMALL else (before + start) * len(writers) // total]
             shares[rank].append(RankPart(name, start, min(start + piece, nbytes)))
         before += nbytes * (array.owner is None and not array.boxes)
@@ -159,7 +159,7 @@ def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) 
 
 
 def _slabs(box: Box, itemsize: int, piece: int) -> Iterator[Box]:
-    """Yield a box in parts of about the bytes of a piece, which are rows of it and have a checksum each."""
+    """Yield a box in slabs of rows, each of about the bytes of a piece, with a checksum of its own."""
     if not box.shape:
         yield box
         return

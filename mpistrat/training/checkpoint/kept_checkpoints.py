@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory are kept, by the names of ``tf.train.CheckpointManager``.
+"""Managers of the checkpoints in a directory, by the names of ``tf.train.CheckpointManager``.
 
 The list is the file ``checkpoint`` in the directory. A checkpoint is whole and has its name before the list names it,
 and the list is on the disk before a checkpoint is deleted: a program that is killed between two of these leaves a
@@ -123,11 +123,12 @@ class CheckpointManager:
         self._preserving = keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
         self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
-        self._list: bytes | None = None  # what the chief has read or written
+        self._list: bytes | None = None  # as the chief last read or wrote it: a change is by another job
 
         def begin() -> _Kept:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = time.time()
+            # 1 s back, as in TensorFlow, which so avoids a race between managers that are made in quick succession.
             listing = listed(self._directory) or _Kept([], [], now - 1)
             there = [i for i, name in enumerate(listing.names) if (self._directory / name).is_file()]
             if gone := [name for i, name in enumerate(listing.names) if i not in there]:
@@ -176,7 +177,7 @@ class CheckpointManager:
         return self.checkpoints[-1] if self._kept.names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
-        """Save the checkpoint, forget those that are too many, and return the path.
+        """Save the checkpoint, delete the oldest beyond ``max_to_keep``, and return the path.
 
         Parameters
         ----------
@@ -207,13 +208,14 @@ class CheckpointManager:
         return path
 
     def _keep(self, name: str) -> _Kept:
-        """Write the list with a new checkpoint in it, and delete those that are too many. On the chief."""
+        """Add a checkpoint to the list, and delete the oldest beyond ``max_to_keep``. On the chief."""
         kept = [(path, when) for path, when in zip(*self._kept[:2], strict=True) if path != name]
         kept.append((name, time.time()))
         last_preserved = self._kept.last_preserved
         leaving = []
         while self._most is not None and len(kept) > self._most:
             oldest, when = kept.pop(0)
+            # Not deleted, but no longer in the list: `max_to_keep` does not count it.
             if when >= last_preserved + self._preserving:
                 last_preserved = when
             else:
@@ -233,6 +235,7 @@ class CheckpointManager:
         }
         replace_text(self._directory / _LIST, json.dumps(text, indent=1) + "\n")
         self._list = _bytes_of(self._directory)
+        # After the list is on the disk: a program killed here leaves files without an entry, no entry without file.
         for path in leaving:
             try:
                 (self._directory / path).unlink(missing_ok=True)
@@ -319,6 +322,7 @@ def _bytes_of(directory: Path) -> bytes | None:
     """Return the first bytes of the list of a directory, None without a list."""
     try:
         with open(directory / _LIST, "rb") as file:
+            # Bounded: another file of this name may have any size. A list that is cut off is not valid JSON.
             return file.read(_MOST_OF_LIST + 1)
     except FileNotFoundError:
         return None

@@ -36,7 +36,7 @@ class Stateful(NamedTuple):
 
 
 _MARK = "\0"  # before the keys of what JSON would not give back as it was
-_MOST_BITS = 1 << 12  # of an integer that is written in decimal digits
+_MOST_BITS = 1 << 12  # of an integer in decimal digits: Python refuses to read more than 4,300 digits
 NameOf = Callable[[Variable], str]
 
 
@@ -116,7 +116,7 @@ def check(name: str, thing: Any) -> None:
 def _walk(name: str, thing: Any, graph: Graph, met: dict[int, Any], owners: list[tuple[str, HasVariables]]) -> None:
     try:
         _visit(name, thing, graph, met, owners)
-    except Exception as error:  # goes on: the variables say which ranks are to know of it
+    except Exception as error:  # kept for `Graph.check`: the variables, which come later, say which ranks must raise
         graph.wrong.append(error)
 
 
@@ -164,7 +164,7 @@ def _put(named: dict[str, Any], name: str, thing: Any) -> None:
 
 
 def _children(thing: Any) -> Iterator[tuple[str, Any]] | None:
-    """Return the objects below one, by the part of the name that each has; None if it is not a structure."""
+    """Return the children of a structure with their keys, or None for another object."""
     if isinstance(thing, Node):
         return iter(thing.tracked().items())
     if isinstance(thing, Mapping):
@@ -184,8 +184,10 @@ def _of_replicas(parts: list[Stateful]) -> Stateful:
 
 def _stateful(thing: Any, name: str) -> Stateful:
     if isinstance(thing, PerReplica):
+        # If the components have no state, the error below names the PerReplica.
         with contextlib.suppress(TypeError):
             return _of_replicas([_stateful(value, name) for value in thing.values])
+    # A NumPy Generator keeps its state in its bit generator.
     bits = getattr(thing, "bit_generator", None)
     if isinstance(bits, np.random.BitGenerator):
         return Stateful(lambda: bits.state, lambda state: setattr(bits, "state", state))

@@ -35,7 +35,7 @@ from mpistrat.training.checkpoint.format import (
 
 _MOST_OF_ATTRIBUTE = 64 << 10  # that HDF5 has room for
 _log = logging.getLogger("mpistrat.training")
-_MOST_TOLD = 10  # names in a message
+_MOST_NAMED = 10  # names in a message
 _MOST_BOXES = 1 << 22  # of an array: 4 MiB each, so that a table is bounded before it is read
 _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
@@ -43,9 +43,9 @@ _FIX = "fix: load an earlier checkpoint, or copy this one again"
 def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str, Box, np.ndarray]] = ()) -> set[str]:
     """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
 
-    It may lack those of `OF_REPLICAS`, or have those of another number of replicas. ``boxes`` has names, places and
-    arrays to fill, for boxes of arrays: a place is the offset in the array of the file, with the shape of that. Of
-    these arrays only the pieces with checksums are read that a box touches.
+    Values below `OF_REPLICAS` may be missing, or be of another number of replicas. ``boxes`` has the name of an array,
+    the offset of a box in it with the shape of the whole array, and the memory for the box. Only the pieces of these
+    arrays are read that a box touches.
 
     Raise FileNotFoundError if it does not exist. Raise one ValueError for all arrays that are missing in it, or have
     another shape or dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and
@@ -60,6 +60,7 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
         names, missing, others = set(), [], []
         wanted: list[tuple[str, Box | None, np.ndarray]] = [(name, None, into) for name, into in values.items()]
         for name, box, into in [*wanted, *boxes]:
+            # Optional: the file may be of another number of virtual replicas, or of none.
             if name.startswith(OF_REPLICAS) and _shape(path, file, name) != into.shape:
                 continue
             dataset = _find(path, file, name)
@@ -94,6 +95,7 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
             others.insert(0, f"it has no variable {_few([*dict.fromkeys(missing)])}: it has {_names(path, file)}")
         if others:
             raise ValueError(f"{path}: {_few([*dict.fromkeys(others)], '; ')}")
+        # Two threads: one reads while the other computes a checksum.
         for _ in pool.map(lambda part: part.fetch(raw.fileno()), pieces):
             pass
         for into, part in cut:
@@ -172,9 +174,9 @@ class _Dataset(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A box of an array of the file with a checksum of its own, if there are any, and what of it to read.
+    """A box of an array of the file, with its checksum if the file has any, and what to read of it.
 
-    ``offset`` is that of the array in the file, None if it is read already. ``into`` is the box ``of_into`` of it.
+    ``offset`` is where the array begins in the file, None if it is read already. ``into`` is the box ``of_into``.
     """
 
     path: Path
@@ -209,6 +211,7 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
     table = _find(path, file, OF_BOXES + name)
     if table is None or (entry.offset is None and into.size) or len(table.shape) != 2 or table.shape[1] != 2 * axes + 1:
         _refuse(path, name, "it has no place in the file, or no boxes")
+    # Before its rows are read: a damaged table may claim any number of them.
     if table.stored != np.uint64 or table.shape[0] > _MOST_BOXES:
         _refuse(path, name, f"its table of boxes has the dtype {table.stored} and {table.shape[0]} rows")
     try:
@@ -228,6 +231,7 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
             count += common
             what = f"the values of the box of shape {stored_box.shape} at {stored_box.offset}"
             yield _Part(path, name, what, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box)
+    # Boxes of a valid file do not overlap (`require_cover`), so a smaller count is a gap.
     if count != into.size:
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
 
@@ -240,6 +244,7 @@ def _around(
     strides = [size * math.prod(dataset.shape[axis + 1 :]) for axis in range(box.ndim)]
     low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
     high = low + size + sum(stride * (n - 1) for stride, n in zip(strides, box.shape, strict=True))
+    # Not a run of bytes with checksums between elements: all of it is read.
     whole = checked_bytes is None or not _is_plain(dataset, box.dtype) or checked_bytes % size > 0
     piece = total if checked_bytes is None or whole else checked_bytes
     first = low // piece * piece
@@ -249,7 +254,7 @@ def _around(
 
 
 def _is_plain(dataset: _Dataset, dtype: np.dtype) -> bool:
-    """Return whether the file has the bytes of an array of this dtype, side by side."""
+    """Return whether the file has the array contiguously, in this dtype."""
     return dataset.offset is not None and dataset.stored == stored(dtype)
 
 
@@ -257,6 +262,7 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
     """Yield the pieces of an array of the file from its byte ``first`` on, until ``into`` is full."""
     data, offset, nbytes = as_bytes(into), entry.offset, math.prod(entry.shape) * into.itemsize
     if not _is_plain(entry, into.dtype):
+        # Chunked, compressed or of another byte order: HDF5 converts it.
         offset = None
         try:
             entry.dataset.read_direct(into.view(stored(into.dtype)))
@@ -358,7 +364,7 @@ def _names(path: Path, file: h5py.File) -> str:
 
 
 def _few(texts: list[str], between: str = ", ") -> str:
-    return between.join(texts[:_MOST_TOLD] + ["..."] * (len(texts) > _MOST_TOLD))
+    return between.join(texts[:_MOST_NAMED] + ["..."] * (len(texts) > _MOST_NAMED))
 
 
 def _datasets(file: h5py.File) -> list[str]:

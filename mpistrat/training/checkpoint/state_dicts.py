@@ -18,8 +18,8 @@ _ARRAY, _ITEMS = ("\0array at", "\0items")  # keys: of an array, and of a dict w
 class StateDict:
     """The state of such an object, as arrays beside a structure that JSON keeps.
 
-    The arrays are those of the object itself: they are read, and filled, in place. Buffers of a module stay in the
-    structure, since ranks may have different ones, as statistics of batches.
+    The arrays of the object itself are read and filled in place. Buffers of a module, such as statistics of batches,
+    stay in the structure, since they may differ between ranks.
     """
 
     def __init__(self, thing: Any):
@@ -35,7 +35,7 @@ class StateDict:
         return self._described()[0]
 
     def set(self, structure: Any) -> None:
-        """Let the object take a structure with its own arrays. It makes those that it lacks, which are zeros then."""
+        """Load a structure into the object, with its own arrays. Arrays that it lacks are created as zeros."""
         before = self.arrays()
         self._thing.load_state_dict(_taken(structure, before, self._thing.state_dict()))
         self._grown = not before.keys() >= self.arrays().keys()
@@ -54,6 +54,7 @@ class StateDict:
 
         def described(state: Any, path: str) -> Any:
             if path not in buffers and arrays.can_be_filled(state):
+                # A DTensor, of which this rank has only a part.
                 if hasattr(state, "to_local"):
                     raise TypeError(f"{path} is cut over ranks, as by fully_shard: use torch.distributed.checkpoint")
                 states[path] = state
@@ -61,6 +62,7 @@ class StateDict:
                 return {_ARRAY: path, "dtype": dtype.name, "shape": [*shape], "torch": type(state) is not np.ndarray}
             if isinstance(state, Mapping):
                 below = {key: described(value, f"{path}/{key}" if path else str(key)) for key, value in state.items()}
+                # JSON has texts as keys alone. A PyTorch optimizer numbers its parameters.
                 return below if all(isinstance(key, str) for key in below) else {_ITEMS: [*map(list, below.items())]}
             if isinstance(state, (list, tuple)):
                 parts = [described(value, f"{path}/{number}") for number, value in enumerate(state)]
@@ -82,6 +84,7 @@ def _taken(structure: Any, there: Mapping[str, Any], like: Any) -> Any:
         if structure[_ARRAY] in there:
             return there[structure[_ARRAY]]
         zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
+        # An object that takes tensors has imported torch.
         return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
     made = copy.copy(like) if isinstance(like, dict) else {}  # a Counter or an OrderedDict, with its attributes
     items = {key: _taken(value, there, made.get(key)) for key, value in structure.get(_ITEMS, structure.items())}

@@ -152,7 +152,7 @@ def save_async(
     >>> folder.cleanup()
     """
     file, topology, replicas, new = _new_file(state, path, "save_async", differing, own)
-    by_all.refuse_differing(topology, new.compared)  # now: the bytes are those at the call
+    by_all.refuse_differing(topology, new.compared)  # now, before training changes the arrays
     prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, new.arrays, new.values, file)
     if new.alone:
         prepare = partial(by_all.begin_alone, new.values, file) if replicas.is_chief else None
@@ -164,8 +164,8 @@ def arrays_of(
 ) -> tuple[Topology, dict[str, np.ndarray]] | tuple[Topology, None]:
     """Return the arrays that `save` would write, on every rank: views if possible. Collective.
 
-    None in place of them if some are of a rank's own, or boxes: no rank has all. Raise ValueError on every rank as
-    `save_async`, which compares as much; ``sample`` is the number of its pages.
+    None in place of them if no rank has all of them: with arrays of a rank's own, or boxes. Raise ValueError on every
+    rank as `save_async`, whose sample of pages is drawn by the number ``sample``.
     """
     named, parts = names.divided(state, own)
     topology, replicas = _prepared(named, what, Path(), parts)
@@ -245,6 +245,7 @@ def _fill(
     for name in _differing(named, replicas):
         likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
     if replicas.is_virtual:
+        # The same replicas on another BLAS get other bits: the load compares, and warns.
         likes[BLAS] = np.empty(BLAS_BYTES, np.uint8)
     loaded = loaded_arrays(topology, replicas, likes, file) if likes else {}
     filled = by_all.read_own(topology, replicas, parts, file)
@@ -306,6 +307,7 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
     values = _read(topology, replicas, file, None if like is None else _likes(named))
     if like is None:
         return names.nested(values)
+    # The names are in the order of the leaves.
     rebuild = nest.flatten(like)[1]
     return rebuild([_like(value, leaf) for value, leaf in zip(values.values(), named.values(), strict=True)])
 
@@ -314,7 +316,7 @@ def load_arrays(path: str | os.PathLike[str], like: Any = None) -> Any:
 def _read(
     topology: Topology, replicas: ReplicaGroup, file: Path, likes: dict[str, np.ndarray] | None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a file that are like these; all of them without any. Collective."""
+    """Return the arrays of a file with these names, dtypes and shapes, or all arrays. Collective."""
     if likes is None:
         stored = contents_of(topology, file)
         texts = [name for name, (dtype, _) in stored.items() if dtype.hasobject]
@@ -370,7 +372,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
         raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
     strategy = next(iter(strategies.values()), get_strategy())
     context.require_cross_replica(strategy, what, "call it outside of strategy.run")
-    # A coordinator calls alone what is about its own files and arrays: its workers and servers would never come.
+    # A coordinator calls this alone, for its own arrays: its workers and servers would never join a collective.
     if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine
         topology, replicas = engine.all_ranks, engine.replicas
@@ -395,9 +397,9 @@ def _likes(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 class _NewFile(NamedTuple):
-    """The arrays of a new file, this rank's values as views if possible, what must be equal on all ranks.
+    """The arrays of a new file, this rank's values (views if possible), and the values to compare between ranks.
 
-    ``alone`` says whether one rank writes.
+    ``alone`` says whether one rank writes all.
     """
 
     arrays: dict[str, NewArray]
@@ -414,6 +416,7 @@ def _new_file(
     named, parts = names.divided(state, own)
     topology, replicas = _prepared(named, what, file, parts, differing)
     names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
+    # The number of the save draws the pages: another sample in each save.
     sample = topology.slot(by_all.Saves).count if what == "save_async" else None
     return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
 
@@ -442,6 +445,7 @@ def _contents(
     for name, leaf in named.items():
         is_variable = isinstance(leaf, Variable)
         value = comparable(arrays.numpy_or_cupy(leaf))  # of some variables, collective
+        # An array on a GPU stays there: each rank copies only the pieces that it writes.
         if not arrays.on_gpu(value) or (alone and replicas.is_chief):
             value = np.asarray(arrays.to_host(value), order="C")
         arrays_of_file[name] = value
@@ -456,6 +460,7 @@ def _contents(
         dtype, shape = like[name]
         new[PARTS + name] = NewArray(dtype, (replicas.size, *shape), 0)
         leaf = named[name]
+        # Only virtual replicas get their own values back; each array gets an axis of replicas in front.
         copies = PerReplica([copy[np.newaxis] for copy in leaf.own_copies()])
         arrays_of_file[PARTS + name] = leaf.distribute_strategy.gather(copies, 0, dst=holder)
     if parts:

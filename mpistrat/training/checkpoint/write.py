@@ -1,7 +1,7 @@
 """Writing arrays to a checkpoint file, by one rank or by several.
 
-HDF5 assigns the places of the arrays in the file. Their bytes are written there directly, without HDF5 and without the
-lock of h5py. A thread that reads through h5py meanwhile waits for microseconds, never for the disk. The index that HDF5
+HDF5 assigns the offsets of the arrays in the file. Their bytes are written there directly, without HDF5 and the lock
+of h5py. A thread that reads through h5py meanwhile waits for microseconds, never for the disk. The index that HDF5
 writes stays in memory until the arrays are in the file. Its last write makes the file a valid HDF5 file.
 """
 
@@ -95,15 +95,16 @@ class NewCheckpoint:
     def make(self, temporary: Path) -> None:
         """Make an empty file on rank 0, and its directory if needed."""
         with self._explained() as nbytes:
-            if not self._path.parent.exists():  # a file there is told of as what is not a directory
+            # Only if nothing is there: mkdir would report a file as FileExistsError, and not as not a directory.
+            if not self._path.parent.exists():
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             require_no_device(self._path)
             require_space(self._path, nbytes)
             temporary.touch(exist_ok=False)
 
     def lay_out(self) -> list[int]:
-        """Make the index, in memory of rank 0. Return where each array begins in the file, 0 if it has no bytes."""
-        # By rank 0 alone, which tells the others: HDF5 takes 18 ms of a core for 200 arrays. With an index on each
+        """Make the index, in memory of rank 0. Return the offset of each array in the file, 0 if it is empty."""
+        # By rank 0 alone, which sends the offsets: HDF5 takes 18 ms of a core for 200 arrays. With an index on each
         # rank, a save of 220 MB took 1.3 times as long on cores that had other work.
         layout = {"alignment_threshold": _PAGE, "alignment_interval": _PAGE, "meta_block_size": _INDEX_BLOCK}
         self._file = h5py.File(self._memory, "w", libver=FORMAT, **layout)
@@ -130,9 +131,9 @@ class NewCheckpoint:
         values: Mapping[str, np.ndarray] | None = None,
         compared: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> tuple[list[int], dict[str, list[int]]]:
-        """Write this rank's share, or these ``values`` of it. If there are others, sync it.
+        """Write this rank's share, or these ``values`` of it. Sync it if other ranks write, too.
 
-        Return its checksums, and those of all pieces of arrays to compare, which are made while the disk works.
+        Return its checksums, and the checksums of ``compared`` arrays. They are computed while the disk works.
         """
         if not self.parts:  # it may not see the file
             return [], self._checksums_of(compared)
@@ -147,12 +148,14 @@ class NewCheckpoint:
                     written += [begin_call(thread, put)] if value.nbytes >= _SMALL else put() or ()
                 of_all = self._checksums_of(compared)
                 for part, value in share:
+                    # The checksums of compared arrays are known for all their pieces.
                     known = of_all.get(part.name)
                     own = known[part.start // self.piece] if known else checksum(as_bytes(value).data, part.name)
                     checksums.append(own)
                 for future in written:
                     future.result()
             finally:
+                # After an error the queued writes are of no use.
                 thread.shutdown(cancel_futures=True)
             if len(self.shares) > 1:  # each node holds the pages that its own ranks wrote
                 _flush(file.fileno())
@@ -182,6 +185,7 @@ class NewCheckpoint:
             h5py.h5a.create(dataset, CHECKSUMS.encode(), kind, space).write(numbers)
         self._file.attrs[PIECE_BYTES] = np.int64(self.piece)
         self._file.attrs[CHECKSUM] = np.bytes_(XXH3)
+        # HDF5 writes the index now, to memory. It goes to the file last, and makes it a valid HDF5 file.
         self.close()
         with self._explained(), open(temporary, "r+b", 0) as file:
             for offset, data in self._memory.written():
@@ -200,13 +204,14 @@ def _part_of(value: Any, part: RankPart) -> np.ndarray:
         block = next(b for b in value if part.box == part.box.common(Box(b.offset, b.shape)))
         return np.asarray(to_host(block.array[part.box.slices(block.offset)]), order="C")
     size = max(1, value.dtype.itemsize)
+    # The piece ends inside an element, such as a text of 3 bytes.
     if part.start % size or part.stop % size:
         return as_bytes(np.asarray(to_host(value), order="C"))[part.start : part.stop]
     return np.asarray(to_host(value.reshape(-1)[part.start // size : part.stop // size]))
 
 
 def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, ...], place: int) -> None:
-    """Write a part of an array that begins at byte ``place``. The disk begins at once with what was written."""
+    """Write a part of an array that begins at byte ``place``. The disk begins at once."""
     if part.box is not None:
         write_box(descriptor, value, part.box.offset, shape, place)
         return

@@ -49,7 +49,7 @@ class _Header(NamedTuple):
 
 
 class MemoryCopies:
-    """The copies that one run of a program makes. ``steps`` has those of the whole ones, the newest last."""
+    """The copies that one run of a program makes. ``steps`` has the steps of the whole copies, the newest last."""
 
     def __init__(self, folder: Path, topology: Topology, run: int):
         self._folder, self._topology, self._run = folder, topology, run
@@ -58,7 +58,7 @@ class MemoryCopies:
         self.steps: list[int] = []
 
     def write(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy this rank's part of arrays that all ranks have. Collective, and the ranks have met since the last copy.
+        """Copy this rank's part of arrays that all ranks have. Collective. The ranks must have met since the last copy.
 
         Raise OSError on every rank if the memory of a node has no room.
         """
@@ -85,6 +85,7 @@ class MemoryCopies:
             if low < high:
                 out[low - start : high - start] = as_bytes(value)[low - at : high - at]
             at += value.nbytes
+        # The step comes last: it makes the copy valid.
         header = header._replace(step=step)
         with memoryview(memory) as view:
             header = header._replace(digest=_digest(header, view[_HEADER.size : end]))
@@ -107,6 +108,7 @@ class MemoryCopies:
         most = rc.elastic_memory or system.f_bavail * system.f_frsize // 2
         if total > most:
             raise OSError(f"{total} bytes in {self._folder}, where at most {most} are taken for a copy")
+        # All users can write to /dev/shm: no link and no file of another one is opened.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, room)  # else the first write without room is a SIGBUS
@@ -116,7 +118,7 @@ class MemoryCopies:
 
 
 def restored_file(folder: Path, run: int) -> Path:
-    """Return the name of the checkpoint that is made of a copy when a run begins."""
+    """Return the path of the checkpoint that a run makes of a copy when it begins."""
     return folder / f"restored-{run}.h5"
 
 
@@ -145,7 +147,7 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
 
 
 def newest_steps(folder: Path) -> list[int]:
-    """Return the step of the newest copy of each object of a program that makes copies. Reads no array."""
+    """Return the step of the newest copy of each `Copying` of a program. Reads no array."""
     folders = sorted((int(entry.name), entry) for entry in folder.iterdir() if entry.name.isdecimal())
     return [max((step for step, _ in _complete(folder)), default=0) for _, folder in folders]
 
@@ -157,6 +159,7 @@ def _digest(header: _Header, content: memoryview) -> int:
 
 def _make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Another user may have made it before this one.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise OSError(f"{folder} is not a directory of this user alone (mode 0700)")
@@ -171,7 +174,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _complete(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[Path]]]:
-    """Return the copies of which all parts are of one step: the step, and the files. Only of runs before ``run``."""
+    """Return the step and the files of each copy whose parts are all of one step. Only of runs before ``run``."""
     slots: dict[tuple[int, int], list[tuple[_Header, Path]]] = {}
     for path, of_run, slot in _files(folder):
         with contextlib.suppress(OSError, struct.error), path.open("rb") as file:
@@ -179,6 +182,7 @@ def _complete(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[
             if magic == _MAGIC and (run is None or of_run < run):
                 slots.setdefault((of_run, slot), []).append((_Header(*fields), path))
     for parts in slots.values():
+        # By step, then by part: the fields of a header in their order.
         parts.sort()
         first = parts[0][0]
         expected = [(first.step, part, first.parts) for part in range(len(parts))]
@@ -216,6 +220,7 @@ def _read(paths: list[Path]) -> dict[str, np.ndarray]:
     arrays, at = {}, 0
     for name, of_value, of_file, shape in json.loads(index):
         dtype = dtype_of(of_value, np.dtype(of_file))
+        # Bytes of a file are no pointers to Python objects.
         if dtype.hasobject:
             raise ValueError(f"{name!r} is of Python objects")
         nbytes = dtype.itemsize * math.prod(shape)

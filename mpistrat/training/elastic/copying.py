@@ -1,4 +1,4 @@
-"""When the state of a program is copied to memory, and how the next run gets it back."""
+"""The times at which a program's state is copied to memory, and its way back in the next run."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Copying:
         if self._copies is None:
             return
         if not self.seconds:
+            # After the first step the program has imported its modules: a standby process imports them in advance.
             standby.note_imports(Path(rc.elastic), rc.restart, self._topology.rank)
         began = time.monotonic()
         state, own = self._checkpoint.contents("a copy in memory", step)
@@ -84,6 +85,7 @@ class Copying:
             except OSError as error:
                 why = str(error)
         if why:
+            # For the rest of this run: the next copy would fail in the same way.
             self._copies = None
             if topology.rank == 0:
                 _log.warning("the state is not copied to the memory of nodes, only saved in files: %s", why)
@@ -91,7 +93,9 @@ class Copying:
         took = time.monotonic() - began
         self.seconds += took
         before, last = self._last
+        # The wait after which ``took / (took + wait * of_a_step)`` is the share.
         of_a_step = max(began - before, 1e-6) / (step - last)
         wait = math.ceil(took * (1 / self._share - 1) / of_a_step)
+        # By rank 0's clock: the ranks must copy after the same step.
         self.next = step + max(1, topology.broadcast_object(wait))
         self._last = time.monotonic(), step

@@ -57,6 +57,7 @@ class ConfusionMatrix(Metric):
                     f"{name} has classes from {classes.min()} to {classes.max()}, not from 0 to {self._classes - 1}"
                 )
         _, weights = weighted(labels, sample_weight)
+        # The index of each pair in the flat matrix. int64: 8-bit labels would overflow.
         where = labels.astype(np.int64).reshape(-1) * self._classes + predictions.astype(np.int64).reshape(-1)
         counts = np.bincount(where, weights.reshape(-1), self._classes**2)
         self._counts.assign_add(counts.reshape(self._classes, self._classes))
@@ -259,6 +260,7 @@ class FBetaScore(Metric):
             raise ValueError(f"y_true has shape {labels.shape}, not (examples, num_classes={self._counts.shape[1]})")
         labels, weights = weighted(labels, sample_weight)
         if self._threshold is None:
+            # Keras' rule: 1e-9 keeps a row of zeros from being positive in all classes.
             positive = (predictions == predictions.max(1, keepdims=True)) & (np.abs(predictions) > 1e-9)
         else:
             positive = predictions > self._threshold
@@ -358,6 +360,7 @@ class ThresholdMetric(Metric):
 
     def _read_counts(self) -> Counts:
         """Return the counts of all replicas, for increasing thresholds."""
+        # Counts up to a threshold are not above it; the last column has all.
         negatives, positives = np.cumsum(self._counts.read_value(), axis=1)
         return Counts(positives[-1] - positives[:-1], negatives[-1] - negatives[:-1], negatives[:-1], positives[:-1])
 
@@ -369,6 +372,7 @@ class _AtThresholds(ThresholdMetric):
         given = 0.5 if thresholds is None else thresholds
         self._single = np.ndim(given) == 0
         super().__init__(name, np.atleast_1d(given).tolist())
+        # The position of each threshold among the sorted ones: results are in the order of the argument.
         self._order = np.argsort(np.argsort(np.atleast_1d(given), kind="stable"), kind="stable")
 
     @abstractmethod
@@ -461,6 +465,7 @@ class _OfPositives(_AtThresholds):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if self._top_k is not None and self._top_k < predictions.shape[-1]:
             left = np.argsort(-predictions, axis=-1, kind="stable")[..., self._top_k :]
+            # The caller's array must not change.
             predictions = predictions.copy()
             np.put_along_axis(predictions, left, -np.inf, axis=-1)
         if self._class_id is None:
@@ -558,6 +563,7 @@ class AUC(ThresholdMetric):
         require(summation_method in _HEIGHTS, f"summation_method must be one of {sorted(_HEIGHTS)}", summation_method)
         if thresholds is None:
             require(num_thresholds >= 2, "num_thresholds must be at least 2", num_thresholds)
+            # Both ends are added below, outside of [0, 1], so that 0 and 1 are between thresholds.
             inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1)
         else:
             inner = np.asarray(thresholds, np.float64)
@@ -588,6 +594,7 @@ def _interpolated_area(tp: np.ndarray, fp: np.ndarray, fn: np.ndarray) -> Any:
     gained = tp[:-1] - tp[1:]
     slope = quotient(gained, positives[:-1] - positives[1:])
     intercept = tp[1:] - slope * positives[1:]
+    # Davis and Goadrich: the slope is constant between two thresholds, and the integral has a logarithm.
     both = (positives[:-1] > 0) & (positives[1:] > 0)
     ratio = np.where(both, quotient(positives[:-1], positives[1:]), 1.0)
     return np.sum(quotient(slope * (gained + intercept * np.log(ratio)), tp[1:] + fn[1:]))

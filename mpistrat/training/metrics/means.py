@@ -363,6 +363,7 @@ class SparseTopKCategoricalAccuracy(Accuracy):
     def _values(self, y_true: np.ndarray, y_pred: np.ndarray) -> np.ndarray:
         labels = sparse_labels(y_true, y_pred).astype(np.int64)
         known = (labels >= 0) & (labels < y_pred.shape[-1])
+        # Index 0 stands in for unknown labels, which `known` excludes.
         own = np.take_along_axis(y_pred, np.where(known, labels, 0)[..., None], -1)
         return known & ((y_pred > own).sum(-1) < self._k) & np.isfinite(own[..., 0])
 
@@ -429,6 +430,7 @@ class BinaryCrossentropy(_OfSmoothedLabels):
         if not self._from_logits:
             odds = np.clip(odds, _NEAREST, 1 - _NEAREST)
             odds = np.log(odds) - np.log1p(-odds)
+        # -y log(p) - (1 - y) log(1 - p) in odds: no overflow for large ones.
         return np.logaddexp(0, odds) - labels * odds
 
 
@@ -505,6 +507,7 @@ def _logarithms(predictions: np.ndarray, from_logits: bool) -> np.ndarray:
     """Return the logarithms of probabilities, which add up to 1 over the last axis."""
     values = as_float64(predictions)
     if from_logits:
+        # The largest is 0 then: exp cannot overflow.
         values = values - values.max(-1, keepdims=True)
         return values - np.log(np.exp(values).sum(-1, keepdims=True))
     return np.log(np.clip(values / values.sum(-1, keepdims=True), _NEAREST, 1 - _NEAREST))

@@ -88,10 +88,12 @@ class ExactTotal(Total):
     def of(self, words: np.ndarray) -> Any:
         digits = ((words + (1 << (_GUARD - 1))) >> _GUARD).tolist()
         above, below, undefined = digits[_DIGITS:]
+        # inf - inf is NaN, as in float64.
         if undefined or (above and below):
             return np.float64(np.nan)
         if above or below:
             return np.float64(np.inf if above else -np.inf)
+        # Integers of Python, of any size: the sum is exact.
         total = sum(digit << (_DIGIT * i) for i, digit in enumerate(digits[:_DIGITS]))
         try:
             return np.float64(total / (1 << -_LOWEST))  # Python rounds a quotient of integers only once
@@ -106,8 +108,10 @@ def _digits_of(values: np.ndarray) -> np.ndarray:
     mantissa, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
     whole = np.ldexp(mantissa, 53).astype(np.int64)
     first, shift = np.divmod(exponent - (53 + _LOWEST), _DIGIT)
+    # Split at 40 bits, since 53 bits and a shift of 19 do not fit into 63.
     low = (whole & ((1 << 40) - 1)) << shift
     high = (whole >> 40) << shift
+    # add.at, not +=, which would count a digit once where several values have it.
     np.add.at(out, first, low & ((1 << _DIGIT) - 1))
     np.add.at(out, first + 1, (low >> _DIGIT) & ((1 << _DIGIT) - 1))
     np.add.at(out, first + 2, (low >> 2 * _DIGIT) + high)

@@ -81,6 +81,7 @@ class SGD(Optimizer):
         self._config |= {"momentum": self._momentum, "nesterov": self._nesterov}
 
     def update(self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray) -> None:
+        # One scratch block for all: its memory stays in the cache.
         scratch = np.empty(min(weights.size, ELEMENTS), weights.dtype)
         for w, g, *m in blocks(weights, gradient, *state):
             self._move(w, np.multiply(g, -rate, out=scratch[: len(w)], casting="same_kind"), *m)
@@ -88,6 +89,7 @@ class SGD(Optimizer):
     def update_consuming(
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
+        # A wider gradient, of a 16-bit variable: `update` rounds the change to the dtype of the weights.
         if gradient.dtype is not weights.dtype:
             self.update(weights, gradient, step, rate, *state)
             return
@@ -115,6 +117,7 @@ class SGD(Optimizer):
 
     def update_rows(self, weights: np.ndarray, rows: IndexedSlices, step: int, rate: float, *state: np.ndarray) -> None:
         if state:
+            # With momentum rows without a gradient change, too.
             super().update_rows(weights, rows, step, rate, *state)
         else:
             np.subtract.at(weights, rows.indices, (rate * rows.values).astype(weights.dtype, copy=False))
@@ -281,6 +284,7 @@ class Adam(Optimizer):
         self, weights: np.ndarray, gradient: np.ndarray, step: int, rate: float, *state: np.ndarray
     ) -> None:
         m, v, *vhat = state
+        # m += (g - m) * (1 - beta_1), and v alike, in one scratch array instead of a temporary for each operation.
         part = np.subtract(gradient, m)
         part *= 1 - self._beta_1
         m += part

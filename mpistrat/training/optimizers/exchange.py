@@ -1,4 +1,4 @@
-"""What an optimizer exchanges between groups: gradients in each step, or weights every so many steps."""
+"""The exchange of an optimizer between groups: gradients in each step, or weights after several steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANCHOR = "anchor"  # the weights after the last exchange, equal in all groups
 
 
 class GroupExchange:
-    """The exchanges of the variables of one optimizer, and what this rank keeps for those that it owns.
+    """The exchanges of one optimizer's variables, and this rank's state for the variables that it owns.
 
     It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. A
     `Checkpoint` of the optimizer has them; else ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are
@@ -37,12 +37,12 @@ class GroupExchange:
         self._variables: dict[int, Variable] = {}
         self._owners: dict[int, int] = {}
         self._kept: dict[int, Memory] = {}
-        self._assigned: dict[int, int] = {}  # how often each was, when its weights were an anchor last
+        self._assigned: dict[int, int] = {}  # the number of assignments of each variable that `before_step` has noted
         self._moved: dict[int, np.ndarray] = {}  # what was assigned last, since the last exchange
         self._is_due = False  # whether there were steps since the last exchange
 
     def create(self, variables: Sequence[Variable]) -> None:
-        """Create what is kept of new variables."""
+        """Create the state of new variables."""
         new = [*{id(variable): variable for variable in variables if id(variable) not in self._variables}.values()]
         values = [_wide(variable.own_copy()) for variable in new]
         owners = self._groups.owners([value.nbytes for value in values])
@@ -150,19 +150,17 @@ class GroupExchange:
     ) -> tuple[set[int], list[str]]:
         """Raise MismatchError unless groups have the same step, variables and ``more``. Collective over the rail.
 
-        Return those to which all groups have assigned the same value, and the names of those to which they have not.
+        Return the variables to which all groups have assigned the same value, and the names of those that differ.
         """
         assigned = [
             f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""
             for v in variables
         ]
         names = [f"variable {variable.name!r} {[*variable.shape]}" for variable in variables]
-        leaves_and_parts = [
-            *zip(variables, self._groups.compare(number, [*names, *more], assigned), strict=False)
-        ]  # none without a rail
-        return {id(v) for v, parts in leaves_and_parts if len(parts) == 1 and "" not in parts}, [
-            v.name for v, e in leaves_and_parts if len(e) > 1
-        ]
+        answers = [*zip(variables, self._groups.compare(number, [*names, *more], assigned), strict=False)]
+        # Empty on a rank without a rail, which owns no variables.
+        same = {id(v) for v, notes in answers if len(notes) == 1 and "" not in notes}
+        return same, [v.name for v, notes in answers if len(notes) > 1]
 
     def _require_same(self, number: int, variables: Sequence[Variable], more: Sequence[str] = ()) -> None:
         """Raise MismatchError also if groups have assigned different values, which no exchange will make equal."""
@@ -208,6 +206,7 @@ class GroupExchange:
                 f"a state of the shapes {given} is not that of these variables and groups, {now}: give what "
                 "optimizer.exchange.state() returned on this rank"
             )
+        # Notes the assignments of loading, which are no change to exchange.
         self.before_step()
         self._moved, self._is_due = {}, False
         for kind, flat in state.items():

@@ -1,4 +1,4 @@
-"""What a program gives to an optimizer as gradients: checks, copies of what the step would change, and clipping."""
+"""The gradients that a program gives to an optimizer: checks, copies of views of variables, and clipping."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def _warn_of_means(replicas: int) -> None:
     level = level_of_program()
     frame = sys._getframe(level - 1)
     code = frame.f_code
+    # Once for each function of a program: this is called in every step.
     if code in _looked_at:
         return
     _looked_at.add(code)
@@ -139,15 +140,15 @@ def fitting(gradient: Any, variable: Variable) -> Any:
 
 
 def places(changed: Iterable[np.ndarray]) -> np.ndarray:
-    """Return where arrays lie that a step changes, for `apart`: contiguous ones that do not overlap."""
+    """Return the addresses of the arrays that a step changes, for `apart`. They are contiguous and do not overlap."""
     return np.array(sorted(_span(array) for array in changed if array.size), np.uint64).reshape(-1, 2)
 
 
 def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
-    """Return gradients, with copies of those that may lie in memory that a step changes.
+    """Return gradients, with copies of those that overlap memory that a step changes.
 
-    ``spans`` are the `places` of what it changes. A step changes its variables one after another. A gradient that is a
-    view of one of them must not change before it is used.
+    ``spans`` are the `places` of that memory. A step changes its variables one after another. A gradient that is a view
+    of one of them must not change before it is used.
     """
     summed = []
     for gradient in gradients:
@@ -211,6 +212,7 @@ class Clipping:
     def norms(self, squares: Sequence[float]) -> list[float]:
         """Return the norm that is limited for each gradient of a step, from its `squared_norms`."""
         if self._global_norm is not None:
+            # fsum is exact: the norm does not depend on the order of the variables.
             squares = [math.fsum(squares)] * len(squares)
         return [*map(math.sqrt, squares)]
 
@@ -232,6 +234,7 @@ def squared_norms(values: Sequence[Any]) -> list[float]:
     The order of the additions depends on the sizes alone, so that ranks with other processors get the same bits. BLAS
     does not promise that.
     """
+    # The squared absolute value of a complex number is the sum of the squares of its two parts.
     values = [value.reshape(-1).view(value.real.dtype) if value.dtype.kind == "c" else value for value in values]
     norms = [0.0] * len(values)
     on_gpu: dict[np.dtype, list[int]] = {}
@@ -264,6 +267,7 @@ def _as_arrays(gradient: Any) -> Any:
     """Return a gradient as an array, or as rows with different indices."""
     if not isinstance(gradient, IndexedSlices):
         return arrays.numpy_or_cupy(gradient)
+    # The norm is of the gradient, in which rows with one index are added.
     indices, where = np.unique(arrays.to_host(gradient.indices), return_inverse=True)
     rows = np.zeros((len(indices), *gradient.values.shape[1:]), gradient.values.dtype)
     np.add.at(rows, where, arrays.to_host(gradient.values))

@@ -42,7 +42,7 @@ from mpistrat.variables.on_server import ServerVariable
 if TYPE_CHECKING:
     from mpistrat.strategy import Strategy, StrategyExtended
 
-# What holds only for the `update` of the same class or of its bases.
+# Attributes that describe the `update` of the same class or of its bases.
 _OF_UPDATE = ("elementwise", "update_consuming", "update_rows", "on_gpu")
 _KEPT_BY_WORKERS = (
     "scheduled functions keep {} as it was: build a new optimizer, and schedule functions that capture it"
@@ -133,7 +133,7 @@ class Optimizer(ABC):
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
         for name in _OF_UPDATE:
-            if place_of(cls, name) > place_of(cls, "update"):  # written for an `update` that is overridden
+            if place_of(cls, name) > place_of(cls, "update"):  # describes an `update` that is overridden
                 setattr(cls, name, vars(Optimizer)[name])
 
     def __init__(
@@ -195,7 +195,7 @@ class Optimizer(ABC):
                 f"be set: make a new optimizer with {name}={value!r}"
             )
         super().__setattr__(name, value)
-        if name == "update":  # for this object: what holds for the `update` of its class does not hold for it
+        if name == "update":  # on this object: the attributes describe the `update` of its class
             for attribute in {*_OF_UPDATE}.difference(vars(self)):
                 base = vars(Optimizer)[attribute]
                 super().__setattr__(attribute, types.MethodType(base, self) if callable(base) else base)
@@ -241,7 +241,7 @@ class Optimizer(ABC):
             elif held is not None:
                 held.assign(float(value))
         if held is None:
-            self._steps = PreparedSteps()  # those of a schedule know of no number
+            self._steps = PreparedSteps()  # the steps of a schedule hold no variable of the rate
         self._config["learning_rate"] = value
 
     def rate_after(self, steps: int) -> float:
@@ -408,6 +408,7 @@ class Optimizer(ABC):
                             or (gradient.dtype is not dtype and gradient.dtype != dtype)
                             or gradient.shape != shape
                         ):
+                            # The pair was taken from the iterator: the slow path below begins with it.
                             rest = itertools.chain([(gradient, variable)], rest)
                             break
                         gradients.append(gradient)
@@ -426,12 +427,14 @@ class Optimizer(ABC):
                 with structures.refusals("all_reduce", topology):
                     raise
             modes.append(extended.cross_replica_mode)
+            # Without aggregation the ranks need not call this together.
             if self._is_rate_new and experimental_aggregate_gradients:
                 self._compare_rate(extended)
             self._take(extended, step, gradients, engine if aggregate else None)
         except MismatchError:
             raise
         except BaseException as error:
+            # Noted, so that the next meeting tells the other ranks that this one has left the call.
             topology.lock.left_call("apply_gradients", error, sequence)
             raise
         finally:
@@ -503,10 +506,11 @@ class Optimizer(ABC):
         if aggregate:
             gradients = extended.engine.all_reduce(ReduceOp.SUM, gradients, None, step.form)
         self._create(step.variables)
-        if self.iterations != number or self._schedule is None:  # a checkpoint restored before the first step had them
+        if self.iterations != number or self._schedule is None:  # a checkpoint that waited for the state had both
             number = self.iterations
             rate = self.rate_after(number)
         if not aggregate:
+            # A gradient may be a view of a variable. With the reduction it is a result of its own.
             gradients = apart(gradients, places(step.changed()))
         if self._clipping is not None:
             gradients = self._clipping(gradients)
@@ -524,6 +528,7 @@ class Optimizer(ABC):
         if shards := self._shards(extended):
             require(extended.engine, variables)
         parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
+        # Zeros need not be sent. Values of a function of the program, and averages of weights, may differ.
         zeros = function is Optimizer.initial_state and self._average is None
         own = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, float)}
         options = own | options_of(self) | self._config

@@ -1,4 +1,4 @@
-"""How an optimizer changes arrays, and what options add to that."""
+"""The rule by which an optimizer changes arrays, with weight decay and moving averages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpistrat.arrays.gpu.kernels import EachElement
 from mpistrat.representation import require
 from mpistrat.values import IndexedSlices
 
-ELEMENTS = 1 << 16
+ELEMENTS = 1 << 16  # of a block: a rule reads it several times, from a cache
 Update = Callable[..., None]
 AVERAGE = "average"  # the name of the slot of `MovingAverage`
 
@@ -115,6 +115,7 @@ class RuleWithOptions:
     ) -> None:
         average = self._average
         if average is not None and average.earlier:
+            # The weights have not changed since the last step: one power of the momentum stands for the calls before.
             average.take(state[-1], weights, step, average.kept_before(step))
         if self._decay is not None:
             weights *= 1 - rate * self._decay
@@ -185,12 +186,13 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
     for array in arrays:
         if not array.flags.c_contiguous:
             raise ValueError(f"an array of shape {array.shape} is not contiguous")
+    # Views: reshape copies only an array that is not contiguous.
     flat = [array.reshape(-1) for array in arrays]
     return [tuple([array[at : at + ELEMENTS] for array in flat]) for at in range(0, size, ELEMENTS)]
 
 
 def place_of(kind: type, name: str) -> int:
-    """Return the place of the class that defines an attribute, in the order in which Python looks it up."""
+    """Return the position in the MRO of the class that defines an attribute."""
     return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
 
 
@@ -257,6 +259,7 @@ def in_words(value: Any, depth: int = 3) -> str:
     elif isinstance(value, partial):
         kept |= {"of": value.func, **value.keywords}
         kept |= enumerate(value.args)
+    # Bound methods and objects hold state that may differ between ranks: their class alone is compared.
     is_open = depth > 0 and (callable(value) or isinstance(value, Mapping)) and not inspect.ismethod(value)
     shown = [f"{name}={in_words(item, depth - 1)}" for name, item in kept.items()] if is_open else []
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(shown)})"

@@ -1,4 +1,4 @@
-"""The variables of an optimizer: what it counts, and what it keeps for each variable, whole or a part on each rank."""
+"""The variables of an optimizer: its counters, and its slots for each variable, whole or a part on each rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ends = Sequence[int]  # the flat elements at which the parts of the ranks begin,
 
 
 def cut(variables: Sequence[Variable], ranks: int, unit: Callable[[Variable], int]) -> list[Ends]:
-    """Return the parts of each variable. Together a rank's parts are one run, with ``1 / ranks`` of all bytes.
+    """Return the ends of each variable's parts. A rank's parts are contiguous, and hold ``1 / ranks`` of the bytes.
 
     A part begins at a multiple of the variable's ``unit`` of elements.
     """
@@ -39,6 +39,7 @@ def cut(variables: Sequence[Variable], ranks: int, unit: Callable[[Variable], in
     divided: list[Ends] = []
     for variable in variables:
         size, step, itemsize = _size(variable), max(1, unit(variable)), variable.dtype.itemsize
+        # Where the run of each rank begins, counted from this variable; clipped to it below.
         wanted = [(total * rank // ranks - before) // itemsize for rank in range(ranks)]
         divided.append([*(min(max((end + step // 2) // step * step, 0), size) for end in wanted), size])
         before += size * itemsize
@@ -169,7 +170,7 @@ def parts_of(flat: Sequence[np.ndarray], ends: Sequence[Ends]) -> list[list[np.n
 
 
 def scaled(ends: Sequence[Ends], factors: Sequence[int]) -> list[Ends]:
-    """Return the places of parts in bytes, where ``factors`` has the bytes of an element of each array."""
+    """Return the ends of parts in bytes. ``factors`` has the itemsize of each array."""
     return [[end * factor for end in of] for of, factor in zip(ends, factors, strict=True)]
 
 
@@ -200,6 +201,7 @@ class State:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        # Keys are identities, which a copy of the variables does not have.
         self.slots = {id(variable): (variable, slots) for variable, slots in self.slots.values()}
         self.ends = dict(zip(self.slots, self.ends.values(), strict=False))  # all or none have parts
 
@@ -256,6 +258,7 @@ class State:
         rate = "" if self.learning_rate is not None else f"learning_rate {in_words(first)}"
         known = {"name", "learning_rate"}
         kinds = float, int, str, np.generic
+        # Options of other types have no text that is equal on all ranks.
         compared = [f"{k}={v}" for k, v in options.items() if v and k not in known and isinstance(v, kinds)]
         what = self._name, tuple(slots), "for", names, values, rate, *compared
         shared = () if parts is None else ["shared out"]
@@ -342,6 +345,7 @@ class Accumulation:
                     self._done = Variable(np.int64(0), trainable=False, name=f"{self._name}/accumulated_calls")
             if id(variable) in self._sums:
                 continue
+            # Sums of 16-bit numbers would lose the digits of the later calls.
             wide = np.float32 if variable.dtype.itemsize < 4 else variable.dtype
             with variable.distribute_strategy.extended.colocate_vars_with(variable):
                 total = Variable(
@@ -375,6 +379,7 @@ class Accumulation:
         except (TypeError, ValueError, NotImplementedError):
             if replica.meeting is not None or not (last and aggregate):
                 raise
+            # The other ranks may be in the all-reduce of the last call: they raise instead of waiting.
             with structures.refusals("all_reduce", extended.engine.topology):
                 raise
         variables = [variable for _, variable in pairs]

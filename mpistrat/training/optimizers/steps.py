@@ -47,9 +47,9 @@ _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 class WeightSpan(NamedTuple):
     """Variables side by side in memory, or a part of them, that one call updates.
 
-    Their gradients are the part ``where`` (None: all) of the message of the index ``message``. If that is ``joined``,
-    it is a buffer, which the update may change. ``weights`` is a flat array on the memory of the variables, and so are
-    the arrays in ``state`` for the optimizer's slots.
+    Their gradients are the slice ``where`` (None: all) of the message of the index ``message``. If ``joined``, the
+    message is a buffer that the update may change. ``weights`` is a flat view of the variables, and ``state`` has flat
+    views of the optimizer's slots.
     """
 
     message: int
@@ -177,6 +177,7 @@ class FlatStep:
         if clipping is not None:
             parts = self._split(messages)
             clipped = clipping(parts)
+            # Most steps exceed no limit: nothing is copied back to the buffer then.
             if any(map(is_not, clipped, parts)):
                 messages = self._join(clipped)
         number += 1
@@ -186,8 +187,10 @@ class FlatStep:
                 gradient = np.ascontiguousarray(gradient).reshape(weights.shape)
             if where is not None:
                 gradient = gradient[where]
+            # Identity, which is cheaper than ==: an equal dtype that is another object passes `for_update` unchanged.
             if gradient.dtype is not weights.dtype:
                 gradient = for_update(gradient, weights.dtype)
+            # A buffer of the step may be overwritten, a gradient of the program may not.
             update = rule.update_consuming if is_joined else rule.update
             update(weights, gradient, number, rate, *state)
         self.completed.fill(number)
@@ -217,7 +220,7 @@ class FlatStep:
         return messages
 
     def _kept_apart(self, messages: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Return messages of which none changes when the variables do. Those in buffers are copies already."""
+        """Return messages that do not change with the variables. Messages in buffers are copies already."""
         if all(buffer is not None for _, buffer in self._messages):
             return messages
         if self._places is None:
@@ -321,6 +324,7 @@ class ShardedStep:
                 own = clipping.clipped(own, norms)
             self._of_parts.take(rule, own, None if schedule is None else lambda number: rate, None, None)
         except Exception as error:
+            # The others are in the gather below.
             structures.refuse("apply_gradients", topology, error, self._engine.options.timeout_seconds)
             raise
         all_gather_parts(topology, self._bytes, self.form, self._engine.options.timeout_seconds)
@@ -335,6 +339,7 @@ class ShardedStep:
             parts = parts_of([flat[i] for i in members], [self._ends[i] for i in members])
             like = ReduceOp.SUM, self.dtypes[members[0]], parts
             total = None if engine is None else engine.ops.reduce_parts(*like, engine.options, self.form)
+            # Hooks of the program see whole gradients only.
             if total is None:
                 if engine is not None:
                     flat = engine.all_reduce(ReduceOp.SUM, [*flat], None, self.form)
@@ -350,6 +355,7 @@ class ShardedStep:
             first = where.start // _norm_block(part.dtype)
             of_blocks = [*squares_of_blocks(part.view(part.real.dtype))]
             squares[i][first : first + len(of_blocks)] = of_blocks
+        # All blocks on all ranks: each adds them in the same order, as a step without shards does.
         parts = parts_of([*map(as_bytes, squares)], scaled(self._square_ends, [8] * len(squares)))
         all_gather_parts(self._engine.topology, parts, self.form, self._engine.options.timeout_seconds)
         norms = clipping.norms([added(block_squares.tolist()) for block_squares in squares])
@@ -459,7 +465,7 @@ Step = FlatStep | ShardedStep | SeparateStep
 class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
     """Steps by their strategies and variables. A copy of an optimizer prepares its own.
 
-    ``last`` is the last step of variables that all had gradients, and ``owner`` the part of the strategy that made it.
+    ``last`` is the last step in which all variables had gradients, and ``owner`` the extended strategy that made it.
     """
 
     __slots__ = ("last", "owner")
@@ -571,6 +577,7 @@ class ReplicasStep:
                 engine = self._extended.engine
                 self._total = IncrementalAllReduce(engine.of_replicas, ReduceOp.SUM, engine.options, names)
             else:
+                # Copies: they are used after the other replicas of the rank have run, which may reuse the memory.
                 self._reduced = [*map(snapshot, gradients)]
         elif called != self._called:
             raise ValueError(
