@@ -50,13 +50,13 @@ def library_of(value: Any) -> Library | None:
 
 @lru_cache(maxsize=4096)
 def _library(kind: Any) -> Library | None:
-    for each in kind.__mro__:
-        root = each.__module__.partition(".")[0]
-        if root in ("jax", "jaxlib") and each.__name__ == "Tracer":
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in ("jax", "jaxlib") and base.__name__ == "Tracer":
             return _TRACED_BY_JAX
-        if root == "tensorflow" and each.__name__ == "SymbolicTensor":
+        if root == "tensorflow" and base.__name__ == "SymbolicTensor":
             return _TRACED_BY_TENSORFLOW
-        if root in _LIBRARIES and each.__name__ in _ARRAYS.get(root, (each.__name__,)):
+        if root in _LIBRARIES and base.__name__ in _ARRAYS.get(root, (base.__name__,)):
             return _LIBRARIES[root]
     return None
 
@@ -243,8 +243,8 @@ def on_gpu(value: Any) -> bool:
         return True
     if hasattr(value, "assign"):  # a variable
         return hasattr(value, "__cupy_get_ndarray__")
-    where = getattr(value, "__dlpack_device__", None)
-    return where is not None and where()[0] in _ON_GPU and _cupy() is not None
+    dlpack_device = getattr(value, "__dlpack_device__", None)
+    return dlpack_device is not None and dlpack_device()[0] in _ON_GPU and _cupy() is not None
 
 
 def to_cupy(value: Any) -> Any:
@@ -290,10 +290,10 @@ def from_cupy(result: Any, like: Any) -> Any:
     number, current = result.device.id, _cupy().cuda.get_current_stream
     before = current(number)
     with stream_of(like):
-        if (own := current(number)) != before:  # see `stream_of`: neither stream waits for the other's reads
-            own.wait_event(before.record())
+        if (torch_stream := current(number)) != before:  # see `stream_of`: neither stream waits for the other's reads
+            torch_stream.wait_event(before.record())
             _first, result = result, result.copy()  # the first is given up after the wait
-            before.wait_event(own.record())
+            before.wait_event(torch_stream.record())
         return array_namespace(like).from_dlpack(result)
 
 
@@ -402,16 +402,17 @@ def device_of(array: Any) -> Device:
 
 def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
     """Return the one GPU of all given CuPy arrays. Raise ValueError if there are several, or it is not ``own``."""
-    found = sorted({device_of(value) for value in values})
-    if own is not None and own.kind == "cuda" and found != [own]:
-        other = next(each for each in found if each != own)
+    devices = sorted({device_of(value) for value in values})
+    if own is not None and own.kind == "cuda" and devices != [own]:
+        other = next(device for device in devices if device != own)
         raise ValueError(
             f"an array lives on {other}, and this rank's device is {own}: another rank may be working on {other}; "
             f"make arrays on {own} (`with cupy.cuda.Device({own.index}):`), or copy this one there"
         )
-    if len(found) > 1:
-        raise ValueError(f"the arrays of one call live on {' and '.join(map(str, found))}: a rank works on one device")
-    return found[0]
+    if len(devices) > 1:
+        places = " and ".join(map(str, devices))
+        raise ValueError(f"the arrays of one call live on {places}: a rank works on one device")
+    return devices[0]
 
 
 @cache

@@ -91,13 +91,13 @@ def lent(idle: dict[int, list[_T]], device: int, make: Callable[[int], _T]) -> I
     """Lend an idle object of a GPU, or a new one, to one thread for this block."""
     waiting = idle.setdefault(device, [])
     try:
-        found = waiting.pop()
+        item = waiting.pop()
     except IndexError:
-        found = make(device)
+        item = make(device)
     try:
-        yield found
+        yield item
     finally:
-        waiting.append(found)
+        waiting.append(item)
 
 
 def any_gpu(name: str | Device) -> bool:
@@ -228,10 +228,10 @@ class Bounds(NamedTuple):
     link_name: str  # such as ``"PCIe 32 GT/s x16"``; empty where unknown
 
     def __str__(self) -> str:
-        said = [] if self.memory is None else [f"memory {self.memory / 1e9:.0f} GB/s"]
+        texts = [] if self.memory is None else [f"memory {self.memory / 1e9:.0f} GB/s"]
         if self.link is not None:
-            said.append(f"{self.link_name} {self.link / 1e9:.0f} GB/s each way")
-        return ", ".join(said) or "bounds unknown"
+            texts.append(f"{self.link_name} {self.link / 1e9:.0f} GB/s each way")
+        return ", ".join(texts) or "bounds unknown"
 
 
 def bounds(device: int) -> Bounds:
@@ -256,7 +256,7 @@ def near_cores(device: int) -> frozenset[int]:
     except OSError:
         return frozenset()
     ends = [part.split("-") for part in parts if part]
-    return frozenset(core for each in ends for core in range(int(each[0]), int(each[-1]) + 1))
+    return frozenset(core for pair in ends for core in range(int(pair[0]), int(pair[-1]) + 1))
 
 
 def _link(bus_id: str) -> tuple[float | None, str]:
@@ -265,10 +265,10 @@ def _link(bus_id: str) -> tuple[float | None, str]:
         lanes = int((_SYSTEM / bus_id / "current_link_width").read_text())
     except (OSError, ValueError):
         return None, ""
-    found = re.match(r"([\d.]+) GT/s", speed)
-    if found is None or not 0 < lanes <= 32:
+    match = re.match(r"([\d.]+) GT/s", speed)
+    if match is None or not 0 < lanes <= 32:
         return None, ""
-    transfers = float(found[1])
+    transfers = float(match[1])
     return link_bandwidth(transfers, lanes), f"PCIe {transfers:g} GT/s x{lanes}"
 
 
@@ -278,5 +278,5 @@ def link_bandwidth(transfers: float, lanes: int) -> float:
     >>> f"{link_bandwidth(32, 16):.3g}"
     '6.3e+10'
     """
-    left = next(left for least, left in _FOR_BYTES if transfers >= least)
-    return transfers * 1e9 / 8 * lanes * left
+    payload = next(payload for least, payload in _FOR_BYTES if transfers >= least)
+    return transfers * 1e9 / 8 * lanes * payload

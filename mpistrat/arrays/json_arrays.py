@@ -29,13 +29,13 @@ def exact(value: int | str, most_bits: int, mark: str = "") -> Any:
     return value if value.bit_length() <= most_bits else {f"{mark}int": hex(value)}
 
 
-def restored(found: dict[str, Any], mark: str = "") -> Any:
+def restored(fields: dict[str, Any], mark: str = "") -> Any:
     """Return the integer or text of a dict that `exact` has made; another dict as it is."""
-    if found.keys() == {f"{mark}int"}:
-        return int(found[f"{mark}int"], 16)
-    if found.keys() == {f"{mark}text"}:
-        return bytes.fromhex(found[f"{mark}text"]).decode("utf-32-le", "surrogatepass")
-    return found
+    if fields.keys() == {f"{mark}int"}:
+        return int(fields[f"{mark}int"], 16)
+    if fields.keys() == {f"{mark}text"}:
+        return bytes.fromhex(fields[f"{mark}text"]).decode("utf-32-le", "surrogatepass")
+    return fields
 
 
 def packed(value: np.ndarray | np.generic) -> dict[str, Any]:
@@ -55,13 +55,13 @@ def packed(value: np.ndarray | np.generic) -> dict[str, Any]:
     return {"array": data, "dtype": value.dtype.str, "shape": shape}
 
 
-def unpacked(found: dict[str, Any]) -> Any:
+def unpacked(fields: dict[str, Any]) -> Any:
     """Return what was `packed`, in memory of its own. Raise ValueError for anything else, as of a damaged file."""
     try:
-        dtype = np.dtype(found["dtype"])
+        dtype = np.dtype(fields["dtype"])
         if dtype.kind not in "biufc":  # an array of objects would be made of the bytes of a file
             raise ValueError(f"an array of {dtype}")
-        array = np.frombuffer(bytearray(base64.b64decode(found["array"], validate=True)), dtype)
-        return array[0] if found["shape"] is None else array.reshape(found["shape"])
+        array = np.frombuffer(bytearray(base64.b64decode(fields["array"], validate=True)), dtype)
+        return array[0] if fields["shape"] is None else array.reshape(fields["shape"])
     except (KeyError, IndexError, TypeError, OverflowError) as error:
         raise ValueError(f"not an array in JSON ({error!r})") from None

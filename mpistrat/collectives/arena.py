@@ -89,15 +89,15 @@ def buffers(
             offsets[i] = end = end if dtype == before else -(-end // _ALIGNMENT) * _ALIGNMENT
             end += math.prod(shape) * dtype.itemsize
             before = dtype
-        found = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
+        region = _shared(topology, max(end, 1)) if device.kind == "cpu" else None
     # After the lock is released: a rank that is out of memory then fails without keeping other ranks waiting.
-    memory, stride, start, shared = found or _private(max(end, 1), device)
+    memory, stride, start, shared = region or _private(max(end, 1), device)
     _add(topology, Arena(topology.lock.sequence, weakref.ref(memory), stride, start, shared))
-    arrays = []
+    views = []
     for offset, (dtype, shape) in zip(offsets, leaves, strict=True):
-        own = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
-        arrays.append(own.view(dtype).reshape(shape))
-    return arrays
+        data = memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
+        views.append(data.view(dtype).reshape(shape))
+    return views
 
 
 def buffer_on_file(topology: Topology, descriptor: int | None, dtype: np.dtype, count: int) -> np.ndarray | None:
@@ -137,8 +137,8 @@ def _shared(topology: Topology, nbytes: int) -> tuple[Any, int, int, bool] | Non
                 _log.warning("%s; buffers are in private memory and reduced more slowly", error)
         if topology.world.allreduce(shared is not None, mpi.start().LAND):
             assert shared is not None
-            stretches = shared.stretches
-            return stretches.base, stretches.shape[1], topology.node.rank * stretches.shape[1], True
+            rows = shared.rows
+            return rows.base, rows.shape[1], topology.node.rank * rows.shape[1], True
     return None
 
 
@@ -150,16 +150,17 @@ def _private(nbytes: int, device: Device) -> tuple[Any, int, int, bool]:
     return np.zeros(nbytes + _ALIGNMENT, np.uint8), 0, 0, False
 
 
-def homes_of(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None]:
+def arenas_of(topology: Topology, values: Sequence[np.ndarray]) -> list[Arena | None]:
     """Return the arena of each array; None for an array outside all arenas or not contiguous."""
     arenas = topology.slot(Arenas)
-    found = [arenas.get(id(value.base)) for value in values]
+    by_base = [arenas.get(id(value.base)) for value in values]
     return [
-        home if home is None or value.flags.c_contiguous else None for home, value in zip(found, values, strict=True)
+        arena if arena is None or value.flags.c_contiguous else None
+        for arena, value in zip(by_base, values, strict=True)
     ]
 
 
-def places_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
+def offsets_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
     """Return the first byte of each array, counted from the start of this rank's buffers; 0 if it is empty."""
     origin = _address(arena.memory()) + arena.start
     return tuple(_address(value) - origin if value.size else 0 for value in values)
@@ -168,8 +169,8 @@ def places_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[int, ...]:
 def spans_of(arena: Arena, values: Sequence[np.ndarray]) -> tuple[ArenaSpan, ...]:
     """Return the spans of an arena's arrays, neighbours of one dtype joined. Raise ValueError if two overlap."""
     pieces = sorted(
-        (place, value.size, value.dtype)
-        for place, value in zip(places_of(arena, values), values, strict=True)
+        (start, value.size, value.dtype)
+        for start, value in zip(offsets_of(arena, values), values, strict=True)
         if value.size
     )
     joined: list[ArenaSpan] = []
@@ -203,7 +204,7 @@ def _address(array: Any) -> int:
     return described["data"][0]
 
 
-def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
+def buffers_like(tree: Any, topology: Topology, own_device: Device) -> Any:
     """Return zeroed arrays like those of a structure, in memory that the ranks of a node share. Collective.
 
     Raise ValueError on every rank if structures, shapes or dtypes differ between ranks or only some arrays live on a
@@ -211,30 +212,30 @@ def buffers_like(tree: Any, topology: Topology, own: Device) -> Any:
     """
     leaves, rebuild, form = nest.take_apart(tree)
     with structures.refusals("experimental_buffers_like", topology):
-        for each in leaves:
-            arrays.refuse_masked(component(each))
-        like = [arrays.dtype_and_shape(each) for each in leaves]
-        on_gpu = [arrays.to_cupy(component(each)) for each in leaves if arrays.on_gpu(component(each))]
+        for leaf in leaves:
+            arrays.refuse_masked(component(leaf))
+        like = [arrays.dtype_and_shape(leaf) for leaf in leaves]
+        on_gpu = [arrays.to_cupy(component(leaf)) for leaf in leaves if arrays.on_gpu(component(leaf))]
         if on_gpu and len(on_gpu) < len(leaves):
             raise ValueError(f"{len(on_gpu)} of {len(leaves)} arrays live on a GPU: make the buffers of these apart")
-        device = arrays.require_one_device(on_gpu, own) if on_gpu else Device("cpu")
-    made = buffers(topology, like, device, form)
-    return rebuild([arrays.buffer_like(*each) for each in zip(made, leaves, strict=True)])
+        device = arrays.require_one_device(on_gpu, own_device) if on_gpu else Device("cpu")
+    zeroed = buffers(topology, like, device, form)
+    return rebuild([arrays.buffer_like(array, leaf) for array, leaf in zip(zeroed, leaves, strict=True)])
 
 
 def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarray:
     """Map a file of each rank, and return the bytes of all, each in whole pages. Collective over ``node``.
 
-    `shared.share` makes one file for all ranks. Here each rank has a file already, which another library made: memory
+    `share` makes one file for all ranks. Here each rank has a file already, which another library made: memory
     of PyTorch, for example.
 
     ``descriptor`` is an open file in memory of ``nbytes``, whose pages are reserved, or None. Raise NoSharedMemoryError
     on every rank if a rank has no file, or cannot open that of another.
     """
-    own = None
+    own_file = None
     if descriptor is not None:
-        own = f"/proc/{os.getpid()}/fd/{descriptor}", _identity(descriptor)
-    files = node.allgather(own)
+        own_file = f"/proc/{os.getpid()}/fd/{descriptor}", _identity(descriptor)
+    files = node.allgather(own_file)
     error: Exception | None = None
     step = pages(nbytes)
     try:
@@ -252,8 +253,8 @@ def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarr
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _map_over(memory: np.ndarray, nbytes: int, path: str, identity: tuple[int, int]) -> None:
@@ -265,9 +266,9 @@ def _map_over(memory: np.ndarray, nbytes: int, path: str, identity: tuple[int, i
         function = ctypes.CDLL(None, use_errno=True).mmap
         function.restype = ctypes.c_void_p
         function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        where = memory.ctypes.data
+        address = memory.ctypes.data
         flags = mmap.MAP_SHARED | _MAP_FIXED
-        if function(where, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != where:
+        if function(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
             raise OSError(ctypes.get_errno(), "mmap failed")
     finally:
         os.close(descriptor)
@@ -299,7 +300,7 @@ def reduction_in_place(
     topology: Topology,
     choice: Choice,
     op: Op,
-    home: Arena,
+    arena: Arena,
     values: Sequence[np.ndarray],
     algorithm: str | None,
     form: Hashable,
@@ -309,59 +310,59 @@ def reduction_in_place(
     Buffers that cannot be combined in shared memory go through copies, after the others. The ranks compare ``form``.
     Raise ValueError if two buffers overlap.
     """
-    parts = [_reduced_span(topology, choice, op, home, each, algorithm) for each in spans_of(home, values)]
-    stay = _InSharedMemory(topology, home, [part for part in parts if _stays(home, part)])
-    go = _ThroughCopies(topology, home, [part for part in parts if not _stays(home, part)])
-    where = tuple((each.offset, each.length, each.dtype.str) for each, _, _ in (*stay.parts, *go.parts))
-    places = places_of(home, values), where, len(stay.parts)
-    operation = Operation("all_reduce", op.name, "of buffers", home.number, form, *places, algorithm)
+    parts = [_reduced_span(topology, choice, op, arena, span, algorithm) for span in spans_of(arena, values)]
+    in_place = _InSharedMemory(topology, arena, [part for part in parts if _is_in_place(arena, part)])
+    copied = _ThroughCopies(topology, arena, [part for part in parts if not _is_in_place(arena, part)])
+    spans = tuple((span.offset, span.length, span.dtype.str) for span, _, _ in (*in_place.parts, *copied.parts))
+    layout = offsets_of(arena, values), spans, len(in_place.parts)
+    operation = Operation("all_reduce", op.name, "of buffers", arena.number, form, *layout, algorithm)
 
     def drop_views(_: object) -> None:  # they would keep the memory alive
-        stay.views.clear()
-        go.views.clear()
+        in_place.views.clear()
+        copied.views.clear()
 
     def pack_values(values: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        stay.make_views()
-        go.make_views()
+        in_place.make_views()
+        copied.make_views()
         return values
 
     def combine(values: Any, timeout_seconds: float | None) -> Any:
-        if stay.parts:
-            stay.reduce()
-            topology.lock.is_shared_memory_only = go.is_shared_memory_only
-        go.reduce()
+        if in_place.parts:
+            in_place.reduce()
+            topology.lock.is_shared_memory_only = copied.is_shared_memory_only
+        copied.reduce()
         return values
 
-    short = stay.short_steps() if not go.parts else go.short_steps() if not stay.parts else None
-    steps = Steps(pack_values, combine, list, meets=bool(stay.parts) or go.is_shared_memory_only)
+    short = in_place.short_steps() if not copied.parts else copied.short_steps() if not in_place.parts else None
+    steps = Steps(pack_values, combine, list, meets=bool(in_place.parts) or copied.is_shared_memory_only)
     buffers = tuple(weakref.ref(value, drop_views) for value in values)
     return Reduction(topology, operation, steps, short, buffers)
 
 
 def _reduced_span(
-    topology: Topology, choice: Choice, op: Op, home: Arena, span: ArenaSpan, algorithm: str | None
+    topology: Topology, choice: Choice, op: Op, arena: Arena, span: ArenaSpan, algorithm: str | None
 ) -> ReducedSpan:
     """Return the part of a span: as for any array, unless the reduction in place is predicted to be faster."""
     key = ((span.dtype, (span.length,)),)
     (message,) = packed_for_host(topology, choice, op, key, 0, algorithm)
     route = HostRoute.of(choice, message, algorithm)
     nbytes = span.length * message.wire.itemsize
-    predicts = algorithm is None and home.shared and not choice.measured and topology.size > 1
+    predicts = algorithm is None and arena.shared and not choice.measured and topology.size > 1
     if predicts and choice.in_place_is_faster(nbytes, route.algorithm):
         route = HostRoute.of(choice, message, IN_PLACE)
     return ReducedSpan(span, message, route)
 
 
-def _stays(home: Arena, part: ReducedSpan) -> bool:
+def _is_in_place(arena: Arena, part: ReducedSpan) -> bool:
     """Return whether a part is reduced in place: not if its values are widened or another algorithm is faster."""
-    return home.shared and part.route.algorithm.in_place and part.message.wire is part.message.source
+    return arena.shared and part.route.algorithm.in_place and part.message.wire is part.message.source
 
 
 class _InSharedMemory:
     """The parts of which each rank combines a slice, in the buffers of its node, then on the rail of its local rank."""
 
-    def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedSpan]):
-        self._topology, self._home, self.parts = topology, home, parts
+    def __init__(self, topology: Topology, arena: Arena, parts: Sequence[ReducedSpan]):
+        self._topology, self._arena, self.parts = topology, arena, parts
         self.views: list[tuple[Message, list[OwnSlice]]] = []
 
     def make_views(self) -> None:
@@ -369,7 +370,7 @@ class _InSharedMemory:
         topology = self._topology
         if not self.views:
             for span, message, _ in self.parts:
-                rows = rows_at(self._home, span, topology.node.size)
+                rows = rows_at(self._arena, span, topology.node.size)
                 self.views.append((message, _slice(topology, rows)))
 
     def short_steps(self) -> FastPath | None:
@@ -444,17 +445,17 @@ def _combine_between_nodes(topology: Topology, message: Message, slices: OwnSlic
 class _ThroughCopies:
     """The parts that are reduced as any other array, after which the result is copied back."""
 
-    def __init__(self, topology: Topology, home: Arena, parts: Sequence[ReducedSpan]):
-        self._topology, self._home, self.parts = topology, home, parts
+    def __init__(self, topology: Topology, arena: Arena, parts: Sequence[ReducedSpan]):
+        self._topology, self._arena, self.parts = topology, arena, parts
         self.views: list[np.ndarray] = []
         self.is_shared_memory_only = bool(parts) and all(part.route.algorithm.meets for part in parts)
 
     def make_views(self) -> None:
         """Make the views of this rank's elements of each part, at the first use."""
         if not self.views:
-            home, node = self._home, self._topology.node
-            rank, ranks = (node.rank, node.size) if home.shared else (0, 1)
-            self.views += [rows_at(home, part.span, ranks)[rank] for part in self.parts]
+            arena, node = self._arena, self._topology.node
+            rank, ranks = (node.rank, node.size) if arena.shared else (0, 1)
+            self.views += [rows_at(arena, part.span, ranks)[rank] for part in self.parts]
 
     def short_steps(self) -> FastPath | None:
         if len(self.parts) != 1:
@@ -476,5 +477,5 @@ class _ThroughCopies:
         return FastPath(exchange)
 
     def reduce(self) -> None:
-        for mine, (_, message, route) in zip(self.views, self.parts, strict=True):
-            mine[...] = reduce_one(self._topology, message, route, mine)
+        for view, (_, message, route) in zip(self.views, self.parts, strict=True):
+            view[...] = reduce_one(self._topology, message, route, view)

@@ -51,13 +51,13 @@ class PendingAllReduce:
     def __init__(
         self,
         topology: Topology,
-        what: str,
+        description: str,
         requests: list[Any],
         finish: Callable[[], Any],
         timeout_seconds: float | None,
     ):
         self._topology = topology
-        self._what = what
+        self._description = description
         self._requests = requests
         self._finish = finish
         self._timeout_seconds = timeout_seconds
@@ -84,7 +84,7 @@ class PendingAllReduce:
         if self._requests and self._topology.lock.given_up:
             if not self.test():
                 raise RuntimeError(
-                    f"rank {self._topology.rank}: waiting for {self._what} {self._topology.lock.given_up}"
+                    f"rank {self._topology.rank}: waiting for {self._description} {self._topology.lock.given_up}"
                 )
         elif self._requests and self._timeout_seconds is not None:
             self._wait_for(self._timeout_seconds)
@@ -103,7 +103,7 @@ class PendingAllReduce:
             if time.monotonic() > deadline:
                 topology = self._topology
                 text = (
-                    f"rank {topology.rank}: {self._what}, waited for{call_site()}, was not done within "
+                    f"rank {topology.rank}: {self._description}, waited for{call_site()}, was not done within "
                     f"{seconds:g} s: all {topology.size} ranks have begun it, and which of them is behind, or whether "
                     "the wire is, is not known"
                 )
@@ -114,7 +114,8 @@ class PendingAllReduce:
     def _complete(self) -> None:
         if self._completing:  # finish() works in place and cannot run twice
             raise RuntimeError(
-                f"rank {self._topology.rank}: {self._what} was interrupted in wait() or test(): its value is lost here"
+                f"rank {self._topology.rank}: {self._description} was interrupted in wait() or test(): its value is "
+                "lost here"
             )
         self._completing = True
         with np.errstate(all="ignore"):
@@ -134,7 +135,7 @@ def _wait_for_all(requests: list[Any]) -> None:
 _wait_all = timed(Kind.REDUCE_WIRE, _wait_for_all)
 
 
-def made_at_once(topology: Topology, result: Any) -> PendingAllReduce:
+def completed_all_reduce(topology: Topology, result: Any) -> PendingAllReduce:
     """Return an all-reduce that is done, with its result."""
     pending = PendingAllReduce(topology, "all_reduce_async", [], lambda: result, None)
     pending._complete()
@@ -166,12 +167,12 @@ def all_reduce_async(
         pending.test()  # releases finished all-reduces even if the program never calls wait()
     key = tuple((value.dtype, value.shape) for value in values)
     reductions = prepared(topology)
-    found = reductions.get(("asynchronous", op, form, bytes_per_pack, key))
-    if found is None:
+    reduction = reductions.get(("asynchronous", op, form, bytes_per_pack, key))
+    if reduction is None:
         with structures.refusals("all_reduce_async", topology, timeout_seconds):
-            found = _reduction(topology, op, key, bytes_per_pack, form)
-        reductions.keep(("asynchronous", op, form, bytes_per_pack, key), found)
-    return found.run((values, rebuild), timeout_seconds)
+            reduction = _reduction(topology, op, key, bytes_per_pack, form)
+        reductions.keep(("asynchronous", op, form, bytes_per_pack, key), reduction)
+    return reduction.run((values, rebuild), timeout_seconds)
 
 
 def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: Hashable) -> Reduction:
@@ -186,9 +187,9 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
         return [joined(message, arrays) for message in messages], rebuild
 
     def combine(
-        laid: tuple[list[np.ndarray], Callable[[list[Any]], Any]], timeout_seconds: float | None
+        state: tuple[list[np.ndarray], Callable[[list[Any]], Any]], timeout_seconds: float | None
     ) -> PendingAllReduce:
-        packed, rebuild = laid
+        packed, rebuild = state
         requests: list[Any] = []
 
         def end() -> Any:
@@ -201,8 +202,8 @@ def _reduction(topology: Topology, op: Op, key: Key, bytes_per_pack: int, form: 
                 out[i] = np.empty(key[i][1], dtype)
             return rebuild(out)
 
-        what = f"{operation} (collective number {topology.lock.sequence})"
-        pending = PendingAllReduce(topology, what, requests, end, timeout_seconds)
+        description = f"{operation} (collective number {topology.lock.sequence})"
+        pending = PendingAllReduce(topology, description, requests, end, timeout_seconds)
         if topology.size > 1:
             # Kept before it begins: MPI writes to the messages even if a signal handler leaves this call.
             topology.slot(InFlight).add(pending)

@@ -31,10 +31,10 @@ class _Rails(Slot, dict[_Places, Any]):
     so none of them can free a communicator: rails are freed with the communicator of all ranks.
     """
 
-    def are_in_step(self, places: _Places) -> bool:
+    def are_in_step(self, division: _Places) -> bool:
         """Return whether there is such a division, and no error has left a collective of this rank's rail."""
-        rail = self.get(places)
-        return places in self and not (rail and Topology.of(rail).lock.given_up)
+        rail = self.get(division)
+        return division in self and not (rail and Topology.of(rail).lock.given_up)
 
     def close(self) -> None:
         for rail in filter(None, self.values()):
@@ -72,19 +72,19 @@ class BetweenGroups:
         self.group = group
         self.sync_every, self.compression, self.outer = sync_every, compression, outer
         first = group.broadcast_object(everyone.rank)
-        places = tuple(everyone.all_gather_object((first, group.rank)))
-        firsts = [each for each, _ in places]
+        division = tuple(everyone.all_gather_object((first, group.rank)))
+        firsts = [rank for rank, _ in division]
         if not everyone.all_true(firsts.count(first) == group.size):
             raise ValueError("the ranks of a group must be among those of the strategy: give comm=mesh.parent")
         self.count, self.index = len(set(firsts)), sorted(set(firsts)).index(first)
-        self.replicas_before = sum(each < first for each in firsts)
+        self.replicas_before = sum(rank < first for rank in firsts)
         self.weight = group.size / everyone.size
-        self.owners_in_group = min(firsts.count(each) for each in firsts)
+        self.owners_in_group = min(firsts.count(rank) for rank in firsts)
         rails = everyone.slot(_Rails)
-        if not everyone.all_true(rails.are_in_step(places)):
+        if not everyone.all_true(rails.are_in_step(division)):
             color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
-            rails[places] = everyone.world.Split(color, key=everyone.rank)
-        rail = rails[places]
+            rails[division] = everyone.world.Split(color, key=everyone.rank)
+        rail = rails[division]
         self._options, self._label = options, f"group {self.index} (rank {everyone.rank})"
         if rail:  # others have no rail, and own nothing
             self._rail = Topology.of(rail).limited(options.timeout_seconds)
@@ -92,11 +92,11 @@ class BetweenGroups:
 
     def owners(self, nbytes: Sequence[int]) -> list[int]:
         """Return which rank of a group owns each of several arrays: about the same number of bytes on each."""
-        loads, found = [0] * self.owners_in_group, [0] * len(nbytes)
+        loads, owners = [0] * self.owners_in_group, [0] * len(nbytes)
         for i in sorted(range(len(nbytes)), key=lambda i: -nbytes[i]):
-            found[i] = loads.index(min(loads))
-            loads[found[i]] += nbytes[i]
-        return found
+            owners[i] = loads.index(min(loads))
+            loads[owners[i]] += nbytes[i]
+        return owners
 
     def sums(self, values: list[np.ndarray]) -> list[np.ndarray]:
         """Add up arrays over the groups. Collective over the rail."""
@@ -115,12 +115,12 @@ class BetweenGroups:
             return []
         reports = self._rail.all_gather_object((self._label, step, what, notes))
         labels, steps, names, noted = zip(*reports, strict=True)
-        wrong, shown = "give all the same number of steps", [f"step {each}" for each in steps]
+        wrong, shown = "give all the same number of steps", [f"step {number}" for number in steps]
         if len({*steps}) == 1:
             rows = itertools.zip_longest(*names, fillvalue="nothing more")
             wrong, shown = "train the same in all", next(([*row] for row in rows if len({*row}) > 1), [])
         if shown:
-            lines = "".join(f"\n  {label}: {each}" for label, each in zip(labels, shown, strict=True))
+            lines = "".join(f"\n  {label}: {text}" for label, text in zip(labels, shown, strict=True))
             raise MismatchError(f"groups met in different exchanges: {wrong}{lines}")
         return [{*row} for row in zip(*noted, strict=True)]
 

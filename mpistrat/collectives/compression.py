@@ -87,15 +87,15 @@ class PowerSGD(LossyCompression):
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
         matrices, lefts = [], []
         for value, memory in zip(values, memories, strict=True):
-            given, error = _as_matrix(value), _as_matrix(memory["error"])
+            source, error = _as_matrix(value), _as_matrix(memory["error"])
             matrices.append(new_array(error.size, error.dtype).reshape(error.shape))
             lefts.append(np.empty((len(error), self.rank), error.dtype))
             for rows in _blocks(error):
-                block = np.multiply(given[rows], groups.weight, out=matrices[-1][rows])
+                block = np.multiply(source[rows], groups.weight, out=matrices[-1][rows])
                 block += error[rows]
                 np.matmul(block, memory["right"], out=lefts[-1][rows])
-        lefts = [np.linalg.qr(each)[0] for each in groups.sums(lefts)]
-        owns = [left.T @ each for left, each in zip(lefts, matrices, strict=True)]
+        lefts = [np.linalg.qr(product)[0] for product in groups.sums(lefts)]
+        owns = [left.T @ matrix for left, matrix in zip(lefts, matrices, strict=True)]
         totals = []
         for memory, matrix, left, own, right in zip(memories, matrices, lefts, owns, groups.sums(owns), strict=True):
             error, total = memory["error"], new_array(matrix.size, matrix.dtype).reshape(matrix.shape)
@@ -106,8 +106,8 @@ class PowerSGD(LossyCompression):
             totals.append(total.view(error.dtype).reshape(error.shape))
             if np.isfinite(right).all():  # in all groups alike
                 memory["error"] = matrix.view(error.dtype).reshape(error.shape)
-                found = right.any(axis=1)  # a row of zeros, as of a first gradient that is 0, would stay so for ever
-                memory["right"][:, found] = right[found].T
+                nonzero = right.any(axis=1)  # a row of zeros, as of a first gradient that is 0, would stay so for ever
+                memory["right"][:, nonzero] = right[nonzero].T
         return totals
 
 
@@ -147,19 +147,19 @@ class TopK(LossyCompression):
 
     @np.errstate(all="ignore")
     def sums(self, values: list[np.ndarray], memories: list[Memory], groups: Any) -> list[np.ndarray]:
-        found = []
+        totals = []
         for value, memory in zip(values, memories, strict=True):
-            kept = value * groups.weight + memory["error"]
-            error = kept.reshape(-1)
+            residual = value * groups.weight + memory["error"]
+            error = residual.reshape(-1)
             count = max(1, int(self.share * error.size))
-            where = np.argpartition(np.abs(error), -count)[-count:]  # NaN comes last
-            positions, elements = groups.concatenated(where), groups.concatenated(error[where])
-            error[where] = 0
-            memory["error"] = kept if np.isfinite(elements).all() else memory["error"]  # in all groups alike
+            largest = np.argpartition(np.abs(error), -count)[-count:]  # NaN comes last
+            positions, elements = groups.concatenated(largest), groups.concatenated(error[largest])
+            error[largest] = 0
+            memory["error"] = residual if np.isfinite(elements).all() else memory["error"]  # in all groups alike
             total = np.zeros_like(error)
             np.add.at(total, positions, elements)  # in the order of groups: the same bits in all
-            found.append(total.reshape(value.shape))
-        return found
+            totals.append(total.reshape(value.shape))
+        return totals
 
 
 def _blocks(matrix: np.ndarray) -> list[slice]:

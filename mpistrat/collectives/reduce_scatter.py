@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.algorithms.exact import exact_sum_of_rows
 from mpistrat.collectives.algorithms.mpi import mpi_operation
-from mpistrat.collectives.algorithms.tree import combine_rows, combine_tree, shares_of_one_each
+from mpistrat.collectives.algorithms.tree import combine_rows, combine_tree, shares_of_ranks
 from mpistrat.collectives.operations import COMBINE, Op, accumulator, divide, result_dtype
 from mpistrat.collectives.reduction import cut, new_array, write_piece
 from mpistrat.runtime.agreement.operation import Operation, operation
@@ -35,7 +35,7 @@ def reduce_scatter(topology: Topology, op: Op, value: np.ndarray, timeout_second
     rows = rows_of_ranks(value, topology.size)
     flat = np.ascontiguousarray(value).reshape(-1)
     width = math.prod(value.shape[1:])
-    ends = [0, *itertools.accumulate([each * width for each in rows])]
+    ends = [0, *itertools.accumulate([count * width for count in rows])]
     parts = [[flat[first:last]] for first, last in itertools.pairwise(ends)]
     what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
     total = reduce_parts(topology, op, value.dtype, parts, what, None, timeout_seconds)
@@ -81,7 +81,7 @@ def reduce_parts(
         elif by_rows:
             total = _by_rows(topology, COMBINE[op], parts, dtype, wire, algorithm)
         else:
-            total = _by_mpi(topology, COMBINE[op], [_joined(each, dtype) for each in parts], wire)
+            total = _by_mpi(topology, COMBINE[op], [_joined(arrays, dtype) for arrays in parts], wire)
         if op is ReduceOp.MEAN:
             total = divide(total, topology.size)
     return total.astype(result_dtype(dtype, op), copy=False)
@@ -98,7 +98,7 @@ def _combine(
     if algorithm == "exact" and combine is np.add and out.dtype.kind in "fc":
         exact_sum_of_rows(rows, out)
     elif algorithm == "tree":
-        shares = shares_of_one_each(topology)
+        shares = shares_of_ranks(topology)
         parts = {tree: row for (tree,), row in zip(shares.of_rank, rows, strict=True)}
         combine_tree(combine, parts, shares.tree, out)
     else:
@@ -123,18 +123,18 @@ def _on_two_tiers(
     total, done = new_array(sum(map(len, rails[memory.rank])), wire), 0
     room = memory.slot_bytes // dtype.itemsize // memory.size
     for pieces in itertools.zip_longest(*(cut(rail, room) for rail in rails), fillvalue=()):
-        own, slots = memory.slots(dtype, room * memory.size)
-        mine = pieces[memory.rank]
+        own_slot, slots = memory.slots(dtype, room * memory.size)
+        own_piece = pieces[memory.rank]
         for i, piece in enumerate(pieces):
-            if i != memory.rank or len(mine) > 1:  # one array is combined where it is
-                write_piece(piece, own[i * room : (i + 1) * room])
+            if i != memory.rank or len(own_piece) > 1:  # one array is combined where it is
+                write_piece(piece, own_slot[i * room : (i + 1) * room])
         topology.lock.meet()
-        count = sum(len(part) for _, part in mine)
+        count = sum(len(part) for _, part in own_piece)
         if count:
             first = memory.rank * room
             rows = [slot[first : first + count] for slot in slots]
-            if len(mine) == 1:
-                rows[memory.rank] = mine[0][1]
+            if len(own_piece) == 1:
+                rows[memory.rank] = own_piece[0][1]
             _combine(topology, combine, rows, total[done : done + count], algorithm)
             done += count
     ends = [0, *itertools.accumulate(sum(map(len, parts[rank])) for rank in of_rails[memory.rank])]
@@ -147,7 +147,7 @@ def _by_rows(
     """Give each rank all ranks' values of its part, in rounds of bounded memory."""
     total, done = np.empty(sum(map(len, parts[topology.rank])), wire), 0
     room = max(1, topology.limits.chunk_bytes // dtype.itemsize // topology.size)
-    for pieces in itertools.zip_longest(*(cut(each, room) for each in parts), fillvalue=()):
+    for pieces in itertools.zip_longest(*(cut(arrays, room) for arrays in parts), fillvalue=()):
         counts = [sum(len(part) for _, part in piece) for piece in pieces]
         send, count = np.concatenate([part for piece in pieces for _, part in piece]), counts[topology.rank]
         rows = np.empty((topology.size, count), dtype)
@@ -164,15 +164,15 @@ def _by_rows(
 def _on_rail(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the combination of ``parts[rank]`` over the rail. The other parts are overwritten."""
     comm = topology.rail
-    own, longest = parts[comm.rank], max(parts, key=len)
+    own_part, longest = parts[comm.rank], max(parts, key=len)
     if comm.size == 1 or not len(longest):
-        return own
+        return own_part
     if longest.nbytes >= _RING_BYTES:
         _on_ring(comm, topology.limits, combine, parts)
-        return own
-    total = np.empty_like(own)
+        return own_part
+    total = np.empty_like(own_part)
     counts = [len(part) for part in parts]
-    comm.Reduce_scatter(np.concatenate(parts), total, counts, mpi_operation(combine, own.dtype))
+    comm.Reduce_scatter(np.concatenate(parts), total, counts, mpi_operation(combine, own_part.dtype))
     return total
 
 
@@ -185,12 +185,12 @@ def _on_ring(comm: Any, limits: Limits, combine: np.ufunc, parts: Sequence[np.nd
     after, before = (rank + 1) % size, (rank - 1) % size
     for i in range(1, size):
         # After step i a part has the values of i + 1 ranks. The last step completes this rank's own part.
-        send, mine = parts[(rank - i) % size], parts[(rank - i - 1) % size]
+        send, target = parts[(rank - i) % size], parts[(rank - i - 1) % size]
         for start in range(0, longest, step):
-            piece = mine[start : start + step]
-            theirs = scratch[: len(piece)]
-            comm.Sendrecv(send[start : start + step], after, recvbuf=theirs, source=before)
-            combine(piece, theirs, out=piece)
+            piece = target[start : start + step]
+            received = scratch[: len(piece)]
+            comm.Sendrecv(send[start : start + step], after, recvbuf=received, source=before)
+            combine(piece, received, out=piece)
 
 
 def _by_mpi(topology: Topology, combine: np.ufunc, parts: Sequence[np.ndarray], wire: np.dtype) -> np.ndarray:

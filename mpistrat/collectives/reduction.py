@@ -43,7 +43,7 @@ Key = tuple[tuple[np.dtype, tuple[int, ...]], ...]
 class Run(NamedTuple):
     """Arrays of one shape that follow each other in a message."""
 
-    where: slice
+    span: slice
     length: int
     shape: tuple[int, ...]
 
@@ -140,10 +140,10 @@ def join(message: Message, arrays: Sequence[np.ndarray], into: np.ndarray) -> No
     """Copy the arrays of a message into one flat array of the host."""
     first, last = message.members[0], message.members[-1]
     if last - first + 1 == len(message.members):
-        mine = arrays[first : last + 1]
+        members = arrays[first : last + 1]
     else:
-        mine = [arrays[i] for i in message.members]
-    np.concatenate(mine, message.axis, into)
+        members = [arrays[i] for i in message.members]
+    np.concatenate(members, message.axis, into)
 
 
 def unpack_message(message: Message, total: np.ndarray, out: list[Any]) -> None:
@@ -156,8 +156,8 @@ def unpack_message(message: Message, total: np.ndarray, out: list[Any]) -> None:
     elif message.slices:
         views = map(total.__getitem__, message.slices)
     else:
-        for where, length, shape in message.runs:
-            part = total[where]
+        for span, length, shape in message.runs:
+            part = total[span]
             if not shape:
                 part = part.copy()  # a view of one number would keep the whole message in memory
                 views.extend([part[i, ...] for i in range(length)])
@@ -198,13 +198,13 @@ def cut(arrays: Iterable[np.ndarray], room: int) -> Iterator[Piece]:
 
 
 def write_piece(piece: Piece, slot: np.ndarray) -> None:
-    for where, part in piece:
-        slot[where] = part
+    for span, part in piece:
+        slot[span] = part
 
 
 def read_piece(piece: Piece, slot: np.ndarray) -> None:
-    for where, part in piece:
-        part[...] = slot[where]
+    for span, part in piece:
+        part[...] = slot[span]
 
 
 # --- prepared reductions --------------------------------------------------------
@@ -243,7 +243,7 @@ def steps_alone() -> FastPath:
     """Return the steps on one rank: the results are copies. They enter 2 functions of Python, the general ones 15."""
 
     def copies(values: Sequence[np.ndarray], word: int) -> list[Any]:
-        return [each.copy() if each.size <= SMALL else _copied(each) for each in values]
+        return [value.copy() if value.size <= SMALL else _copied(value) for value in values]
 
     return FastPath(copies)
 
@@ -272,7 +272,7 @@ def short_steps(
     length, dtype, divisor, axis = message.length, message.result, message.divisor, message.axis
     shape = message.runs[0].shape if len(message.members) == 1 and out is None else None
     if shape is not None:
-        slots = [each.reshape(shape) for each in slots]
+        slots = [slot.reshape(shape) for slot in slots]
     new = np.empty if length <= SMALL else new_array
     is_flat = shape is not None and len(shape) == 1
 
@@ -340,7 +340,7 @@ class Reduction:
         word = lock.begin(self._operation)
         try:
             out = exchange(values, word)
-            if out is None or (self._meet_again is not None and not self._meet_again(lock.later_word(word, 1))):
+            if out is None or (self._meet_again is not None and not self._meet_again(lock.next_token(word, 1))):
                 lock.disagree(self._operation)
             if lock.flight is not None:  # as `end`, without a call
                 lock.flight.leave()
@@ -355,9 +355,9 @@ class Reduction:
     def _run(self, values: Sequence[Any], timeout_seconds: float | None) -> Any:
         topology = self._topology
         pack_values, combine, unpack_values, meets = self._steps
-        laid = pack_values(values)
+        state = pack_values(values)
         with topology.lock.collective(self._operation, meets, timeout_seconds):
-            done = topology.lock.ignoring_float_errors(combine, laid, timeout_seconds)
+            done = topology.lock.ignoring_float_errors(combine, state, timeout_seconds)
         return unpack_values(done)
 
 
@@ -365,8 +365,8 @@ class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
     """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for."""
 
     def close(self) -> None:
-        for each in self.values():  # which the ops of strategies have too
-            each.clear()
+        for cache in self.values():  # which the ops of strategies have too
+            cache.clear()
         self.clear()
 
 
@@ -404,7 +404,7 @@ def reduction_of_arrays(
     Raise TypeError if ``op`` cannot reduce one of the arrays.
     """
     messages = packed_for_host(topology, choice, op, key, bytes_per_pack, algorithm)
-    routes = [HostRoute.of(choice, each, algorithm) for each in messages]
+    routes = [HostRoute.of(choice, message, algorithm) for message in messages]
     empty = [(i, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)]
 
     def combine(arrays: Sequence[np.ndarray], timeout_seconds: float | None) -> list[Any]:
@@ -516,8 +516,8 @@ def _reduce_pieces(topology: Topology, message: Message, route: HostRoute, send:
     for start in range(0, message.length, route.piece):
         part = slice(start, start + route.piece)
         piece = total[part]
-        mine = piece if send is total else send[part]
-        reduce_piece(topology, message, route.algorithm, mine, piece)
+        source = piece if send is total else send[part]
+        reduce_piece(topology, message, route.algorithm, source, piece)
 
 
 def reduce_piece(

@@ -13,7 +13,7 @@ import numpy as np
 _LEAST = 128 << 10  # bytes; the allocation of smaller arrays is cheap
 _MOST = 256 << 20  # bytes; larger arrays are rare and too large to keep
 _HUGE_PAGE = 2 << 20
-_ASKED, _MADE = 4096, 256 << 20  # arrays, bytes: after so many, unused memory is freed
+_REQUESTS, _NEW_BYTES = 4096, 256 << 20  # arrays, bytes: after so many, unused memory is freed
 
 Memory: TypeAlias = "tuple[mmap.mmap, int]"  # pages, and the offset of the first usable byte
 
@@ -27,15 +27,15 @@ class Buffers:
 
     >>> buffers = Buffers()
     >>> a = buffers.empty((1 << 18,), "f4")
-    >>> where = a.ctypes.data
+    >>> address = a.ctypes.data
     >>> del a
-    >>> buffers.empty((512, 512), "f4").ctypes.data == where
+    >>> buffers.empty((512, 512), "f4").ctypes.data == address
     True
     """
 
     def __init__(self) -> None:
         self._free: dict[int, _Free] = {}  # few keys: eight sizes per power of two
-        self._asked = self._made = 0
+        self._requested = self._new_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         dtype = np.dtype(dtype)
@@ -51,19 +51,19 @@ class Buffers:
             memory = free.pop()
         except IndexError:
             memory = new_memory(capacity)
-            self._made += capacity
+            self._new_bytes += capacity
         if len(free) < free.least:
             free.least = len(free)
-        self._asked += 1
-        if self._asked >= _ASKED or self._made >= _MADE:
+        self._requested += 1
+        if self._requested >= _REQUESTS or self._new_bytes >= _NEW_BYTES:
             self._give_back()
         lease = _Lease(shape, dtype, *memory)
-        lease.memory, lease.home = memory, free
+        lease.memory, lease.free_blocks = memory, free
         return lease.view(np.ndarray)
 
     def _give_back(self) -> None:
         """Free the memory that stayed unused since the last call."""
-        self._asked = self._made = 0
+        self._requested = self._new_bytes = 0
         for free in list(self._free.values()):
             with contextlib.suppress(IndexError):  # another thread may take memory at the same time
                 for _ in range(free.least):
@@ -101,11 +101,11 @@ def new_memory(size: int) -> Memory:
 class _Lease(np.ndarray):
     """The owner that all arrays on one block of memory refer to. It is deleted with the last of them."""
 
-    __slots__ = ("home", "memory")
+    __slots__ = ("free_blocks", "memory")
 
     memory: Memory
-    home: deque[Memory]
+    free_blocks: deque[Memory]
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # an interrupted constructor left it without them
-            self.home.append(self.memory)
+            self.free_blocks.append(self.memory)

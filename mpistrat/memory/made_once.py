@@ -21,9 +21,9 @@ from mpistrat.process.waiting import Backoff
 _ENTRIES = 4096
 _MOST_SHARES = 4
 _LINE = 64  # bytes of a cache line
-_STALLED_S = 1.0  # seconds; for a part, four times the longest that this rank took to make one are added
+_STALLED_S = 1.0  # seconds; for a chunk, four times the longest that this rank took to make one are added
 _FREE, _BEING_MADE, _READY = range(3)
-Each = Callable[[Sequence[Any], Callable[[Any], Any]], None]
+ForEach = Callable[[Sequence[Any], Callable[[Any], Any]], None]
 
 
 class Chunk(NamedTuple):
@@ -41,9 +41,9 @@ class Chunk(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An entry of the table: its place there, state, first byte, and how many entries were made before it."""
+    """An entry of the table: its slot, state, first byte, and how many entries were made before it."""
 
-    place: int
+    slot: int
     state: int
     start: int
     number: int
@@ -52,11 +52,11 @@ class _Entry(NamedTuple):
 class MadeOnce:
     """Bytes that the ranks of a node make once and keep for each other, the last ones that fit.
 
-    By a table in the same memory, a rank copies a part that is ready, makes a missing one, and waits for one in the
-    making. The oldest parts make room, also while they are copied: a rank looks again after its copy.
+    By a table in the same memory, a rank copies a chunk that is ready, makes a missing one, and waits for one in the
+    making. The oldest chunks make room, also while they are copied: a rank looks again after its copy.
 
-    No rank depends on another. After a second and four times what making takes, a rank makes a part itself. One that
-    does not get the lock of the table within a second works alone from then on.
+    No rank depends on another. After a second and four times what making takes, a rank makes a chunk itself. A rank
+    that does not get the lock of the table within a second works alone from then on.
 
     The ring has ``nbytes`` for each rank, up to four, since ranks may be at different places of an epoch, and ``most``
     at most. Making it is collective over ``node``. Raise NoSharedMemoryError on all its ranks if they cannot share.
@@ -80,76 +80,76 @@ class MadeOnce:
         """Use no more than so many bytes for each rank. Called on all ranks, before the ring is used."""
         self._nbytes = min(self._nbytes, self._ranks * nbytes)
 
-    def each(self, parts: Sequence[Chunk], for_each: Each) -> list[Chunk]:
-        """Make and use parts, by a function that calls another on each item. Return those that do not fit."""
+    def use_all(self, chunks: Sequence[Chunk], for_each: ForEach) -> list[Chunk]:
+        """Make and use chunks, by a function that calls another on each item. Return the chunks that do not fit."""
         left: list[Chunk] = []
         later: list[Chunk] = []
-        begin = int(self._begin * len(parts))  # ranks that begin together make different parts
-        for_each([*parts[begin:], *parts[:begin]], partial(self._one, left, later))
+        begin = int(self._begin * len(chunks))  # ranks that begin together make different chunks
+        for_each([*chunks[begin:], *chunks[:begin]], partial(self._one, left, later))
         for_each(later, partial(self._one, left, None))
         return left
 
-    def _one(self, left: list[Chunk], later: list[Chunk] | None, part: Chunk) -> None:
-        """Use a part, or make it. If another rank makes it, append it to ``later`` if that is a list, or wait."""
-        digest = hashlib.blake2b(repr(part.key).encode(), digest_size=16).digest()
+    def _one(self, left: list[Chunk], later: list[Chunk] | None, chunk: Chunk) -> None:
+        """Use a chunk, or make it. If another rank makes it, append it to ``later`` if that is a list, or wait."""
+        digest = hashlib.blake2b(repr(chunk.key).encode(), digest_size=16).digest()
         low, high = np.frombuffer(digest, np.int64).tolist()
         backoff, until = Backoff(), 0.0
         while True:
-            found, mine = None, False
+            entry, claimed = None, False
             with self._locked() as locked:
                 if locked:
-                    found = self._find(low, high)
-                    if found is None:
-                        found, mine = self._claim(low, high, part.nbytes), True
-            if found is None or (mine and not self._made(part, found)):
-                left.append(part)
+                    entry = self._find(low, high)
+                    if entry is None:
+                        entry, claimed = self._claim(low, high, chunk.nbytes), True
+            if entry is None or (claimed and not self._make(chunk, entry)):
+                left.append(chunk)
                 return
-            if mine:
+            if claimed:
                 return
-            if found.state == _READY:
-                part.use(self._memory[found.start : found.start + part.nbytes])
+            if entry.state == _READY:
+                chunk.use(self._memory[entry.start : entry.start + chunk.nbytes])
                 with self._locked() as locked:
-                    if locked and self._find(low, high) == found:
+                    if locked and self._find(low, high) == entry:
                         return
             elif later is not None:
-                later.append(part)
+                later.append(chunk)
                 return
             else:
                 now = time.monotonic()
                 until = until or now + _STALLED_S + 4 * self._longest
                 if now > until:
-                    self._end(found, _BEING_MADE)
+                    self._end(entry, _BEING_MADE)
                     until = 0.0
                 backoff.pause()
 
-    def _made(self, part: Chunk, found: _Entry) -> bool:
+    def _make(self, chunk: Chunk, entry: _Entry) -> bool:
         state, began = _FREE, time.monotonic()
         try:
             try:  # the pages are reserved here, so that a lack of memory is not a SIGBUS
-                os.posix_fallocate(self._descriptor, found.start, part.nbytes)
+                os.posix_fallocate(self._descriptor, entry.start, chunk.nbytes)
             except OSError:
                 return False
-            memory = self._memory[found.start : found.start + part.nbytes]
-            part.make(memory)
-            part.use(memory)
+            memory = self._memory[entry.start : entry.start + chunk.nbytes]
+            chunk.make(memory)
+            chunk.use(memory)
             state = _READY
             return True
         finally:
             self._longest = max(self._longest, time.monotonic() - began)
-            self._end(found, state)
+            self._end(entry, state)
 
     def _find(self, low: int, high: int) -> _Entry | None:
         states, lows, highs, starts, _, numbers = self._table
-        for place in np.flatnonzero(lows == low).tolist():
-            if highs[place] == high and states[place] != _FREE:
-                return _Entry(place, int(states[place]), int(starts[place]), int(numbers[place]))
+        for slot in np.flatnonzero(lows == low).tolist():
+            if highs[slot] == high and states[slot] != _FREE:
+                return _Entry(slot, int(states[slot]), int(starts[slot]), int(numbers[slot]))
         return None
 
     def _claim(self, low: int, high: int, nbytes: int) -> _Entry | None:
         """Return a new entry. A rank may end between any two writes: the state is written first and last."""
         states, _, _, starts, stops, _ = self._table
         number, head = self._head.tolist()
-        place = number % _ENTRIES
+        slot = number % _ENTRIES
         busy = np.flatnonzero(states == _BEING_MADE).tolist()
         size = -(-nbytes // _LINE) * _LINE
         # Round the ring from the newest entry on. The place behind a busy entry is often that of the newest one: taken
@@ -160,27 +160,27 @@ class MadeOnce:
                 break
         else:
             return None
-        if place in busy:
+        if slot in busy:
             return None
         states[(starts < stop) & (stops > start) & (states == _READY)] = _FREE
-        states[place] = _FREE
-        self._table[1:, place] = low, high, start, stop, number
+        states[slot] = _FREE
+        self._table[1:, slot] = low, high, start, stop, number
         self._head[:] = number + 1, stop
-        states[place] = _BEING_MADE
-        return _Entry(place, _BEING_MADE, start, number)
+        states[slot] = _BEING_MADE
+        return _Entry(slot, _BEING_MADE, start, number)
 
     def _end(self, entry: _Entry, state: int) -> None:
         """End the making of an entry. ``_BEING_MADE`` gives it up: no key leads to it, until its own rank ends it."""
         with self._locked() as locked:
             states, *halves, _, _, numbers = self._table
-            if locked and numbers[entry.place] == entry.number and states[entry.place] == _BEING_MADE:
+            if locked and numbers[entry.slot] == entry.number and states[entry.slot] == _BEING_MADE:
                 if state == _BEING_MADE:
                     for half in halves:
-                        half[entry.place] = 0
-                elif any(half[entry.place] for half in halves):
-                    states[entry.place] = state
+                        half[entry.slot] = 0
+                elif any(half[entry.slot] for half in halves):
+                    states[entry.slot] = state
                 else:
-                    states[entry.place] = _FREE
+                    states[entry.slot] = _FREE
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -207,8 +207,8 @@ class MadeOnce:
 
 def in_turn(items: Sequence[Any], do: Callable[[Any], Any]) -> None:
     """Call a function on each item, in this thread."""
-    for each in items:
-        do(each)
+    for item in items:
+        do(item)
 
 
 class FilledOnce:
@@ -217,8 +217,8 @@ class FilledOnce:
     Ranks exclude each other by a lock of the system for each piece, which it frees if a rank fails, and threads by one
     lock. Pages are reserved when their piece is filled: a lack of memory is an error of `fill`, not a SIGBUS.
 
-    The ranks of ``node`` share the memory, and make the object together; without it, the memory is private. ``part`` is
-    where this rank should begin, as a part of the pieces. Raise NoSharedMemoryError on every rank of the node, or
+    The ranks of ``node`` share the memory, and make the object together; without it, the memory is private. This rank
+    should begin at the fraction ``begin`` of the pieces. Raise NoSharedMemoryError on every rank of the node, or
     OSError alone, if memory is short.
 
     >>> numbers = FilledOnce(8, 2)
@@ -231,12 +231,12 @@ class FilledOnce:
     def __init__(self, nbytes: int, pieces: int, node: Any = None):
         self._descriptor: int | None = None
         self._filled: Any = bytearray(pieces)
-        self.part = 0.0
+        self.begin = 0.0
         if node is None or node.size == 1:
             memory, start = new_memory(max(1, nbytes))
             self.memory = np.frombuffer(memory, np.uint8, nbytes, start)
             return
-        self.part = node.rank / node.size
+        self.begin = node.rank / node.size
         self._locks = pages(nbytes)
         self.memory, self._descriptor = share_in_pieces(self, node, nbytes, pieces)
         self._filled = self.memory[self._locks :]

@@ -25,7 +25,7 @@ FOLDER = "/dev/shm"
 class Shared(NamedTuple):
     """Shared bytes: a row for every rank of a node, and bytes for all ranks together."""
 
-    stretches: np.ndarray
+    rows: np.ndarray
     common: np.ndarray
 
 
@@ -33,33 +33,33 @@ class NoSharedMemoryError(OSError):
     """The ranks of a node cannot share this much memory. Raised on all of them."""
 
 
-def share(node: Any, own: int, common: int = 0) -> Shared:
+def share(node: Any, row_bytes: int, common: int = 0) -> Shared:
     """Return zeroed memory that all ranks of ``node`` share: whole pages for each rank and for all. Collective.
 
     Raise NoSharedMemoryError on every rank if memory is short, or a rank cannot open the file of another.
     """
-    own, common = pages(own), pages(common)
-    stretches = node.size * own
+    row_bytes, common = pages(row_bytes), pages(common)
+    of_ranks = node.size * row_bytes
 
     def reserve() -> None:
         # Reserved now, a lack of memory is an error here, not a SIGBUS at the first use. Each rank reserves its own
         # part, which the system then places near its core.
-        parts = [(node.rank * own, own), (stretches, common if node.rank == 0 else 0)]
+        parts = [(node.rank * row_bytes, row_bytes), (of_ranks, common if node.rank == 0 else 0)]
         for start, nbytes in parts:
             if nbytes:
                 _reserve(descriptor, start, nbytes)
 
     try:
-        descriptor = private_file.share(node, FOLDER, stretches + common)
+        descriptor = private_file.share(node, FOLDER, of_ranks + common)
         try:
-            memory = mapped(node, descriptor, stretches + common, reserve)
+            memory = mapped(node, descriptor, of_ranks + common, reserve)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise NoSharedMemoryError(
-            f"{node.size} ranks of a node cannot share {stretches + common} bytes in {FOLDER}: {error}"
+            f"{node.size} ranks of a node cannot share {of_ranks + common} bytes in {FOLDER}: {error}"
         ) from None
-    return Shared(memory[:stretches].reshape(node.size, own), memory[stretches:])
+    return Shared(memory[:of_ranks].reshape(node.size, row_bytes), memory[of_ranks:])
 
 
 def share_in_pieces(owner: object, node: Any, nbytes: int, common: int) -> tuple[np.ndarray, int]:
@@ -143,13 +143,13 @@ class NodeMemory:
         results = (2 if between_nodes else 1) * slot_bytes
         headers = _HEADER * self.size
         shared = share(node, 2 * self.slot_bytes, results + 2 * headers + _HEADER)
-        slots = shared.stretches[:, : 2 * self.slot_bytes].reshape(self.size, 2, self.slot_bytes)
+        slots = shared.rows[:, : 2 * self.slot_bytes].reshape(self.size, 2, self.slot_bytes)
         self._slots = slots[:, 0], slots[:, 1]
         self.results = tuple(shared.common[:results].reshape(-1, self.slot_bytes))
         self.result = self.results[0]
-        said = memoryview(shared.common.data)[results:]
-        self._said = said[:headers].cast("q"), said[headers : 2 * headers].cast("q")
-        self.verdict = said[2 * headers : 2 * headers + _HEADER].cast("q")
+        tokens = memoryview(shared.common.data)[results:]
+        self._tokens = tokens[:headers].cast("q"), tokens[headers : 2 * headers].cast("q")
+        self.verdict = tokens[2 * headers : 2 * headers + _HEADER].cast("q")
         self._views = Cache[_Key, tuple[np.ndarray, list[np.ndarray]]](_MOST_VIEWS)
         self._totals = Cache[tuple[np.dtype, int], np.ndarray](_MOST_VIEWS)
         self.generation = 0
@@ -170,26 +170,26 @@ class NodeMemory:
 
     def total(self, dtype: np.dtype, count: int) -> np.ndarray:
         """Return the beginning of `result` as an array of ``count`` elements."""
-        found = self._totals.get((dtype, count))
-        if found is None:
-            found = self._totals.keep((dtype, count), self.result[: count * dtype.itemsize].view(dtype))
-        return found
+        total = self._totals.get((dtype, count))
+        if total is None:
+            total = self._totals.keep((dtype, count), self.result[: count * dtype.itemsize].view(dtype))
+        return total
 
     def pack_values(self, values: np.ndarray) -> list[np.ndarray]:
         """Write to this rank's slot. Return the slots of all ranks, to be read after the next barrier.
 
         Large values rotate through a slot: data that is dirty in another core's cache is several times slower to read.
         """
-        place = stride = 0
+        position = stride = 0
         if values.nbytes > self._same_place_bytes:
             stride = -(-values.nbytes // _LINE) * _LINE
-            place = (self.meetings >> 1) % max(1, self.slot_bytes // stride)
-        key = (self.generation, values.dtype, len(values), place)
-        found = self._views.get(key)
-        if found is None:
-            found = self._views_at(key, place * stride)
-        _copy(found[0], values)
-        return found[1]
+            position = (self.meetings >> 1) % max(1, self.slot_bytes // stride)
+        key = (self.generation, values.dtype, len(values), position)
+        views = self._views.get(key)
+        if views is None:
+            views = self._views_at(key, position * stride)
+        _copy(views[0], values)
+        return views[1]
 
     def meet(self) -> None:
         """Wait for all ranks of the node. Their slots may be read afterwards."""
@@ -197,21 +197,21 @@ class NodeMemory:
         self.meetings += 1
         self._barrier()
 
-    def barrier_with_token(self, word: int) -> bool:
+    def barrier_with_token(self, token: int) -> bool:
         """Wait as `meet` does, exchange one number, and return whether all ranks gave the same number.
 
         Signal handlers run where a function begins and after a call into C: before the first line or after the barrier.
         """
-        said = self._said[self.generation]
-        said[self.rank] = word
+        tokens = self._tokens[self.generation]
+        tokens[self.rank] = token
         self.generation ^= 1
         self.meetings += 1
         self._barrier()
-        return said.tolist().count(word) == self.size
+        return tokens.tolist().count(token) == self.size
 
     def agreed(self) -> bool:
         """Return whether all ranks gave the same number in the last `barrier_with_token`."""
-        return len(set(self._said[self.generation ^ 1].tolist())) == 1
+        return len(set(self._tokens[self.generation ^ 1].tolist())) == 1
 
 
 def _copy_to(slot: np.ndarray, values: np.ndarray) -> None:

@@ -30,7 +30,7 @@ _BEFORE = 64  # bytes before an array, so that it begins with a cache line: the 
 _T = TypeVar("_T")
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where other processes of the node find an array."""
 
     path: str  # the file
@@ -55,7 +55,7 @@ class View(NamedTuple):
 class Memory:
     """Memory for arrays that are written between `begin` and `end`. No other process reads it."""
 
-    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Location | None]:
         """Return a copy of an array, and its place; None if other processes cannot read it."""
         return np.array(value), None
 
@@ -98,7 +98,7 @@ class PublishedMemory(Memory):
         self._number = np.frombuffer(self._mapped, np.int64, 1)
         self._end = mmap.PAGESIZE
 
-    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Place | None]:
+    def copy(self, value: np.ndarray) -> tuple[np.ndarray, Location | None]:
         # Raises MemoryError: the system would kill a process whose file is too large.
         np.empty(value.nbytes, np.uint8)
         start, nbytes = self._end, pages(_BEFORE + value.nbytes)
@@ -114,7 +114,7 @@ class PublishedMemory(Memory):
         array = _array(memory, value.shape, value.dtype)
         array[...] = value
         memory[0] = 1
-        return array, Place(self._path, self._token, start, value.shape, value.dtype)
+        return array, Location(self._path, self._token, start, value.shape, value.dtype)
 
     def begin(self) -> None:
         self._number[0] |= 1
@@ -127,7 +127,7 @@ class PublishedMemory(Memory):
 class Reader:
     """The arrays that another process publishes, of which ``place`` is any. Raise OSError if they cannot be read."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Location):
         file = private_file.open_other(place.path, place.token, _TOKEN)
         try:
             self._mapped = mmap.mmap(file, _SPACE, prot=mmap.PROT_READ)
@@ -135,7 +135,7 @@ class Reader:
             os.close(file)
         self._number = np.frombuffer(self._mapped, np.int64, 1)
 
-    def view(self, place: Place) -> View:
+    def view(self, place: Location) -> View:
         nbytes = _BEFORE + math.prod(place.shape) * place.dtype.itemsize
         memory = np.frombuffer(self._mapped, np.uint8, nbytes, place.start)
         return View(_array(memory, place.shape, place.dtype), memory[:1])
@@ -145,12 +145,12 @@ class Reader:
         before = self._number[0]
         if before & 1:
             return None
-        made = []
+        results = []
         for copy in copies:
-            made.append(copy)
+            results.append(copy)
             if self._number[0] != before:
                 return None
-        return made
+        return results
 
 
 def _give_back(mapped: mmap.mmap, start: int, nbytes: int, process: int) -> None:

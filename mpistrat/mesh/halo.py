@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import get_ident
 from typing import Any
 
@@ -84,13 +84,13 @@ class Halo:
         exchanges = [_Exchange(self.block, array, i, widths, boundaries[i], *rest) for i in range(count) if widths[i]]
         # What each dimension completes, and then copies. Calls of functions that copy nothing take 0.1 us.
         self._fills = [(e.fills, e.neighbors, e.fill if e.copies or e.constants else None) for e in exchanges]
-        self._folds = [(each.folds, each.neighbors, each.fold) for each in exchanges[::-1]]
+        self._folds = [(e.folds, e.neighbors, e.fold) for e in exchanges[::-1]]
         self._world = mesh.topology.world
         self._lock, self._is_compared = mesh.topology.lock, "collectives" in mesh.topology.checks
         self._sent = operation(_NAME, (local.dtype, layout.shape))
         kind = mpi.start().Prequest
         self._calls = kind.Startall, kind.Testall
-        weakref.finalize(self, _free, [each for step in self._fills + self._folds for each in step[0]], get_ident())
+        weakref.finalize(self, _free, [*chain(*(step[0] for step in self._fills + self._folds))], get_ident())
 
     def exchange(self) -> np.ndarray:
         """Fill the borders from the neighbors, and return `block`. All ranks of the mesh call it.
@@ -210,7 +210,7 @@ class _Exchange:
         from_edge = edge == "neumann"  # mirrored at the face of the last element, not at its centre
         low_mirrored = key(2 * width - from_edge, width - from_edge, -1)
         high_mirrored = key(width + n - 2 + from_edge, n - 2 + from_edge, -1)
-        for other, border, inside, own, mirrored, tags in (
+        for other, border, inside, own_rows, mirrored, tags in (
             (before, low, first, last, low_mirrored, (tag, tag + 1)),
             (after, high, last, first, high_mirrored, (tag + 1, tag)),
         ):
@@ -219,7 +219,7 @@ class _Exchange:
             elif edge in ("constant", "dirichlet"):
                 self.constants.append(border)
             else:
-                self.copies.append((border, own if edge == "periodic" else mirrored))
+                self.copies.append((border, own_rows if edge == "periodic" else mirrored))
 
     def _pair(self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]) -> None:
         """Prepare what is sent to a neighbor and received from it."""
@@ -231,9 +231,9 @@ class _Exchange:
         self.fills.extend([world.Send_init(sent, other, tags[0]), world.Recv_init(received, other, tags[1])])
         sends, receives = (tag + _BACK for tag in tags)
         self.folds.extend([world.Send_init(received, other, sends), world.Recv_init(folded, other, receives)])
-        for each in buffers:
-            if isinstance(each, list):
-                each[-1].Free()  # the requests keep the type as long as they need it
+        for buffer in buffers:
+            if isinstance(buffer, list):
+                buffer[-1].Free()  # the requests keep the type as long as they need it
         self.spare.append((spare, inside))
         self.borders.append(border)
         self.neighbors.append(other)
@@ -262,7 +262,7 @@ def _buffer(array: np.ndarray, key: Key) -> Any:
     part = array[key]
     if part.flags.c_contiguous:
         return as_bytes(part)
-    ranges = [each.indices(n)[:2] for each, n in zip(key, array.shape, strict=True)]
+    ranges = [rows.indices(n)[:2] for rows, n in zip(key, array.shape, strict=True)]
     element = MPI.BYTE.Create_contiguous(array.itemsize)
     kind = element.Create_subarray(array.shape, [b - a for a, b in ranges], [a for a, _ in ranges]).Commit()
     element.Free()
@@ -272,15 +272,15 @@ def _buffer(array: np.ndarray, key: Key) -> Any:
 def _free(requests: list[Any], thread: int) -> None:
     """Free persistent requests, unless another thread collects the garbage: no other one calls MPI."""
     if get_ident() == thread and not mpi.start().Is_finalized():
-        for each in requests:
-            each.Free()
+        for request in requests:
+            request.Free()
 
 
-def _for_each(given: Any, count: int, what: str) -> tuple[Any, ...]:
+def _for_each(value: Any, count: int, name: str) -> tuple[Any, ...]:
     """Return one value for each dimension."""
-    values = tuple(given) if np.ndim(given) else (given,) * count
+    values = tuple(value) if np.ndim(value) else (value,) * count
     if len(values) != count:
-        raise ValueError(f"{what} {given!r} must have one value for each of {count} dimensions")
+        raise ValueError(f"{name} {value!r} must have one value for each of {count} dimensions")
     return values
 
 

@@ -106,12 +106,12 @@ class Mesh:
         topology = Topology.of(parent)
         with structures.refusals("Mesh", topology):
             sizes = _sizes(axes, topology.world.size)
-        made, key = topology.slot(_Made), tuple(sizes.items())
+        meshes, key = topology.slot(_Made), tuple(sizes.items())
         structures.agree(topology, "Mesh", key)
-        if key not in made:
+        if key not in meshes:
             (mesh := object.__new__(cls))._split(parent, topology, sizes)
-            made[key] = mesh
-        return made[key]
+            meshes[key] = mesh
+        return meshes[key]
 
     @classmethod
     def for_grid(cls, ndim: int, *, comm: Any = None, names: Sequence[str] = "xyz") -> Mesh:
@@ -150,16 +150,16 @@ class Mesh:
         shape = tuple(axes.values())
         self.ranks = np.array([*chain(*topology.nodes)]).reshape(shape)
         self._places = {
-            int(rank): dict(zip(self.axes, place, strict=True)) for place, rank in np.ndenumerate(self.ranks)
+            int(rank): dict(zip(self.axes, position, strict=True)) for position, rank in np.ndenumerate(self.ranks)
         }
         self.size, self.rank = topology.world.size, topology.world.rank
         self.coordinates = self._places[self.rank]
-        place = tuple(self.coordinates.values())
+        position = tuple(self.coordinates.values())
         self._along: dict[str, MeshAxis] = {}
         for i, (name, size) in enumerate(self.axes.items()):
-            others = np.ravel_multi_index((*place[:i], 0, *place[i + 1 :]), shape)
-            along = topology.world.Split(int(others), key=place[i])
-            self._along[name] = MeshAxis(name, size, place[i], along)
+            others = np.ravel_multi_index((*position[:i], 0, *position[i + 1 :]), shape)
+            along = topology.world.Split(int(others), key=position[i])
+            self._along[name] = MeshAxis(name, size, position[i], along)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class Mesh:
 
     def neighbors(self, name: str, periodic: bool) -> tuple[int | None, int | None]:
         """Return the ranks before and after this one along an axis, as `MeshAxis.neighbors`, but of the mesh."""
-        line = self.ranks[tuple(slice(None) if each == name else i for each, i in self.coordinates.items())].tolist()
+        line = self.ranks[tuple(slice(None) if other == name else i for other, i in self.coordinates.items())].tolist()
         before, after = (None if i is None else line[i] for i in self.axis(name).neighbors(periodic))
         return before, after
 
@@ -203,7 +203,7 @@ class Mesh:
 
     def is_first_beside(self, name: str) -> bool:
         """Return whether this rank is at place 0 of all axes but this one."""
-        return not any(place for each, place in self.coordinates.items() if each != name)
+        return not any(position for other, position in self.coordinates.items() if other != name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
         return self  # there is one for each communicator and set of axes
@@ -290,7 +290,7 @@ class Layout(NamedTuple):
                 continue
             count = mesh.axis(name).size
             even = [size // count + (i < size % count) for i in range(count)]
-            lengths = [int(each) for each in parts.pop(name, even)]
+            lengths = [int(length) for length in parts.pop(name, even)]
             if len(lengths) != count or sum(lengths) != size or min(lengths) < 0:
                 raise ValueError(
                     f"parts of {lengths} along {name!r} must be {count} lengths that make up the {size} rows"
@@ -302,8 +302,8 @@ class Layout(NamedTuple):
 
     def box(self, mesh: Mesh, rank: int | None = None) -> Box:
         """Return the part of a rank; by default that of this one."""
-        place = mesh.coordinates if rank is None else mesh.place_of(rank)
-        starts = ((0 if name is None else place[name]) for name in self.axes)
+        coordinates = mesh.coordinates if rank is None else mesh.place_of(rank)
+        starts = ((0 if name is None else coordinates[name]) for name in self.axes)
         return tuple(slice(cuts[i], cuts[i + 1]) for i, cuts in zip(starts, self.cuts, strict=True))
 
     def is_first(self, mesh: Mesh, rank: int) -> bool:
@@ -314,8 +314,8 @@ class Layout(NamedTuple):
         """Return the layout without some dimensions, or with a length of 1 there."""
         one: tuple[Any, ...] = (1, None, (0, 1))
         every = enumerate(zip(*self, strict=True))
-        kept = [one if i in dimensions else each for i, each in every if keepdims or i not in dimensions]
-        return Layout(*zip(*kept, strict=True)) if kept else Layout.uncut(())
+        remaining = [one if i in dimensions else dimension for i, dimension in every if keepdims or i not in dimensions]
+        return Layout(*zip(*remaining, strict=True)) if remaining else Layout.uncut(())
 
     def sliced(self, bounds: Sequence[tuple[int, int]]) -> Layout:
         """Return the layout of the elements from the first to the second bound of each dimension."""
@@ -338,7 +338,7 @@ class Layout(NamedTuple):
 def common(ours: Box, theirs: Box) -> Box | None:
     """Return what two boxes share, or None."""
     shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True))
-    return shared if all(each.start < each.stop for each in shared) else None
+    return shared if all(side.start < side.stop for side in shared) else None
 
 
 def inside(box: Box, outer: Box) -> Box:
@@ -348,7 +348,7 @@ def inside(box: Box, outer: Box) -> Box:
 
 def shape_of(box: Box) -> tuple[int, ...]:
     """Return the shape of a box."""
-    return tuple(each.stop - each.start for each in box)
+    return tuple(side.stop - side.start for side in box)
 
 
 def joined(layouts: Sequence[Layout]) -> Layout | None:
@@ -356,18 +356,18 @@ def joined(layouts: Sequence[Layout]) -> Layout | None:
 
     Raise ValueError if the shapes do not fit by NumPy's rules of broadcasting.
     """
-    if all(each == layouts[0] for each in layouts):
+    if all(layout == layouts[0] for layout in layouts):
         return layouts[0]
     shape, axes, cuts = [], [], []
-    for i in range(-max(len(each.shape) for each in layouts), 0):  # from the last dimension, as NumPy
-        having = [each for each in layouts if i >= -len(each.shape)]
-        sizes = {each.shape[i] for each in having} - {1} or {1}
+    for i in range(-max(len(layout.shape) for layout in layouts), 0):  # from the last dimension, as NumPy
+        having = [layout for layout in layouts if i >= -len(layout.shape)]
+        sizes = {layout.shape[i] for layout in having} - {1} or {1}
         n = sizes.pop()
         if sizes:
-            raise ValueError(f"the shapes {', '.join(str(each.shape) for each in layouts)} do not fit together")
-        found = {(each.axes[i], each.cuts[i]) for each in having if each.axes[i] is not None} or {(None, (0, n))}
-        name, cut = found.pop()
-        if found or cut[-1] != n or (name is not None and name in axes):
+            raise ValueError(f"the shapes {', '.join(str(layout.shape) for layout in layouts)} do not fit together")
+        ways = {(layout.axes[i], layout.cuts[i]) for layout in having if layout.axes[i] is not None}
+        name, cut = ways.pop() if ways else (None, (0, n))
+        if ways or cut[-1] != n or (name is not None and name in axes):
             return None
         shape.append(n)
         axes.append(name)

@@ -168,15 +168,15 @@ class ShardedArray(NDArrayOperatorsMixin):
         shape, parts = [], {}
         for dimension, name in enumerate(axes):
             by_place: dict[int, tuple[int, int]] = {}  # its length, and a rank that has it
-            for rank, each in enumerate(shapes):
-                place = 0 if name is None else mesh.place_of(rank)[mesh.axis(name).name]
-                length, first = by_place.setdefault(place, (each[dimension], rank))
-                if length != each[dimension]:
+            for rank, local_shape in enumerate(shapes):
+                position = 0 if name is None else mesh.place_of(rank)[mesh.axis(name).name]
+                length, first = by_place.setdefault(position, (local_shape[dimension], rank))
+                if length != local_shape[dimension]:
                     raise ValueError(
                         f"the parts do not lie side by side in dimension {dimension}: rank {first} has the shape "
-                        f"{shapes[first]}, and rank {rank} at the same place of {name!r} has {each}"
+                        f"{shapes[first]}, and rank {rank} at the same place of {name!r} has {local_shape}"
                     )
-            lengths = [by_place[place][0] for place in sorted(by_place)]
+            lengths = [by_place[position][0] for position in sorted(by_place)]
             shape.append(sum(lengths))
             if name is not None:
                 parts[name] = lengths
@@ -217,7 +217,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     @property
     def offset(self) -> tuple[int, ...]:
         """Where the part of this rank begins."""
-        return tuple(each.start for each in self.box)
+        return tuple(part.start for part in self.box)
 
     def __repr__(self) -> str:
         return f"<ShardedArray: {self.shape} {self.dtype}, cut by {self.axes}, here {self.local.shape}>"
@@ -239,7 +239,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     def __getitem__(self, key: Any) -> ShardedArray:
         """Return a copy of the elements in slices of step 1, cut where this array is cut. Never communicates."""
         keys = key if isinstance(key, tuple) else (key,)
-        if any(not isinstance(each, slice) or each.step not in (None, 1) for each in keys if each is not Ellipsis):
+        if any(not isinstance(item, slice) or item.step not in (None, 1) for item in keys if item is not Ellipsis):
             _refuse("an index")
         at = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
         before, after = keys[:at], keys[at + 1 :]
@@ -247,7 +247,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         if between < 0 or Ellipsis in after:
             raise IndexError(f"the index {key} does not fit the shape {self.shape}")
         slices = zip((*before, *[slice(None)] * between, *after), self.shape, strict=True)
-        bounds = [(start, max(start, stop)) for start, stop, _ in (each.indices(n) for each, n in slices)]
+        bounds = [(start, max(start, stop)) for start, stop, _ in (part.indices(n) for part, n in slices)]
         ours = [np.clip((part.start, part.stop), *ends) for part, ends in zip(self.box, bounds, strict=True)]
         wanted = tuple(slice(int(start), int(stop)) for start, stop in ours)
         return ShardedArray(self.local[inside(wanted, self.box)].copy("C"), self.mesh, self.layout.sliced(bounds))
@@ -265,7 +265,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         return self.local.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, ArrayLike) for each in inputs):
+        if any(isinstance(value, ArrayLike) for value in inputs):
             return NotImplemented  # NumPy asks the variable, which reads its value
         if method == "__call__" and ufunc is np.matmul and not kwargs:
             return matmul(*inputs)
@@ -274,7 +274,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         return _elementwise(ufunc, inputs, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(issubclass(each, ArrayLike) for each in types):
+        if any(issubclass(kind, ArrayLike) for kind in types):
             return NotImplemented  # NumPy asks the variable, which reads its value
         if function in (np.shape, np.ndim, np.size) and len(args) == 1:
             return getattr(args[0], function.__name__)
@@ -362,10 +362,10 @@ class ShardedArray(NDArrayOperatorsMixin):
     def _dimensions(self, axis: Any) -> tuple[int, ...]:
         if self.dtype.kind in "mM":  # else only the ranks with empty parts would raise
             _refuse(f"a reduction of {self.dtype}")
-        given = range(self.ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
-        if any(not -self.ndim <= each < self.ndim for each in given):
+        dimensions = range(self.ndim) if axis is None else axis if isinstance(axis, Sequence) else (axis,)
+        if any(not -self.ndim <= i < self.ndim for i in dimensions):
             raise ValueError(f"axis {axis} is out of range for the shape {self.shape}")
-        return tuple(each % self.ndim for each in given)
+        return tuple(i % self.ndim for i in dimensions)
 
     def _reduced(self, op: Op, function: Callable[..., Any], axis: Any, keepdims: bool) -> Any:
         dimensions = self._dimensions(axis)
@@ -405,21 +405,21 @@ class ShardedArray(NDArrayOperatorsMixin):
         mesh, topology = self.mesh, self.mesh.topology
         with structures.refusals("ShardedArray.redistribute", topology):
             new = Layout.of(mesh, self.shape, axes, parts)
-        mine, wanted = self.box, new.box(mesh)
+        own_box, wanted = self.box, new.box(mesh)
         out = np.empty(shape_of(wanted), self.dtype)
         ranks = range(mesh.size)
-        given = [self._moves(mesh.rank, rank, common(mine, new.box(mesh, rank))) for rank in ranks]
-        taken = [self._moves(rank, mesh.rank, common(self.layout.box(mesh, rank), wanted)) for rank in ranks]
+        outgoing = [self._moves(mesh.rank, rank, common(own_box, new.box(mesh, rank))) for rank in ranks]
+        incoming = [self._moves(rank, mesh.rank, common(self.layout.box(mesh, rank), wanted)) for rank in ranks]
         # With its dtype: an index of an array without dimensions gives a number, in the byte order of this machine.
-        sent = [None if box is None else self.local[inside(box, mine)] for box in given]
-        sends = [None if each is None else np.array(each, self.dtype, order="C") for each in sent]
-        receives = [None if box is None else np.empty(shape_of(box), self.dtype) for box in taken]
+        sent = [None if box is None else self.local[inside(box, own_box)] for box in outgoing]
+        sends = [None if data is None else np.array(data, self.dtype, order="C") for data in sent]
+        receives = [None if box is None else np.empty(shape_of(box), self.dtype) for box in incoming]
         what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
         with topology.lock.collective(what):
             exchange(
-                topology, *[[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
+                topology, *[[None if data is None else as_bytes(data) for data in way] for way in (sends, receives)]
             )
-        for box, data in zip(taken, receives, strict=True):
+        for box, data in zip(incoming, receives, strict=True):
             if box is not None:
                 out[inside(box, wanted)] = data
         return ShardedArray(out, mesh, new)
@@ -467,46 +467,45 @@ class ShardedArray(NDArrayOperatorsMixin):
 def _elementwise(function: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return what a function makes of parts, cut as all arrays together. Never communicates."""
     outs = kwargs.pop("out", ())
-    given = _over_one_mesh((*inputs, *outs))
-    arrays = [each for each in given if isinstance(each, ShardedArray)]
-    layout, mesh = joined([each.layout for each in arrays]), arrays[0].mesh
+    values = _over_one_mesh((*inputs, *outs))
+    arrays = [value for value in values if isinstance(value, ShardedArray)]
+    layout, mesh = joined([array.layout for array in arrays]), arrays[0].mesh
     if layout is None:
         raise ValueError(f"{' and '.join(map(repr, arrays))} are cut differently: redistribute one of them")
-    if any(not isinstance(each, ShardedArray) or each.layout != layout for each in outs):
+    if any(not isinstance(out, ShardedArray) or out.layout != layout for out in outs):
         raise TypeError("out must be a ShardedArray that is cut as the result is")
     box = layout.box(mesh)
     parts = [
-        each if isinstance(each, _PLAIN) else each.local if each.layout is layout else each.local[each.layout.key(box)]
-        for each in given
+        v if isinstance(v, _PLAIN) else v.local if v.layout is layout else v.local[v.layout.key(box)] for v in values
     ]
     if outs:
-        function(*parts[: len(inputs)], **kwargs, out=tuple(each.local for each in outs))
+        function(*parts[: len(inputs)], **kwargs, out=tuple(out.local for out in outs))
         return outs[0] if len(outs) == 1 else outs
     result = function(*parts, **kwargs)
     several = result if type(result) is tuple else (result,)
-    made = tuple(ShardedArray(np.asarray(each), mesh, layout) for each in several)
-    return made if type(result) is tuple else made[0]
+    results = tuple(ShardedArray(np.asarray(array), mesh, layout) for array in several)
+    return results if type(result) is tuple else results[0]
 
 
 def _over_one_mesh(values: Sequence[Any]) -> list[Any]:
     """Return values with plain arrays as arrays that every rank has whole. Numbers stay: NumPy decides their dtype."""
-    cut = [each for each in values if isinstance(each, ShardedArray)]
+    cut = [array for array in values if isinstance(array, ShardedArray)]
     mesh = cut[0].mesh
-    if any(each.mesh is not mesh for each in cut):
-        shown = " and ".join(f"{each!r} over {each.mesh!r}" for each in cut)
+    if any(array.mesh is not mesh for array in cut):
+        shown = " and ".join(f"{array!r} over {array.mesh!r}" for array in cut)
         raise ValueError(f"{shown} lie on different meshes: make them on one")
-    given = [each if isinstance(each, (ShardedArray, *_PLAIN)) else as_numpy(each) for each in values]
-    return [ShardedArray(e, mesh, Layout.uncut(e.shape)) if isinstance(e, np.ndarray) else e for e in given]
+    converted = [value if isinstance(value, (ShardedArray, *_PLAIN)) else as_numpy(value) for value in values]
+    return [ShardedArray(e, mesh, Layout.uncut(e.shape)) if isinstance(e, np.ndarray) else e for e in converted]
 
 
 def matmul(left: Any, right: Any) -> Any:
     """Return the product of matrices or vectors, of which one is cut. Collective if the inner dimension is cut."""
     left, right = _over_one_mesh((left, right))
-    if any(getattr(each, "ndim", 0) not in (1, 2) for each in (left, right)) or left.shape[-1] != right.shape[0]:
+    if any(getattr(factor, "ndim", 0) not in (1, 2) for factor in (left, right)) or left.shape[-1] != right.shape[0]:
         raise ValueError(f"matmul multiplies matrices that fit, not {left!r} and {right!r}")
     mesh = left.mesh
     (*rows, ours), (theirs, *columns) = zip(*left.layout, strict=True), zip(*right.layout, strict=True)
-    inner = joined([Layout(*zip(each, strict=True)) for each in (ours, theirs)])
+    inner = joined([Layout(*zip(dimension, strict=True)) for dimension in (ours, theirs)])
     if inner is None:
         raise ValueError(f"{left!r} and {right!r} are cut differently along the inner dimension: redistribute one")
     axes = [axis for _, axis, _ in (*rows, *zip(*inner, strict=True), *columns) if axis is not None]
@@ -531,7 +530,7 @@ def roll(a: ShardedArray, shift: Any, axis: Any = None) -> ShardedArray:
         if axis is None and a.ndim != 1:
             _refuse("numpy.roll without axis")
         dimensions = np.atleast_1d(0 if axis is None else axis)
-        if any(not -a.ndim <= each < a.ndim for each in dimensions):
+        if any(not -a.ndim <= dimension < a.ndim for dimension in dimensions):
             raise ValueError(f"axis {axis} is out of range for the shape {a.shape}")
         moves = tuple((int(by), int(dimension) % a.ndim) for by, dimension in np.broadcast(shift, dimensions))
     structures.agree(topology, "numpy.roll", *a.layout, moves)
@@ -548,7 +547,7 @@ def roll(a: ShardedArray, shift: Any, axis: Any = None) -> ShardedArray:
 
 def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts: Sequence[int]) -> np.ndarray:
     """Return this rank's part of an array that the ranks have cut along a dimension, moved by some elements."""
-    rows, own, n = np.moveaxis(local, dimension, 0), topology.rank, cuts[-1]
+    rows, rank, n = np.moveaxis(local, dimension, 0), topology.rank, cuts[-1]
 
     def moved(source: int, target: int) -> list[tuple[slice, slice]]:
         """Return rows of one rank that another one gets, in its order: those of the source, and of the target."""
@@ -561,20 +560,20 @@ def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts
         ]
 
     def joined_rows(slices: list[slice], of: np.ndarray) -> np.ndarray | None:
-        return np.concatenate([of[each] for each in slices]) if slices else None
+        return np.concatenate([of[part] for part in slices]) if slices else None
 
     out = np.empty(rows.shape, rows.dtype)
-    places = [[target for _, target in moved(source, own)] for source in range(topology.size)]
-    sends = [joined_rows([source for source, _ in moved(own, target)], rows) for target in range(topology.size)]
-    receives = [joined_rows(each, out) for each in places]
-    ways = [[None if each is None else as_bytes(each) for each in way] for way in (sends, receives)]
+    targets = [[target for _, target in moved(source, rank)] for source in range(topology.size)]
+    sends = [joined_rows([source for source, _ in moved(rank, target)], rows) for target in range(topology.size)]
+    receives = [joined_rows(slices, out) for slices in targets]
+    ways = [[None if data is None else as_bytes(data) for data in way] for way in (sends, receives)]
     with topology.lock.collective(operation("numpy.roll", (rows.dtype, rows.shape[1:]), by)):
         exchange(topology, *ways)
-    for slices, part in zip(places, receives, strict=True):
-        for each in slices:
+    for slices, part in zip(targets, receives, strict=True):
+        for target in slices:
             assert part is not None
-            length = each.stop - each.start
-            out[each], part = part[:length], part[length:]
+            length = target.stop - target.start
+            out[target], part = part[:length], part[length:]
     return np.ascontiguousarray(np.moveaxis(out, 0, dimension))
 
 

@@ -120,14 +120,14 @@ def _clients(roles: Roles, jobs: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(rank for job in jobs for rank in roles.ranks.get(job, ()))
 
 
-def _same(made: Contact, resolver: ClusterResolver) -> Contact:
+def _same(contact: Contact, resolver: ClusterResolver) -> Contact:
     """Return the contact that was made before, unless the resolver tells other roles."""
-    if resolver.tasks() != made.roles.tasks():
+    if resolver.tasks() != contact.roles.tasks():
         raise ValueError(
-            f"the ranks have other roles already: {made.roles}; the resolver tells {resolver.tasks()}. Use one "
+            f"the ranks have other roles already: {contact.roles}; the resolver tells {resolver.tasks()}. Use one "
             "division into roles in a program"
         )
-    return made
+    return contact
 
 
 _called: list[Any] = []  # requests of the calls to the other ranks

@@ -41,12 +41,12 @@ def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) 
     elif kind is FunctionType and id(value) in functions:  # it calls itself
         digest.update(str(functions[id(value)]).encode())
     elif kind in (set, frozenset):  # their order differs from process to process
-        digest.update("".join(sorted(fingerprint(each, home) for each in value)).encode())
+        digest.update("".join(sorted(fingerprint(item, home) for item in value)).encode())
     else:
         if kind is FunctionType:
             functions[id(value)] = len(functions)
-        for part in _parts(value, home):
-            _feed(digest, part, home, functions)
+        for item in _parts(value, home):
+            _feed(digest, item, home, functions)
     digest.update(b")")
 
 
@@ -74,5 +74,5 @@ def _parts(value: Any, home: str | None) -> Iterator[Any]:
             yield from pair
     else:
         reduced = value.__reduce_ex__(4)
-        for part in [reduced] if isinstance(reduced, str) else reduced:
-            yield [*part] if isinstance(part, Iterator) else part
+        for item in [reduced] if isinstance(reduced, str) else reduced:
+            yield [*item] if isinstance(item, Iterator) else item

@@ -25,7 +25,7 @@ _PLAIN = frozenset(
     {int, float, complex, bool, str, bytes, type(None), np.float32, np.float64, np.int32, np.int64, np.bool_}
 )
 _LOADERS = frozenset({tuple, list})
-_MOST_UNTIL_TOLD = 3.0  # seconds from the first error of a message until MPI names the lost rank
+_LOSS_REPORT_S = 3.0  # seconds from the first error of a message until MPI names the lost rank
 _NAP = 0.01
 
 
@@ -139,13 +139,13 @@ class Failure(NamedTuple):
 
     def error(self) -> BaseException:
         """Return the exception. Its cause shows the other rank and its traceback."""
-        made: BaseException
+        exception: BaseException
         try:
-            made = RuntimeError(self.summary) if self.pickled is None else pickle.loads(self.pickled)
+            exception = RuntimeError(self.summary) if self.pickled is None else pickle.loads(self.pickled)
         except Exception:  # the class takes other arguments than those it keeps
-            made = RuntimeError(self.summary)
-        made.__cause__ = RemoteTraceback(f"\non {self.where}:\n{self.text}")
-        return made
+            exception = RuntimeError(self.summary)
+        exception.__cause__ = RemoteTraceback(f"\non {self.where}:\n{self.text}")
+        return exception
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -209,7 +209,7 @@ class Losses:
         if kind not in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING):
             # A connection that breaks is often the first sign of a loss: in 5 of 20 runs MPI_ERR_OTHER came first.
             # The launcher tells of the loss soon after.
-            end = time.monotonic() + _MOST_UNTIL_TOLD
+            end = time.monotonic() + _LOSS_REPORT_S
             while lost <= self.ranks and time.monotonic() < end:
                 time.sleep(_NAP)
                 with contextlib.suppress(MPI.Exception):
@@ -221,13 +221,13 @@ class Losses:
 
     def _lost(self) -> set[int]:
         """Return the ranks that MPI knows to have failed, and let it receive from any source again."""
-        failed, own = self._comm.Get_failed(), self._comm.Get_group()
+        failed, group = self._comm.Get_failed(), self._comm.Get_group()
         try:
-            lost = type(failed).Translate_ranks(failed, list(range(failed.size)), own)
+            lost = type(failed).Translate_ranks(failed, list(range(failed.size)), group)
             self._comm.Ack_failed(failed.size)
         finally:
             failed.Free()
-            own.Free()
+            group.Free()
         return set(lost)
 
     def error(self, rank: int) -> LostRankError:

@@ -42,7 +42,7 @@ class _Depth(threading.local):
     depth = 0
 
 
-class _Whole:
+class _Guard:
     """A context in which a letter is sent or received. If an exception leaves it, a letter may be lost.
 
     A class, because contexts of `contextlib` take 2 us longer, at eight for each task.
@@ -89,7 +89,7 @@ class Post:
         self.losses = Losses(comm, name)
         self.rank, self.size = comm.rank, comm.size
         self.lock = threading.RLock()
-        self._whole = _Whole(self.lock, self.rank)
+        self._guard = _Guard(self.lock, self.rank)
         self.closed = False
         self._numbers = itertools.count()
         self._awaited: set[int] = set()  # numbers of the requests without a reply
@@ -110,10 +110,10 @@ class Post:
         if aside:
             stream, buffers = b"", (stream, *buffers)
         facts = pickle.dumps((kind, head), 5)
-        lengths = [_LENGTH.pack(memoryview(each).nbytes) for each in buffers]
+        lengths = [_LENGTH.pack(memoryview(buffer).nbytes) for buffer in buffers]
         frame = b"".join([_HEADER.pack(len(facts), len(buffers), aside), *lengths, facts, stream])
         byte = self._mpi.BYTE
-        with self._whole:
+        with self._guard:
             if to in self.losses.ranks:
                 return
             requests: list[Any] = []
@@ -140,7 +140,7 @@ class Post:
         """Raise the error of a call that needs a rank, but sends it nothing, if it is lost or the end was told."""
         self.require_open()
         if self.losses.survived:
-            with self._whole:
+            with self._guard:
                 try:
                     self._comm.Iprobe(rank, REPLY)
                 except self._mpi.Exception as error:
@@ -150,7 +150,7 @@ class Post:
 
     def receive(self, tag: int = REQUEST) -> Letter | None:
         """Return the next letter, or None if none has arrived."""
-        with self._whole:
+        with self._guard:
             if self._sends:
                 self._forget_sent()
             if self._awaited and tag == REQUEST:
@@ -278,7 +278,7 @@ class Post:
     @property
     def between_letters(self) -> bool:
         """Whether this thread is outside of a letter, so that an exception loses none."""
-        return not self._whole.entered
+        return not self._guard.entered
 
     def close(self) -> None:
         """Free the communicator. Collective, after `contact.say_goodbye`. With lost ranks it is kept."""
@@ -342,16 +342,16 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
 
     The first error is raised after all have come.
     """
-    places: dict[int, list[int]] = {}
-    for place, (to, *_) in enumerate(requests):
-        places.setdefault(to, []).append(place)
-    if len(places) == len(requests):
+    by_rank: dict[int, list[int]] = {}
+    for index, (to, *_) in enumerate(requests):
+        by_rank.setdefault(to, []).append(index)
+    if len(by_rank) == len(requests):
         return post.ask_all(requests)
     replies: list[Any] = [None] * len(requests)
-    letters = [(to, SEVERAL, (), bundle([requests[i][1:] for i in own])) for to, own in places.items()]
-    for own, outcomes in zip(places.values(), post.ask_all(letters), strict=True):
-        for place, (_, _, body) in zip(own, outcomes, strict=True):
-            replies[place] = unpack(body)
+    letters = [(to, SEVERAL, (), bundle([requests[i][1:] for i in indices])) for to, indices in by_rank.items()]
+    for indices, outcomes in zip(by_rank.values(), post.ask_all(letters), strict=True):
+        for index, (_, _, body) in zip(indices, outcomes, strict=True):
+            replies[index] = unpack(body)
     for reply in replies:
         if isinstance(reply, Failure):
             raise reply.error()
@@ -373,7 +373,7 @@ def bundle(parts: Sequence[tuple[Any, tuple[Any, ...], Packed]]) -> Packed:
         (kind, head, Packed(body.stream, tuple(map(pickle.PickleBuffer, body.buffers)))) for kind, head, body in parts
     ]
     stream = pickle.dumps(wrapped, 5, buffer_callback=buffers.append)
-    return Packed(stream, tuple(each.raw() for each in buffers))
+    return Packed(stream, tuple(buffer.raw() for buffer in buffers))
 
 
 # --- functions that are sent to a rank once, and named by their digest from then on -----------------------
@@ -408,9 +408,9 @@ class FunctionSender:
             return known
         packed, references = packed_function(function, copy=True)
         digest = xxhash.xxh3_128()
-        for part in packed:
-            for each in [part] if part is packed.stream else part:
-                digest.update(each)
+        for field in packed:
+            for data in [field] if field is packed.stream else field:
+                digest.update(data)
         sent = SentFunction(digest.digest(), packed, references)
         if plain:
             self._packed[function] = sent
@@ -441,7 +441,7 @@ class FunctionKeeper:
 
     def function(self, source: int, digest: bytes) -> Any:
         """Return a function, which is unpacked at its first use."""
-        found = self._functions[source, digest]
-        if isinstance(found, Packed):
-            found = self._functions[source, digest] = unpack(found)
-        return found
+        function = self._functions[source, digest]
+        if isinstance(function, Packed):
+            function = self._functions[source, digest] = unpack(function)
+        return function

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpistrat.memory.buffer_pool import Buffers
-from mpistrat.memory.published import Place, Reader, View
+from mpistrat.memory.published import Location, Reader, View
 from mpistrat.messages.contact import Contact
 from mpistrat.messages.pickling import EMPTY, Packed, pack
 from mpistrat.messages.post import ask_in_bundles
@@ -43,42 +43,42 @@ class SharedReads:
         if not self._ranks or any(kind not in _READS for _, kind, _, _ in requests):
             return replies  # in one message a write may come before a read
         by_server: dict[int, list[int]] = {}
-        for place, (server, *_) in enumerate(requests):
+        for index, (server, *_) in enumerate(requests):
             if server in self._ranks:
-                by_server.setdefault(server, []).append(place)
-        for server, places in by_server.items():
+                by_server.setdefault(server, []).append(index)
+        for server, indices in by_server.items():
             self._post.require(self._ranks[server])
-            views = self._views_of(server, [requests[place][2][0] for place in places])
+            views = self._views_of(server, [requests[index][2][0] for index in indices])
             if any(view is None for view in views):
                 continue
-            copies = (_copy(view.array, requests[place]) for view, place in zip(views, places, strict=True))
+            copies = (_copy(view.array, requests[index]) for view, index in zip(views, indices, strict=True))
             values = self._readers[server].attempt(copies)
             if not all(view.lives for view in views):  # the parameter server answers what became of it
-                for place in places:
-                    self.free(requests[place][2][0])
+                for index in indices:
+                    self.free(requests[index][2][0])
             elif values is not None:
-                for place, value in zip(places, values, strict=True):
-                    replies[place] = value
+                for index, value in zip(indices, values, strict=True):
+                    replies[index] = value
         return replies
 
     def _views_of(self, server: int, keys: list[int]) -> list[Any]:
         known = ((key, self._views.get(key, _UNKNOWN)) for key in keys)
         # A copy: another thread may change what is known.
-        found = {key: view for key, view in known if view is not _UNKNOWN}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
+        views = {key: view for key, view in known if view is not _UNKNOWN}
+        missing = [key for key in dict.fromkeys(keys) if key not in views]
         if missing:
             rank = self._ranks[server]
-            places = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
-            for key, place in zip(missing, places, strict=True):
-                found[key] = self._views.keep(key, None if place is None else self._mapped(server, place))
-        return [found[key] for key in keys]
+            locations = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
+            for key, location in zip(missing, locations, strict=True):
+                views[key] = self._views.keep(key, None if location is None else self._mapped(server, location))
+        return [views[key] for key in keys]
 
-    def _mapped(self, server: int, place: Place) -> View | None:
+    def _mapped(self, server: int, location: Location) -> View | None:
         try:
             reader = self._readers.get(server)
             if reader is None:
-                reader = self._readers[server] = Reader(place)
-            return reader.view(place)
+                reader = self._readers[server] = Reader(location)
+            return reader.view(location)
         except OSError:  # another container, or a limit of addresses: messages do
             return None
 
@@ -131,14 +131,14 @@ class Servers:
         """Return the replies of the parameter servers, as `ask_all`."""
         self._tell_freed()
         replies = self._shared.replies(requests)
-        others = [place for place, reply in enumerate(replies) if reply is None]
+        others = [index for index, reply in enumerate(replies) if reply is None]
         if others:
             asked = [
                 (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
-                for server, kind, head, value in (requests[place] for place in others)
+                for server, kind, head, value in (requests[index] for index in others)
             ]
-            for place, reply in zip(others, ask_in_bundles(self._contact.post, asked), strict=True):
-                replies[place] = reply
+            for index, reply in zip(others, ask_in_bundles(self._contact.post, asked), strict=True):
+                replies[index] = reply
         return replies
 
     def ask_packed(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:

@@ -52,10 +52,10 @@ def _note_draws() -> None:
 
     @functools.wraps(without_seed)
     def default_rng(seed: Any = None) -> Any:
-        made = without_seed(seed)
+        generator = without_seed(seed)
         if seed is None:
-            _note_draw(made.bit_generator.state)
-        return made
+            _note_draw(generator.bit_generator.state)
+        return generator
 
     np.random.default_rng = default_rng
 
@@ -71,9 +71,9 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_draw(drawn: Any) -> None:
-    if len(_drawn) < _MOST and (place := _place(outermost=True)):
+    if len(_drawn) < _MOST and (site := _call_site(outermost=True)):
         bits = drawn.tobytes() if hasattr(drawn, "tobytes") else repr(drawn).encode(errors="replace")
-        _drawn[place] = zlib.crc32(bits, _drawn.get(place, 0))
+        _drawn[site] = zlib.crc32(bits, _drawn.get(site, 0))
 
 
 def _note_output() -> None:
@@ -82,10 +82,10 @@ def _note_output() -> None:
     own_print, own_init = builtins.print, h5py.File.__init__
 
     def noted_print(*values: Any, **options: Any) -> None:
-        if options.get("file") in (None, sys.stdout) and len(_printed) < _MOST and (place := _place()):
+        if options.get("file") in (None, sys.stdout) and len(_printed) < _MOST and (site := _call_site()):
             text = " ".join(map(str, values))
-            calls, checksum, first = _printed.get(place, _Printed(0, 0, text))
-            _printed[place] = _Printed(calls + 1, zlib.crc32(text.encode(errors="replace"), checksum), first)
+            calls, checksum, first = _printed.get(site, _Printed(0, 0, text))
+            _printed[site] = _Printed(calls + 1, zlib.crc32(text.encode(errors="replace"), checksum), first)
         own_print(*values, **options)
 
     def noted_init(self: Any, name: Any, mode: str = "r", *args: Any, **options: Any) -> None:
@@ -104,67 +104,67 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _note_file(name: Any) -> None:
-    if isinstance(name, (str, bytes, os.PathLike)) and len(_written) < _MOST and (place := _place()):
-        _written.setdefault(os.path.realpath(os.fsdecode(name)), place)
+    if isinstance(name, (str, bytes, os.PathLike)) and len(_written) < _MOST and (site := _call_site()):
+        _written.setdefault(os.path.realpath(os.fsdecode(name)), site)
 
 
-def _place(outermost: bool = False) -> str:
+def _call_site(outermost: bool = False) -> str:
     """Return the file and line of the program, or an empty string for a call of this package.
 
     With ``outermost`` also for a call in a function that this package calls, as `Strategy.run` does.
     """
-    frame, place = sys._getframe(2), ""
+    frame, site = sys._getframe(2), ""
     while frame is not None:
         name = frame.f_code.co_filename
         if is_own(name):
             if name != __file__:
                 return ""
-        elif not place and not name.startswith((*_LIBRARIES, "<")):
-            place = f"{name}:{frame.f_lineno}"
+        elif not site and not name.startswith((*_LIBRARIES, "<")):
+            site = f"{name}:{frame.f_lineno}"
             if not outermost:
                 break
         frame = frame.f_back  # type: ignore[assignment]  # None at the end
-    return place
+    return site
 
 
 def report(world: Any) -> None:
     """Print on rank 0 what the ranks have done alike. Collective."""
-    files = {path: (place, _identity(path)) for path, place in _written.items()}
-    files = {path: each for path, each in files.items() if each[1]}
+    files = {path: (site, _identity(path)) for path, site in _written.items()}
+    files = {path: entry for path, entry in files.items() if entry[1]}
     everyone = world.allgather((dict(_printed), files, dict(_drawn)))
-    for each in (_printed, _written, _drawn):
-        each.clear()
+    for record in (_printed, _written, _drawn):
+        record.clear()
     if world.rank:
         return
     lines = []
-    for place, printed in everyone[0][0].items():
-        if all(other.get(place) == printed for other, *_ in everyone[1:]):
+    for site, printed in everyone[0][0].items():
+        if all(other.get(site) == printed for other, *_ in everyone[1:]):
             times = f", {printed.calls} times" if printed.calls > 1 else ""
             lines.append(
-                f"{place} prints {printed.first[:40]!r} on all {world.size} ranks{times}: print on one of them by "
+                f"{site} prints {printed.first[:40]!r} on all {world.size} ranks{times}: print on one of them by "
                 "`if strategy.is_chief:`"
             )
-    for place, checksum in everyone[0][2].items():
-        others = [theirs.get(place) for *_, theirs in everyone[1:]]
+    for site, checksum in everyone[0][2].items():
+        others = [theirs.get(site) for *_, theirs in everyone[1:]]
         if None not in others and {*others} != {checksum}:
             lines.append(
-                f"{place} draws other numbers on each rank, outside of strategy.run: for equal numbers give a seed, as "
+                f"{site} draws other numbers on each rank, outside of strategy.run: for equal numbers give a seed, as "
                 "in np.random.default_rng(0) and np.random.seed(0); for numbers of each rank take strategy.rng(seed)"
             )
     writers: dict[tuple[str, Any], list[tuple[int, str]]] = {}
     for rank, (_, theirs, _) in enumerate(everyone):
-        for path, (place, identity) in theirs.items():
-            writers.setdefault((path, identity), []).append((rank, place))
-    for (path, _), found in writers.items():
-        if len(found) > 1:
-            places = ", ".join(f"rank {rank} at {place}" for rank, place in found[:4])
-            more = ", ..." * (len(found) > 4)
+        for path, (site, identity) in theirs.items():
+            writers.setdefault((path, identity), []).append((rank, site))
+    for (path, _), opened in writers.items():
+        if len(opened) > 1:
+            sites = ", ".join(f"rank {rank} at {site}" for rank, site in opened[:4])
+            more = ", ..." * (len(opened) > 4)
             lines.append(
-                f"{path} was opened for writing by {len(found)} ranks ({places}{more}): write it on one rank by `if "
+                f"{path} was opened for writing by {len(opened)} ranks ({sites}{more}): write it on one rank by `if "
                 "strategy.is_chief:`, or give each rank a name of its own"
             )
     text = (
-        "".join(f"  {each}\n" for each in lines)
+        "".join(f"  {line}\n" for line in lines)
         or "  no line that all ranks print, no file that several write, no draw that differs\n"
     )
     failure.write(f"mpistrat, MPISTRAT_DEBUG at the end of {world.size} ranks:\n{text}")
@@ -174,5 +174,5 @@ def _identity(path: str) -> tuple[int, int] | None:
     """Return what tells a file from one of the same path on another node, None if it is not a file."""
     if not os.path.isfile(path):
         return None
-    found = os.stat(path)
-    return found.st_ino, found.st_mtime_ns
+    status = os.stat(path)
+    return status.st_ino, status.st_mtime_ns

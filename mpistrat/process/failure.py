@@ -63,7 +63,7 @@ def arm(rank: int, size: int, waited_for: Callable[[], bool], start: Callable[[]
             previous(kind, error, trace)
             return
         try:
-            if _told(error):
+            if _is_revoked(error):
                 pass  # another rank ends the job, and says why
             elif not _first_failure():
                 time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
@@ -89,20 +89,20 @@ def fold() -> None:
 def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
     """Return a traceback of the user's own lines, unless `shows_all()`."""
     whole = traceback.TracebackException(kind, error, trace)
-    told: list[traceback.TracebackException | None] = [whole]
+    chain: list[traceback.TracebackException | None] = [whole]
     folded = 0
-    while told and not shows_all():
-        each = told.pop()
-        if each is None:
+    while chain and not shows_all():
+        link = chain.pop()
+        if link is None:
             continue
-        own = [frame for frame in each.stack if not is_own(frame.filename)]
-        if own or each is not whole:  # an error of a thread of the package has no other lines
-            folded += len(each.stack) - len(own)
-            each.stack = traceback.StackSummary.from_list(own)
-        told += [each.__cause__, each.__context__]
-        if each.__context__ and all(is_own(frame.filename) for frame in each.__context__.stack):
-            each.__suppress_context__ = True  # an error that the package has handled
-    lines = [*whole.format(), *(f"{line}\n" for part, line in explanations.items() if part in str(error))]
+        user_frames = [frame for frame in link.stack if not is_own(frame.filename)]
+        if user_frames or link is not whole:  # an error of a thread of the package has no other lines
+            folded += len(link.stack) - len(user_frames)
+            link.stack = traceback.StackSummary.from_list(user_frames)
+        chain += [link.__cause__, link.__context__]
+        if link.__context__ and all(is_own(frame.filename) for frame in link.__context__.stack):
+            link.__suppress_context__ = True  # an error that the package has handled
+    lines = [*whole.format(), *(f"{line}\n" for fragment, line in explanations.items() if fragment in str(error))]
     if not folded:
         return lines
     lines.insert(0, _FOLDED.format(folded, "s" * (folded > 1)))
@@ -131,20 +131,20 @@ def end_job(text: str) -> None:
     """Print ``text`` and end all ranks, for a program that ends while other ranks wait for it."""
     from mpi4py import MPI
 
-    _tell()
+    _revoke_all()
     flush()
     if text:
         write(f"\n{text}\n")
     MPI.COMM_WORLD.Abort(1)
 
 
-def _tell() -> None:
+def _revoke_all() -> None:
     while _revoked_at_end:
         with contextlib.suppress(Exception):  # it may be freed
             _revoked_at_end.pop().Revoke()
 
 
-def _told(error: BaseException) -> bool:
+def _is_revoked(error: BaseException) -> bool:
     """Return whether an error says that another rank ends the job."""
     if not _revoked_at_end:
         return False
@@ -211,7 +211,7 @@ def _abort_at_exit(status: int) -> None:
     if _start is not None:
         with contextlib.suppress(Exception):  # this rank fails anyway
             _start()
-    _tell()
+    _revoke_all()
     status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     if path := os.environ.get(ENDS):
         # On MPI_Abort, Slurm kills the step at once, with the shell that would write the status of this rank.

@@ -56,13 +56,13 @@ def require_no_device(path: Path) -> None:
 def require_space(path: Path, nbytes: int) -> None:
     """Raise OSError if the file system of a path says that it has less space than a new file of so many bytes needs."""
     try:
-        found = os.statvfs(path.parent)
+        status = os.statvfs(path.parent)
     except OSError:
         return
-    free = found.f_bavail * found.f_frsize
-    if found.f_blocks and nbytes > free:  # file systems that keep nothing have no blocks
-        what = f"{os.strerror(errno.ENOSPC)} for {nbytes} bytes: {free} are free"
-        raise OSError(errno.ENOSPC, what, os.fspath(path))
+    free = status.f_bavail * status.f_frsize
+    if status.f_blocks and nbytes > free:  # file systems that keep nothing have no blocks
+        text = f"{os.strerror(errno.ENOSPC)} for {nbytes} bytes: {free} are free"
+        raise OSError(errno.ENOSPC, text, os.fspath(path))
 
 
 @contextlib.contextmanager

@@ -36,10 +36,10 @@ def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
     _around_start = context
 
 
-def refuse_start(what: str) -> None:
+def refuse_start(kind: str) -> None:
     """Let `start` raise in this process, which a rank has started, and which is one of ``what``."""
     global _refusal
-    _refusal = f"this process is not a rank, but one of {what}: use MPI outside of it"
+    _refusal = f"this process is not a rank, but one of {kind}: use MPI outside of it"
 
 
 def start() -> Any:
@@ -196,9 +196,9 @@ def _start_function(MPI: Any) -> Any:
     """
     if launch.library_family(MPI.Get_library_version()) == "spectrum":
         return None  # mpi4py loads that library again before it starts MPI
-    for place in (None, MPI.__file__):
+    for library in (None, MPI.__file__):
         with contextlib.suppress(AttributeError, OSError):
-            return ctypes.CDLL(place).MPI_Init_thread
+            return ctypes.CDLL(library).MPI_Init_thread
     return None
 
 

@@ -61,7 +61,7 @@ class EndStep(enum.IntEnum):
     @property
     def stop(self) -> EndStep:
         """The last step of those that begin at the same place among the exit functions of the program."""
-        return next(each for each in (EndStep.READERS, EndStep.UNREAD, EndStep.MPI) if self <= each)
+        return next(step for step in (EndStep.READERS, EndStep.UNREAD, EndStep.MPI) if self <= step)
 
 
 _Functions = dict[EndStep, list[Callable[[], object]]]
@@ -78,7 +78,7 @@ def register(step: EndStep, function: Callable[[], object]) -> None:
     """
     unregister(step, function)
     stop = step.stop
-    if stop is not EndStep.MPI and not any(_functions[each] for each in EndStep if each.stop is stop):
+    if stop is not EndStep.MPI and not any(_functions[other] for other in EndStep if other.stop is stop):
         _enter_at_exit(stop)
     _functions[step].append(function)
 
@@ -91,7 +91,7 @@ def unregister(step: EndStep, function: Callable[[], object]) -> None:
 
 def _run(last: EndStep) -> None:
     """Call what is registered in the steps up to ``last``. Functions that these register are called, too."""
-    while step := next((each for each in EndStep if each <= last and _functions[each]), None):
+    while step := next((candidate for candidate in EndStep if candidate <= last and _functions[candidate]), None):
         function = _functions[step].pop()
         if step.communicates and not _may_communicate():
             continue

@@ -25,7 +25,7 @@ GO, INPUT = "go", "stdin"  # the named pipes in the folder of a job
 READY = "ready"  # there, a file for each rank whose imports are done
 IMPORTS = "imports"  # in the folder of copies, a folder for what ranks note
 _IDLE = 4.0  # times the time that it computes, which it leaves to the run that computes
-_INSTALLED = tuple(f"{os.sep}{each}{os.sep}" for each in ("site-packages", "dist-packages"))
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 def note_imports(folder: Path, run: int, rank: int) -> None:
@@ -48,7 +48,7 @@ def _is_installed(name: str, module: Any) -> bool:
     file = getattr(module, "__file__", None) or ""
     # Submodules of mpi4py start MPI, or cost next to nothing.
     return not name.startswith(("__main__", "mpi4py.")) and (
-        name.startswith("mpistrat.") or any(each in file for each in _INSTALLED)
+        name.startswith("mpistrat.") or any(folder in file for folder in _INSTALLED)
     )
 
 

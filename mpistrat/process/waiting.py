@@ -62,12 +62,12 @@ def begin_call(pool: ThreadPoolExecutor, call: Callable[[], T]) -> Future[T]:
     except RuntimeError:
         from concurrent.futures import Future  # not by each `import mpistrat`
 
-        made: Future[T] = Future()
+        future: Future[T] = Future()
         try:
-            made.set_result(call())
+            future.set_result(call())
         except Exception as error:
-            made.set_exception(error)
-        return made
+            future.set_exception(error)
+        return future
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:

@@ -38,8 +38,8 @@ def threads(environ: Mapping[str, str]) -> tuple[int, str] | None:
     (4, 'MKL_NUM_THREADS')
     """
     # OMP_NUM_THREADS may be a list, for nested regions.
-    found = [(environ.get(name, "").partition(",")[0].strip(), name) for name in THREADS]
-    numbers = [(int(text), name) for text, name in found if text.isdecimal() and int(text)]
+    texts = [(environ.get(name, "").partition(",")[0].strip(), name) for name in THREADS]
+    numbers = [(int(text), name) for text, name in texts if text.isdecimal() and int(text)]
     return max(numbers, default=None)
 
 
@@ -74,11 +74,11 @@ def blas() -> str:
     """Return the BLAS libraries of this process, with kernels and threads: matrix products depend on them."""
     import threadpoolctl
 
-    found = (each for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas")
+    infos = (info for info in threadpoolctl.threadpool_info() if info["user_api"] == "blas")
     return "; ".join(
         sorted(
-            f"{each['internal_api']} {each['version']} {each.get('architecture', '')}, {each['num_threads']} thread(s)"
-            for each in found
+            f"{info['internal_api']} {info['version']} {info.get('architecture', '')}, {info['num_threads']} thread(s)"
+            for info in infos
         )
     )
 
@@ -104,19 +104,19 @@ def warn_if_few_cores(topology: Topology) -> None:
     if _checked or topology.size == 1:
         return
     _checked = True
-    own = cores()
-    if own is None or topology.rank not in topology.nodes[0]:
+    mask = cores()
+    if mask is None or topology.rank not in topology.nodes[0]:
         return
 
     started = threads(os.environ)
-    reports = topology.node.gather((own, len(own) if started is None else started[0]))
+    reports = topology.node.gather((mask, len(mask) if started is None else started[0]))
     if reports is None:
         return
     masks, counts = zip(*reports, strict=True)
     text = None
     if share_one_core(masks, cores_of_machine()):
         by = "" if started is None else f", each with {started[0]} thread(s) ({started[1]})"
-        text = f"all {len(masks)} ranks of this node share core {ranges(own)} of {cores_of_machine()}{by}: {advice()}"
+        text = f"all {len(masks)} ranks of this node share core {ranges(mask)} of {cores_of_machine()}{by}: {advice()}"
     elif fight_for_cores(masks, counts):
         there = len(frozenset().union(*masks))
         text = (

@@ -109,10 +109,10 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 def _some_of(*words: str) -> Callable[[Any], frozenset[str]]:
     def read(value: str | Iterable[str]) -> frozenset[str]:
-        found = {_word(each) for each in (value.split(",") if isinstance(value, str) else value)} - {""}
-        if not found.issubset(words):
+        chosen = {_word(word) for word in (value.split(",") if isinstance(value, str) else value)} - {""}
+        if not chosen.issubset(words):
             raise ValueError
-        return frozenset(found)
+        return frozenset(chosen)
 
     return read
 
@@ -162,13 +162,13 @@ def numbers_of_tasks(text: str) -> dict[str, int]:
     >>> numbers_of_tasks("chief=1, worker=5, ps=2")
     {'chief': 1, 'worker': 5, 'ps': 2}
     """
-    found: dict[str, int] = {}
-    for each in filter(None, map(str.strip, text.split(","))):
-        job, equals, number = map(str.strip, each.partition("="))
-        if not job or not equals or job in found or not (number.isascii() and number.isdecimal()):
-            raise ValueError(f"{each!r} is not the name of a job, an equals sign and a number")
-        found[job] = int(number)
-    return found
+    counts: dict[str, int] = {}
+    for item in filter(None, map(str.strip, text.split(","))):
+        job, equals, number = map(str.strip, item.partition("="))
+        if not job or not equals or job in counts or not (number.isascii() and number.isdecimal()):
+            raise ValueError(f"{item!r} is not the name of a job, an equals sign and a number")
+        counts[job] = int(number)
+    return counts
 
 
 def _roles(value: Any) -> str:
@@ -296,13 +296,13 @@ class RuntimeOptions:
         raise AttributeError(_unknown(name))
 
     def __repr__(self) -> str:
-        values = (f"{each.attribute}={getattr(self, each.attribute)!r}" for each in options())
+        values = (f"{option.attribute}={getattr(self, option.attribute)!r}" for option in options())
         return f"mpistrat.rc({', '.join(values)})"
 
 
 def options() -> tuple[Option[Any], ...]:
     """Return all options, in the order of the class, which is alphabetical."""
-    return tuple(each for each in vars(RuntimeOptions).values() if isinstance(each, Option))
+    return tuple(option for option in vars(RuntimeOptions).values() if isinstance(option, Option))
 
 
 def agree(comm: Any) -> None:
@@ -310,22 +310,22 @@ def agree(comm: Any) -> None:
 
     Raise ValueError on every rank if one cannot read an option, or an option that must be equal differs.
     """
-    mine: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     problem = ""
     try:
-        mine = {each.attribute: _plain(getattr(rc, each.attribute)) for each in options()}
+        attributes = {option.attribute: _plain(getattr(rc, option.attribute)) for option in options()}
     except OptionError as error:
         if comm.size == 1:
             raise
         problem = str(error)
     if comm.size == 1:
         return
-    reports = comm.allgather((problem, mine))
+    reports = comm.allgather((problem, attributes))
     for rank, (text, _) in enumerate(reports):
         if text:
             raise ValueError(f"rank {rank}: {text}")
     for option in options():
-        values = [each[option.attribute] for _, each in reports]
+        values = [attributes[option.attribute] for _, attributes in reports]
         if option.same and any(value != values[0] for value in values):
             raise ValueError(_difference(option, values))
 
@@ -348,7 +348,7 @@ def _difference(option: Option[Any], values: list[Any]) -> str:
 
 
 def _unknown(name: str) -> str:
-    known = ", ".join(each.attribute for each in options())
+    known = ", ".join(option.attribute for option in options())
     return f"mpistrat.rc has no option {name!r}: it has {known}"
 
 

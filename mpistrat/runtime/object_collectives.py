@@ -44,10 +44,10 @@ class ObjectCollectives:
         if self.size == 1:
             with self.lock.collective(_ALL_GATHER_OBJECT):
                 return [value]
-        mine = self.pickled("all_gather_object", value)
+        pickled = self.pickled("all_gather_object", value)
         with self.lock.collective(_ALL_GATHER_OBJECT, timeout_seconds=timeout_seconds):
-            objects = self.world.allgather(mine)
-        return [mpi.start().pickle.loads(each) for each in objects]
+            objects = self.world.allgather(pickled)
+        return [mpi.start().pickle.loads(item) for item in objects]
 
     def pickled(self, name: str, value: Any) -> bytes:
         """Return a value pickled for the next collective, ``name``. If that fails on a rank, all ranks raise."""
@@ -67,9 +67,9 @@ class ObjectCollectives:
         if self.size == 1:
             with self.lock.collective(what):
                 return value
-        mine = self.pickled(name, value) if self.rank == root else None
+        message = self.pickled(name, value) if self.rank == root else None
         with self.lock.collective(what, timeout_seconds=timeout_seconds):
-            pickled = self.world.bcast(mine, root)
+            pickled = self.world.bcast(message, root)
         return mpi.start().pickle.loads(pickled)
 
     @_collective_call
@@ -119,13 +119,13 @@ class ObjectCollectives:
 
     def all_true(self, flag: Any) -> bool:
         """Return whether the flag is true on all ranks."""
-        own = bool(flag)  # before the collective: a failure here leaves no rank waiting
+        truth = bool(flag)  # before the collective: a failure here leaves no rank waiting
         sequence = self.lock.sequence
         try:  # as `collective_call`, without its cost
             with self.lock.collective(_AGREE):
                 if self.size == 1:
-                    return own
-                return bool(self.world.allreduce(own, mpi.start().LAND))
+                    return truth
+                return bool(self.world.allreduce(truth, mpi.start().LAND))
         except MismatchError:
             raise
         except BaseException as error:

@@ -234,12 +234,13 @@ class Topology(ObjectCollectives):
         # The leader of each rank's node, a random number, the clock, and the host. The number of rank 0 names the
         # communicator in flight records.
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-        own = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
-        mine = np.array([*own, *np.frombuffer(host, np.int64)])
-        of_ranks = np.empty((self.size, len(mine)), np.int64)
-        world.Allgather(mine, of_ranks)
+        numbers = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
+        row = np.array([*numbers, *np.frombuffer(host, np.int64)])
+        of_ranks = np.empty((self.size, len(row)), np.int64)
+        world.Allgather(row, of_ranks)
         leader_of = of_ranks[:, 0]
-        self.hosts = tuple(each.tobytes().rstrip(b"\0").decode(errors="replace") for each in of_ranks[:, len(own) :])
+        names = of_ranks[:, len(numbers) :]
+        self.hosts = tuple(name.tobytes().rstrip(b"\0").decode(errors="replace") for name in names)
         self.clocks, self.traced = tuple(of_ranks[:, 2].tolist()), bool(of_ranks[:, 3].any())
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
@@ -367,8 +368,8 @@ class Topology(ObjectCollectives):
         if not self.world:
             return
         if not self.lock.left:
-            for each in self._slots.values():
-                each.finish()
+            for slot in self._slots.values():
+                slot.finish()
         while True:
             try:
                 self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
@@ -401,14 +402,14 @@ class Topology(ObjectCollectives):
 
     def slot(self, kind: type[_Slot]) -> _Slot:
         """Return what a room above keeps for these ranks. It is made when it is first asked for."""
-        found = self._slots.get(kind)
-        if found is None:
-            found = self._slots[kind] = kind()
-        return found  # type: ignore[return-value]  # of that class
+        slot = self._slots.get(kind)
+        if slot is None:
+            slot = self._slots[kind] = kind()
+        return slot  # type: ignore[return-value]  # of that class
 
     def _close_slots(self) -> None:
-        for each in self._slots.values():
-            each.close()
+        for slot in self._slots.values():
+            slot.close()
 
     def __repr__(self) -> str:
         return f"<Topology: rank {self.rank} of {self.size} on {len(self.nodes)} node(s)>"
@@ -432,7 +433,7 @@ class SingleRankTopology(Topology):
 
 
 def several() -> list[Topology]:
-    return [each for each in list(_topologies) if each.size > 1]
+    return [topology for topology in list(_topologies) if topology.size > 1]
 
 
 def of_all_ranks() -> Topology | None:
@@ -440,8 +441,8 @@ def of_all_ranks() -> Topology | None:
     if not mpi.running():
         return None
     size = mpi.start().COMM_WORLD.size
-    found = [each for each in _topologies if each.size == size and not each.lock.given_up]
-    return found[0] if len(found) == 1 else None
+    topologies = [topology for topology in _topologies if topology.size == size and not topology.lock.given_up]
+    return topologies[0] if len(topologies) == 1 else None
 
 
 def _random_number() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions
-from mpistrat.collectives.asynchronous import made_at_once
+from mpistrat.collectives.asynchronous import completed_all_reduce
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasAllReduce, components_of
@@ -51,7 +51,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         merged = self._engine.merged(options)
         replica_context.refuse_async(merged)
         total = self._reduced("all_reduce_async", reduce_op, value, merged, replica_context.refuse_rows)
-        return made_at_once(self._engine.topology, total)
+        return completed_all_reduce(self._engine.topology, total)
 
     def experimental_reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
@@ -102,7 +102,7 @@ class _Reduced:
                 f"a replica calls all_reduce with {called}, and the first one of its rank with {self._called}: "
                 "reductions, options and structures must be equal on all replicas"
             )
-        self._total.give(leaves)
+        self._total.add(leaves)
         self._rebuild.append(rebuild if leaves else lambda _: value)
 
     def make(self) -> list[Any]:

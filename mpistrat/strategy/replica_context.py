@@ -16,7 +16,7 @@ from mpistrat import context, nest
 from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import NUMBERS, from_host, to_host
 from mpistrat.collectives import CommunicationOptions, structures
-from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async, made_at_once
+from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async, completed_all_reduce
 from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
@@ -341,7 +341,7 @@ class ReplicaContext:
 
         if merged.algorithm == "tree":  # a buffer would be reduced in place
             totals = engine.all_reduce(op, [*map(snapshot, leaves)], options, form)
-            return made_at_once(engine.topology, rebuild(totals))
+            return completed_all_reduce(engine.topology, rebuild(totals))
 
         def unpack_values(totals: list[Any]) -> Any:
             return rebuild([from_host(*pair) for pair in zip(totals, leaves, strict=True)])

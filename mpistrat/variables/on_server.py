@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat import nest
 from mpistrat.arrays import arrays
-from mpistrat.memory.published import Memory, Place
+from mpistrat.memory.published import Location, Memory
 from mpistrat.messages.pickling import Packed, failure_of, pack, refer, unpack
 from mpistrat.messages.post import SEVERAL, FunctionKeeper, Letter, Post, outcomes_of
 from mpistrat.messages.servers import Update
@@ -284,7 +284,7 @@ class VariableStore:
 
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory or Memory()
-        self._places: dict[int, Place | None] = {}
+        self._places: dict[int, Location | None] = {}
         self._held: dict[int, tuple[ServerVariable, HeldVariable]] = {}
         self._users: dict[int, int] = {}  # number of ranks that have not freed a variable
         self._left: set[int] = set()

@@ -80,9 +80,9 @@ MUTANTS = {
         ARRAYS, "to_cupy", "on_device(value.__dlpack_device__()[1])", "on_device(0)",
     ),
     "a result for PyTorch goes back to CuPy's stream": (ARRAYS, "from_cupy", "result.copy()", "result"),
-    "a result is copied before it is there": (ARRAYS, "from_cupy", "own.wait_event(before.record())", "pass"),
+    "a result is copied before it is there": (ARRAYS, "from_cupy", "torch_stream.wait_event(before.record())", "pass"),
     "a result is overwritten while it is copied": (
-        ARRAYS, "from_cupy", "before.wait_event(own.record())", "pass",
+        ARRAYS, "from_cupy", "before.wait_event(torch_stream.record())", "pass",
     ),
     "arrays of CuPy are read in PyTorch's stream": (ARRAYS, "stream_of", "not all(", "not any("),
     "stream 0 is not recorded": (ARRAYS, "to_cupy", "if stream else", "if True else"),

@@ -21,7 +21,7 @@ from mpistrat.arrays.gpu import pinned as feeds
 from mpistrat.collectives import reduction
 from mpistrat.collectives.gpu import nccl as nccl_route
 from mpistrat.collectives.gpu import pointers
-from mpistrat.collectives.gpu.route import GpuCall, Laid, Places, pack_values, unpack
+from mpistrat.collectives.gpu.route import GpuCall, MessageLayout, PackedMessage, pack_values, unpack
 from mpistrat.values import ReduceOp
 
 N = 5000
@@ -208,7 +208,7 @@ def test_pack_and_unpack(cupy):
         1,
         {np.dtype(float): reduction.MessageSizes(1 << 30, 1 << 30, 1 << 30)},
     )
-    places = Places.of(message)
+    places = MessageLayout.of(message)
     laid, out = pack_values(places, values), [None] * len(shapes)
     assert laid.send.tolist() == [1.0] * 15 + [2.0] + [3.0] * 700 + [5.0] * 1200
     unpack(places, laid.send, out)
@@ -281,7 +281,7 @@ def _communicator(cupy, device):
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 def test_nccl_in_the_order_of_the_stream(cupy, dtype, op):
     message = reduction.message_of(op, ((np.dtype(dtype), (N,)),), [0], 4)
-    laid = Laid(message, pending(cupy, 8.0, dtype), cupy.empty(N, message.result))
+    laid = PackedMessage(message, pending(cupy, 8.0, dtype), cupy.empty(N, message.result))
     nccl_route.NcclRoute().reduce(GpuCall(Topology(cupy), 0, None, None), [laid])
     want = 8 if op is ReduceOp.SUM else 2
     assert ((laid.total + 1).get() == want + 1).all()
@@ -291,7 +291,7 @@ def test_nccl_is_waited_for_alone(cupy, monkeypatch):
     """With a limit, the wait ends with the all-reduce, not with later work in the stream."""
     topology = Topology(cupy)
     message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
-    laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
+    laid = PackedMessage(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     stream = cupy.cuda.get_current_stream()
     original = nccl_route._wait
 
@@ -310,7 +310,7 @@ def test_after_nccl_hangs_the_gpu_can_be_used(cupy, monkeypatch):
     topology, weights = Topology(cupy), pending(cupy, 3.0)
     monkeypatch.setattr(cupy.cuda.nccl, "hangs", True)
     message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
-    laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
+    laid = PackedMessage(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"was not done within 0\.1 s"):
         nccl_route.NcclRoute().reduce(GpuCall(topology, 0, None, 0.1), [laid])
@@ -579,6 +579,6 @@ def test_nccl_is_imported_once(cupy, monkeypatch):
     monkeypatch.setattr(nccl_route.warnings, "catch_warnings", None)
     nccl_route.nccl_for("it")
     message = reduction.message_of(ReduceOp.SUM, ((np.dtype(np.float32), (N,)),), [0], 1)
-    laid = Laid(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
+    laid = PackedMessage(message, pending(cupy, 8.0), cupy.empty(N, np.float32))
     nccl_route.NcclRoute().reduce(GpuCall(Topology(cupy), 0, None, None), [laid])
     assert devices.gpu_count("it") == 2

@@ -25,7 +25,7 @@ from mpistrat.arrays.device import gpu_count
 from mpistrat.arrays.gpu import kernels
 from mpistrat.collectives import reduction
 from mpistrat.collectives.gpu import nccl as nccl_route
-from mpistrat.collectives.gpu.route import Places, unpack
+from mpistrat.collectives.gpu.route import MessageLayout, unpack
 from mpistrat.values import ReduceOp
 
 cupy = pytest.importorskip("cupy")
@@ -154,7 +154,7 @@ def test_results_are_views_of_the_message(dtype):
     (message,) = reduction.packed_messages(ReduceOp.SUM, key, 2, limits)
     total = array_at(1 << 30, message.length, dtype)
     out = [None] * len(shapes)
-    unpack(Places.of(message), total, out)
+    unpack(MessageLayout.of(message), total, out)
     place = total.data.ptr
     for each, shape in zip(out, shapes, strict=True):
         assert (each.shape, each.dtype, each.data.ptr) == (shape, np.dtype(dtype), place)

@@ -74,7 +74,7 @@ def ended(process):
 
 
 def alone(shared, parts, numbers):
-    for part in shared.each([parts(number) for number in numbers], in_turn):
+    for part in shared.use_all([parts(number) for number in numbers], in_turn):
         part.use(part.make(None))
 
 
@@ -105,7 +105,7 @@ def test_a_part_that_is_overwritten_while_it_is_copied():
             alone(shared, others, range(100, 140))
         part.use(memory)
 
-    shared.each([part._replace(use=use)], in_turn)
+    shared.use_all([part._replace(use=use)], in_turn)
     assert [right for _, right in mine.used[1:]] == [False, True]
     assert mine.made == [1, 1]
 
@@ -121,7 +121,7 @@ def test_a_part_that_is_being_made_is_not_overwritten():
         alone(shared, others, range(200, 240))
         return made
 
-    shared.each([part._replace(make=make)], in_turn)
+    shared.use_all([part._replace(make=make)], in_turn)
     alone(shared, mine, [1])
     assert mine.made == [1]
     assert mine.right()

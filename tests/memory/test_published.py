@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpistrat.memory.published import Place, PublishedMemory, Reader
+from mpistrat.memory.published import Location, PublishedMemory, Reader
 
 SECONDS = 0.3
 LIMIT = 60
@@ -157,4 +157,4 @@ def test_another_file_is_not_read(memory, tmp_path):
     other.write_bytes(bytes(8192))
     for path in (other, tmp_path, tmp_path / "missing", "/dev/null"):
         with pytest.raises(OSError):
-            Reader(Place(str(path), *place[1:]))
+            Reader(Location(str(path), *place[1:]))

@@ -30,7 +30,7 @@ def waiting(buffers):
 
 
 def test_what_is_used_in_every_step_stays(made, monkeypatch):
-    monkeypatch.setattr(reused, "_ASKED", 50)
+    monkeypatch.setattr(reused, "_REQUESTS", 50)
     buffers = Buffers()
     for _ in range(100):
         held = [buffers.empty((size,), "u1") for size in (MIB, 2 * MIB, 2 * MIB, 3 * MIB)]
@@ -40,7 +40,7 @@ def test_what_is_used_in_every_step_stays(made, monkeypatch):
 
 
 def test_what_is_not_used_any_more_goes(made, monkeypatch):
-    monkeypatch.setattr(reused, "_ASKED", 50)
+    monkeypatch.setattr(reused, "_REQUESTS", 50)
     buffers = Buffers()
     held = [buffers.empty((2 * MIB,), "u1") for _ in range(30)]
     held.append(buffers.empty((5 * MIB,), "u1"))
@@ -54,7 +54,7 @@ def test_what_is_not_used_any_more_goes(made, monkeypatch):
 
 
 def test_many_sizes_do_not_pile_up(made, monkeypatch):
-    monkeypatch.setattr(reused, "_MADE", 64 * MIB)
+    monkeypatch.setattr(reused, "_NEW_BYTES", 64 * MIB)
     buffers = Buffers()
     most = 0
     for i in range(400):  # none twice in a row

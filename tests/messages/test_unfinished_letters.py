@@ -118,7 +118,7 @@ def test_an_error_without_a_loss_is_raised(monkeypatch):
     monkeypatch.setattr(pickling.mpi, "survives_losses", lambda: True)
     monkeypatch.setattr(pickling.mpi, "leave_without_finalize", lambda: None)
     monkeypatch.setattr(pickling.failure, "revoke_at_end", lambda comm: None)
-    monkeypatch.setattr(pickling, "_MOST_UNTIL_TOLD", 0.05)
+    monkeypatch.setattr(pickling, "_LOSS_REPORT_S", 0.05)
     post = Post(Losing(mpi.start().ERR_TRUNCATE, 10**9))
     with pytest.raises(mpi.start().Exception):
         post.send(2, "kind")

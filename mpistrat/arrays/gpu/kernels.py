@@ -160,9 +160,9 @@ class EachElement:
         at the same position of each list.
         """
         if lists[0]:
-            pointers = tuple([each.data.ptr for arrays in lists for each in arrays])
+            pointers = tuple([array.data.ptr for arrays in lists for array in arrays])
             first = lists[0][0]
-            self.launch(pointers, tuple([each.size for each in lists[0]]), first.dtype, first.device.id, scalars)
+            self.launch(pointers, tuple([array.size for array in lists[0]]), first.dtype, first.device.id, scalars)
 
     def launch(
         self,
@@ -225,15 +225,15 @@ def _tables_of(
 
     Each stream has its own: another one would wait neither for their copy nor for their readers.
     """
-    where = device, cupy.cuda.get_current_stream().ptr
-    addresses = _tables.get((where, pointers))
+    stream = device, cupy.cuda.get_current_stream().ptr
+    addresses = _tables.get((stream, pointers))
     if addresses is None:
-        addresses = _tables.keep((where, pointers), cupy.asarray(np.array(pointers, np.int64)))
-    laid = _tables.get((where, sizes, elements))
-    if laid is None:
+        addresses = _tables.keep((stream, pointers), cupy.asarray(np.array(pointers, np.int64)))
+    table = _tables.get((stream, sizes, elements))
+    if table is None:
         layout, blocks = _layout(sizes, elements)
-        laid = _tables.keep((where, sizes, elements), (blocks, cupy.asarray(layout)))
-    return laid[0], [addresses, laid[1], np.int64(len(sizes))]
+        table = _tables.keep((stream, sizes, elements), (blocks, cupy.asarray(layout)))
+    return table[0], [addresses, table[1], np.int64(len(sizes))]
 
 
 def _layout(sizes: Sequence[int], elements: int) -> tuple[np.ndarray, int]:
@@ -242,8 +242,8 @@ def _layout(sizes: Sequence[int], elements: int) -> tuple[np.ndarray, int]:
     members = np.repeat(np.arange(len(sizes)), blocks)
     before = np.repeat(np.cumsum([0, *blocks[:-1]]), blocks)
     starts = (np.arange(len(members)) - before) * elements
-    places = np.stack([members, starts], axis=1).reshape(-1)
-    return np.concatenate([np.asarray(sizes, np.int64), places.astype(np.int64)]), len(members)
+    pairs = np.stack([members, starts], axis=1).reshape(-1)
+    return np.concatenate([np.asarray(sizes, np.int64), pairs.astype(np.int64)]), len(members)
 
 
 _copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
@@ -252,8 +252,8 @@ _copy = EachElement("mpistrat_copy", ["a"], ["b"], [], "b = a;")
 def copy_each(sources: Sequence[Any], targets: Sequence[Any]) -> None:
     """Copy contiguous CuPy arrays to others of the same sizes and dtype, in one launch."""
     if sources:
-        pointers = [each.data.ptr for arrays in (sources, targets) for each in arrays]
-        copy_bytes(pointers, [each.size for each in sources], sources[0].dtype, sources[0].device.id)
+        pointers = [array.data.ptr for arrays in (sources, targets) for array in arrays]
+        copy_bytes(pointers, [array.size for array in sources], sources[0].dtype, sources[0].device.id)
 
 
 def copy_bytes(pointers: Sequence[int], sizes: Sequence[int], dtype: np.dtype, device: int) -> None:
@@ -265,18 +265,18 @@ def copy_bytes(pointers: Sequence[int], sizes: Sequence[int], dtype: np.dtype, d
 
 def squared_norms(arrays: Sequence[Any]) -> list[float]:
     """Return the sum of squares of each contiguous CuPy array, of one dtype of `FLOATS`, by one launch and one copy."""
-    norms, sizes = np.zeros(len(arrays)), tuple([each.size for each in arrays])
+    norms, sizes = np.zeros(len(arrays)), tuple([array.size for array in arrays])
     if any(sizes):
         cupy, dtype, device = cupy_for("a kernel"), arrays[0].dtype, arrays[0].device.id
         kernel = _squares.get(dtype)
         if kernel is None:
             kernel = _squares[dtype] = cupy.RawKernel(squares_source(dtype), "mpistrat_squares", options=OPTIONS)
-        pointers = tuple([each.data.ptr for each in arrays])
+        pointers = tuple([array.data.ptr for array in arrays])
         blocks, arguments = _tables_of(cupy, device, pointers, sizes, _SQUARED)
         sums = cupy.empty((blocks, _THREADS), np.float64)
         kernel((blocks,), (_THREADS,), (*arguments, sums))
-        places, _ = _layout(sizes, _SQUARED)
-        np.add.at(norms, places[len(sizes) :: 2], cupy.asnumpy(sums.sum(axis=1)))
+        layout, _ = _layout(sizes, _SQUARED)
+        np.add.at(norms, layout[len(sizes) :: 2], cupy.asnumpy(sums.sum(axis=1)))
     return norms.tolist()
 
 

@@ -212,15 +212,15 @@ class Feed:
     def send(self, arrays: Sequence[np.ndarray]) -> Sent:
         """Begin to copy arrays to the GPU. The caller may write to the arrays when this returns."""
         cupy = self._cupy
-        for each in arrays:
-            require_known(cupy, each.dtype)
+        for array in arrays:
+            require_known(cupy, array.dtype)
         with on_device(self.device), self.stream:
             self.reclaim(_KEPT * len(arrays))
             out = []
-            for each in arrays:
-                out.append(cupy.empty(each.shape, each.dtype))
-                if each.nbytes:
-                    self._copy(np.ascontiguousarray(each).reshape(-1).view(np.uint8), int(out[-1].data.ptr))
+            for array in arrays:
+                out.append(cupy.empty(array.shape, array.dtype))
+                if array.nbytes:
+                    self._copy(np.ascontiguousarray(array).reshape(-1).view(np.uint8), int(out[-1].data.ptr))
             self._ring[self._at][1].record(self.stream)
             ready = cupy.cuda.Event(disable_timing=True)
             ready.record(self.stream)
@@ -272,7 +272,7 @@ def received(sent: Sent) -> list[Any]:
     with on_device(sent.feed.device):
         stream = cupy.cuda.get_current_stream()
         stream.wait_event(sent.ready)
-        return [_lent(cupy, each, stream, sent.feed) for each in sent.arrays]
+        return [_lent(cupy, array, stream, sent.feed) for array in sent.arrays]
 
 
 def _lent(cupy: Any, array: Any, stream: Any, feed: Feed) -> Any:

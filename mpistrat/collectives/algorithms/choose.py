@@ -88,19 +88,19 @@ class Choice(Slot):
         if not choice.candidates:
             works = [ALGORITHMS["identity"]] if topology.size == 1 else ALGORITHMS.values()
             choice.candidates = {
-                each.name: Candidate(each, each.cost(topology), each.piece_bytes(topology))
-                for each in works
-                if each.fits(topology)
+                algorithm.name: Candidate(algorithm, algorithm.cost(topology), algorithm.piece_bytes(topology))
+                for algorithm in works
+                if algorithm.fits(topology)
             }
         return choice
 
     def load_measured_costs(self, topology: Topology) -> None:
         """Use the measured costs if ``rc.tuned`` is true on rank 0. The first call is collective."""
         if self.measured is None:
-            found, tuned = None, rc.tuned  # read on every rank, so that all raise
+            points, tuned = None, rc.tuned  # read on every rank, so that all raise
             if topology.rank == 0 and topology.size > 1 and tuned:
-                found = read_points(topology)
-            self.measured = topology.broadcast_object(found) or {}
+                points = read_points(topology)
+            self.measured = topology.broadcast_object(points) or {}
 
     def best(self, nbytes: int, dtype: np.dtype, name: str | None = None) -> Candidate:
         """Return the algorithm of this name, or the one with the lowest cost.
@@ -108,7 +108,7 @@ class Choice(Slot):
         Raise ValueError for an unknown name, and RuntimeError if no candidate combines this dtype here.
         """
         able = self._able(dtype, name)
-        return min(able, key=lambda each: self._seconds(each, nbytes))
+        return min(able, key=lambda candidate: self._seconds(candidate, nbytes))
 
     def in_place_is_faster(self, nbytes: int, algorithm: Algorithm) -> bool:
         """Return whether buffers of a node are predicted to be reduced faster in place than by ``algorithm``."""
@@ -120,21 +120,21 @@ class Choice(Slot):
 
     def piece_bytes(self, dtype: np.dtype, name: str | None = None) -> int:
         """Return the bytes of a message that every algorithm that may be chosen takes in one piece."""
-        return min(each.piece_bytes for each in self._able(dtype, name))
+        return min(candidate.piece_bytes for candidate in self._able(dtype, name))
 
     def _able(self, dtype: np.dtype, name: str | None) -> list[Candidate]:
         candidates = self.candidates
         if "identity" in candidates:
             return [candidates["identity"]]
         if name is None:
-            named = [each for each in candidates.values() if not each.algorithm.by_name_only]
+            named = [candidate for candidate in candidates.values() if not candidate.algorithm.by_name_only]
         elif name in ALGORITHMS:
             named = [candidates[name]] if name in candidates else []
         elif name in GPU_ROUTES:
             raise RuntimeError(f"implementation {name.upper()} combines arrays on GPUs, not {dtype} here: use AUTO")
         else:
             raise ValueError(f"{name!r} is not an all-reduce algorithm: use one of {', '.join(ALGORITHMS)}")
-        able = [each for each in named if dtype.char in each.algorithm.dtypes]
+        able = [candidate for candidate in named if dtype.char in candidate.algorithm.dtypes]
         if not able:
             raise RuntimeError(
                 f"no all-reduce {f'by the name of {name} ' if name else ''}combines {dtype} on these ranks, where "
@@ -146,12 +146,12 @@ class Choice(Slot):
         """Return a table of the algorithms chosen for float32 messages of growing size, and of all costs."""
         dtype = np.dtype(np.float32)
         able = self._able(dtype, None)
-        lines = ["bytes        chosen              " + "".join(f"{each.algorithm.name:>22}" for each in able)]
+        lines = ["bytes        chosen              " + "".join(f"{candidate.algorithm.name:>22}" for candidate in able)]
         for exponent in range(2, 31, 4):
             nbytes = 1 << exponent
             chosen = self.best(nbytes, dtype).algorithm.name
-            seconds = [self._seconds(each, nbytes) for each in able]
-            lines.append(f"{nbytes:<12} {chosen:<20}" + "".join(f"{each * 1e6:>19.1f} us" for each in seconds))
+            seconds = [self._seconds(candidate, nbytes) for candidate in able]
+            lines.append(f"{nbytes:<12} {chosen:<20}" + "".join(f"{time * 1e6:>19.1f} us" for time in seconds))
         return "\n".join(lines)
 
     def _seconds(self, candidate: Candidate, nbytes: int) -> float:

@@ -76,10 +76,10 @@ def exact_sum(blocks: Sequence[np.ndarray], out: np.ndarray, summands: int, exch
     if difficult.all():
         out[...] = _sum_digits(blocks, largest, int(depth.max()), kind, headroom, out.dtype, exchange)
     elif difficult.any():
-        where = np.flatnonzero(difficult)
-        chosen = [block[:, where] for block in blocks]
-        deepest = int(depth[where].max())
-        out[where] = _sum_digits(chosen, largest[where], deepest, kind, headroom, out.dtype, exchange)
+        indices = np.flatnonzero(difficult)
+        chosen = [block[:, indices] for block in blocks]
+        deepest = int(depth[indices].max())
+        out[indices] = _sum_digits(chosen, largest[indices], deepest, kind, headroom, out.dtype, exchange)
 
 
 def _over_rows(ufunc: np.ufunc, block: np.ndarray, dtype: type | None = None) -> np.ndarray:
@@ -110,16 +110,16 @@ def _exponents(blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange |
 
 
 def _sum_beyond_finite(
-    blocks: Sequence[np.ndarray], where: np.ndarray, out: np.ndarray, exchange: Exchange | None
+    blocks: Sequence[np.ndarray], indices: np.ndarray, out: np.ndarray, exchange: Exchange | None
 ) -> None:
     """Write the sums of elements with an infinity or a NaN; their finite values do not matter."""
-    total = np.zeros(len(where), np.float64)
+    total = np.zeros(len(indices), np.float64)
     for block in blocks:
-        values = block[:, where]
+        values = block[:, indices]
         total += np.where(np.isfinite(values), 0, values).sum(0, dtype=np.float64)
     if exchange is not None:
         exchange(np.add, total)
-    out[where] = np.where(np.isnan(total), np.nan, total)
+    out[indices] = np.where(np.isnan(total), np.nan, total)
 
 
 def _sum_digits(
@@ -246,8 +246,8 @@ def _add(topology: Topology, send: np.ndarray, receive: np.ndarray) -> None:
         by_mpi = _exchange(topology.world, topology.limits)
         exact_sum([_rows(send, receive.dtype)], _reals(receive), topology.size, by_mpi)
         return
-    own, rows = memory.slots(send.dtype, len(send))
-    own[...] = send
+    slot, rows = memory.slots(send.dtype, len(send))
+    slot[...] = send
     topology.lock.meet()
     result = memory.total(receive.dtype, len(receive))
     one_node = len(topology.nodes) == 1

@@ -24,7 +24,7 @@ _scratch = Buffers()
 _left_rings: list[_Ring] = []  # rings that ended with an error, kept since MPI may still use their arrays
 
 
-def _nothing(where: slice) -> None:
+def _nothing(segment: slice) -> None:
     pass
 
 
@@ -79,13 +79,13 @@ class _Ring:
     def run(self) -> None:
         gather, finish, spread, meanwhile = self._in_memory
         if self._size == 1:
-            for where in self._parts[0]:
-                gather(where)
-                finish(where)
-                spread(where)
+            for segment in self._parts[0]:
+                gather(segment)
+                finish(segment)
+                spread(segment)
             return
         last, ahead = 2 * self._combined, min(_AHEAD, self._segments)
-        room = max(where.stop - where.start for part in self._parts for where in part)
+        room = max(segment.stop - segment.start for part in self._parts for segment in part)
         scratch = _scratch.empty((ahead * room,), self._data.dtype)
         self._scratch += [scratch[i * room : (i + 1) * room] for i in range(ahead)]
         # Receives are posted ahead of the messages: MPI then writes a segment to its place at once. A message without a
@@ -94,46 +94,46 @@ class _Ring:
             self._begin(number)
             self._send_own(number)
         for number in range(last):
-            where = self._where(number)
+            segment = self._segment(number)
             combines = number < self._combined
             if combines:
-                gather(where)  # before the wait: the node's own sum is made while the segment is on the wire
+                gather(segment)  # before the wait: the node's own sum is made while the segment is on the wire
             next(meanwhile, None)
             self._receives.pop(number).Wait()
             final = number >= self._combined - self._segments
             if combines:
-                mine = self._data[where]
-                self._combine(mine, self._scratch[number % ahead][: len(mine)], out=mine)
+                target = self._data[segment]
+                self._combine(target, self._scratch[number % ahead][: len(target)], out=target)
                 if final:
-                    finish(where)  # before it is sent on: the other ranks get the finished values
+                    finish(segment)  # before it is sent on: the other ranks get the finished values
             if number < last - self._segments:
-                self._sends[number + self._segments] = self._send(self._data[where], tag=_PASSED_ON)
+                self._sends[number + self._segments] = self._send(self._data[segment], tag=_PASSED_ON)
             if number + ahead < last:
                 self._begin(number + ahead)
             if number + ahead < self._segments:
                 self._send_own(number + ahead)
             if final:
-                spread(where)
+                spread(segment)
         for sent in self._sends.values():
             sent.Wait()
 
-    def _where(self, number: int) -> slice:
+    def _segment(self, number: int) -> slice:
         step, i = divmod(number, self._segments)
         return self._parts[(self._rank - step - 1) % self._size][i]
 
     def _send_own(self, number: int) -> None:
-        where = self._parts[self._rank][number]
-        self._in_memory.gather(where)
-        self._sends[number] = self._send(self._data[where], tag=_OWN)
+        segment = self._parts[self._rank][number]
+        self._in_memory.gather(segment)
+        self._sends[number] = self._send(self._data[segment], tag=_OWN)
 
     def _begin(self, number: int) -> None:
-        where = self._where(number)
+        segment = self._segment(number)
         if number < self._combined:
-            target = self._scratch[number % len(self._scratch)][: where.stop - where.start]
+            target = self._scratch[number % len(self._scratch)][: segment.stop - segment.start]
         else:
             # This rank sent the same elements a whole round ago. The send must end before they are overwritten.
             self._sends.pop(number - self._combined).Wait()
-            target = self._data[where]
+            target = self._data[segment]
         self._receives[number] = self._receive(target, tag=_OWN if number < self._segments else _PASSED_ON)
 
 
@@ -153,7 +153,7 @@ def _cut(data: np.ndarray, size: int, segment_bytes: int) -> list[list[slice]]:
 
 
 _BLOCK_BYTES = 128 << 10  # copied between two waits for the wire
-_PIECE_BYTES = 3 << 19  # see NodeMemory.lay_down
+_PIECE_BYTES = 3 << 19  # see NodeMemory.pack_values
 # For fewer bytes every rank adds all values itself, which costs less than a second barrier.
 _ALL_BY_EACH_BYTES = 128 << 10
 # Of two ranks both add all values in any case. A step of Adam (68 KiB) by `meeting` enters 17 functions of Python; by
@@ -168,24 +168,24 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
     writes the next piece to its slot and copies the result of the one before.
     """
     pieces = _Pieces(topology, send, receive)
-    _exhaust(pieces.lay(0))
+    _exhaust(pieces.write_slot(0))
     topology.lock.meet()
     for i in range(pieces.count):
-        meanwhile = itertools.chain(pieces.lay(i + 1), pieces.take(i - 1))
+        meanwhile = itertools.chain(pieces.write_slot(i + 1), pieces.read_result(i - 1))
         if pieces.combines:
-            rows, total, own = pieces.to_combine(i)
+            rows, total, out = pieces.to_combine(i)
 
-            def gather(where: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
-                combine_rows(combine, [row[where] for row in rows], total[where])
+            def gather(segment: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
+                combine_rows(combine, [row[segment] for row in rows], total[segment])
 
-            def take(where: slice, total: np.ndarray = total, own: np.ndarray = own) -> None:
-                own[where] = total[where]
+            def copy_result(segment: slice, total: np.ndarray = total, out: np.ndarray = out) -> None:
+                out[segment] = total[segment]
 
-            hooks = InMemory(gather, spread=take, meanwhile=meanwhile)
+            hooks = InMemory(gather, spread=copy_result, meanwhile=meanwhile)
             segmented_ring_all_reduce(topology.rail, combine, total, topology.limits.segment_bytes, hooks)
         _exhaust(meanwhile)
         topology.lock.meet()
-    _exhaust(pieces.take(pieces.count - 1))
+    _exhaust(pieces.read_result(pieces.count - 1))
 
 
 class _Pieces:
@@ -205,7 +205,7 @@ class _Pieces:
     def _piece(self, i: int) -> slice:
         return slice(self._ends[i], self._ends[i + 1])
 
-    def _own(self, length: int) -> slice:
+    def _own_slice(self, length: int) -> slice:
         """Return the slice of a piece that this rank combines."""
         if not self.combines:
             return slice(0, 0)
@@ -220,21 +220,21 @@ class _Pieces:
         nbytes = (self._ends[i + 1] - self._ends[i]) * self._receive.itemsize
         return self._memory.results[i % 2][:nbytes].view(self._receive.dtype)
 
-    def lay(self, i: int) -> Iterator[None]:
+    def write_slot(self, i: int) -> Iterator[None]:
         """Copy the parts of piece ``i`` that other ranks combine to this rank's slot, block by block."""
         if i >= self.count:
             return
         piece = self._send[self._piece(i)]
         yield from self._copy(self._slots(i)[self._memory.rank], piece)
 
-    def take(self, i: int) -> Iterator[None]:
+    def read_result(self, i: int) -> Iterator[None]:
         """Copy the parts of the result of piece ``i`` that other ranks combined, block by block."""
         if i >= 0:
             yield from self._copy(self._receive[self._piece(i)], self._result(i))
 
     def _copy(self, target: np.ndarray, source: np.ndarray) -> Iterator[None]:
-        own = self._own(len(source))
-        for first, last in ((0, own.start), (own.stop, len(source))):
+        own_slice = self._own_slice(len(source))
+        for first, last in ((0, own_slice.start), (own_slice.stop, len(source))):
             for start in range(first, last, self._step):
                 block = slice(start, min(last, start + self._step))
                 target[block] = source[block]
@@ -243,10 +243,10 @@ class _Pieces:
     def to_combine(self, i: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Return this rank's slice of piece ``i`` of each rank of the node, and the two places of its sum."""
         slots, piece = self._slots(i), self._piece(i)
-        own = self._own(len(slots[0]))
+        own_slice = self._own_slice(len(slots[0]))
         slots = [*slots]
         slots[self._memory.rank] = self._send[piece]
-        return [row[own] for row in slots], self._result(i)[own], self._receive[piece][own]
+        return [row[own_slice] for row in slots], self._result(i)[own_slice], self._receive[piece][own_slice]
 
 
 def _exhaust(work: Iterator[None]) -> None:
@@ -296,7 +296,7 @@ class HierarchicalAllReduce(Algorithm):
         # A ufunc is called directly, without a function of Python around it.
         add = combine if memory.size == 2 else partial(combine_rows, combine)
         take = [partial(add, *rows) if memory.size == 2 else partial(add, rows) for _, rows in generations]
-        return Meeting([own for own, _ in generations], memory.barrier_with_token, take)
+        return Meeting([slot for slot, _ in generations], memory.barrier_with_token, take)
 
 
 def _reduce_in_memory(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
@@ -376,7 +376,7 @@ class LeaderAllReduce(Algorithm):
 
         agree = topology.lock.combining(Payload(dtype, length, combine, fill))
         meet = partial(topology.lock.ignoring_float_errors, agree)
-        return Meeting([own for own, _ in generations], meet, [take, take])
+        return Meeting([slot for slot, _ in generations], meet, [take, take])
 
 
 class OrderedAllReduce(Algorithm):

@@ -23,9 +23,9 @@ def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
     if combine in (np.add, np.multiply) or dtype.kind in "iu":
         return getattr(MPI, _OPERATIONS[combine.__name__])
 
-    def extreme(theirs: Any, mine: Any, datatype: Any) -> None:
-        total = np.frombuffer(mine, dtype)
-        combine(np.frombuffer(theirs, dtype), total, out=total)
+    def extreme(invec: Any, inoutvec: Any, datatype: Any) -> None:
+        total = np.frombuffer(inoutvec, dtype)
+        combine(np.frombuffer(invec, dtype), total, out=total)
 
     return MPI.Op.Create(extreme, commute=True)
 
@@ -51,8 +51,8 @@ class MpiAllReduce(Algorithm):
         if send.dtype != receive.dtype:
             receive[...] = send
             send = receive
-        mine = mpi.start().IN_PLACE if send is receive else send
-        self.all_reduce(topology.world, mine, receive, mpi_operation(combine, receive.dtype))
+        sendbuf = mpi.start().IN_PLACE if send is receive else send
+        self.all_reduce(topology.world, sendbuf, receive, mpi_operation(combine, receive.dtype))
 
     def all_reduce(self, world: Any, send: Any, receive: np.ndarray, operation: Any) -> None:
         """Call ``MPI_Allreduce`` and wait for the result."""

@@ -69,15 +69,15 @@ def subtrees(tree: range, owned: Collection[int]) -> Iterator[range]:
 
 def combine_tree(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, out: np.ndarray) -> None:
     """Write the combination of a subtree to ``out``, in its dtype, from those of smaller ones. ``out`` may be one."""
-    found = _combined(combine, parts, tree, out.dtype)
-    if found is not out:
-        out[...] = found
+    total = _combined(combine, parts, tree, out.dtype)
+    if total is not out:
+        out[...] = total
 
 
 def _combined(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, dtype: np.dtype) -> np.ndarray:
-    own = parts.get(tree)
-    if own is not None:
-        return own
+    values = parts.get(tree)
+    if values is not None:
+        return values
     pair = halves(tree)
     first, second = (_combined(combine, parts, half, dtype) for half in pair)
     if pair[0] not in parts:
@@ -91,12 +91,12 @@ def tree_of_right(trees: Iterable[range]) -> dict[range, range]:
     >>> tree_of_right([range(4)])
     {range(2, 4): range(0, 4), range(1, 2): range(0, 2), range(3, 4): range(2, 4)}
     """
-    found: dict[range, range] = {}
+    parents: dict[range, range] = {}
     for tree in trees:
         if len(tree) > 1:
-            found[halves(tree)[1]] = tree
-            found |= tree_of_right(halves(tree))
-    return found
+            parents[halves(tree)[1]] = tree
+            parents |= tree_of_right(halves(tree))
+    return parents
 
 
 # --- between ranks --------------------------------------------------------------
@@ -141,8 +141,8 @@ def reduce_by_tree(
         step = max(1, _PIECE_BYTES // dtype.itemsize)
         for start in range(0, length, step):
             part = slice(start, start + step)
-            mine = [row[part] for row in rows]
-            _by_slices(topology.world, shares.of_rank, shares.tree, combine, mine, receive[part])
+            chunks = [row[part] for row in rows]
+            _by_slices(topology.world, shares.of_rank, shares.tree, combine, chunks, receive[part])
         return
     one_node = len(topology.nodes) == 1
     slices = memory.size if one_node else min(topology.ranks_per_node)
@@ -150,9 +150,9 @@ def reduce_by_tree(
     for start in range(0, length, step):
         piece = receive[start : start + step]
         count = len(piece)
-        own, slots = memory.slots(dtype, count * shares.most)
+        own_slot, slots = memory.slots(dtype, count * shares.most)
         for i, row in enumerate(rows):
-            own[i * count : (i + 1) * count] = row[start : start + step]
+            own_slot[i * count : (i + 1) * count] = row[start : start + step]
         topology.lock.meet()
         in_slots = [
             (tree, slot[i * count : (i + 1) * count])
@@ -181,10 +181,10 @@ def _between_nodes(
     topology: Topology, shares: Shares, combine: np.ufunc, parts: dict[range, np.ndarray], out: np.ndarray
 ) -> None:
     memory = topology.node_memory
-    mine = [np.empty_like(out) for _ in shares.of_own_node]
-    for tree, row in zip(shares.of_own_node, mine, strict=True):
+    sums = [np.empty_like(out) for _ in shares.of_own_node]
+    for tree, row in zip(shares.of_own_node, sums, strict=True):
         combine_tree(combine, parts, tree, row)
-    _by_slices(topology.rail, shares.on_rail(memory.rank), shares.tree, combine, mine, out)
+    _by_slices(topology.rail, shares.on_rail(memory.rank), shares.tree, combine, sums, out)
 
 
 def _by_slices(
@@ -198,7 +198,7 @@ def _by_slices(
     def up_the_tree(got: list[np.ndarray], part: np.ndarray) -> None:
         combine_tree(combine, dict(zip(itertools.chain(*owned), got, strict=True)), tree, part)
 
-    combine_by_slices(comm, rows, [len(each) for each in owned], out, up_the_tree)
+    combine_by_slices(comm, rows, [len(trees) for trees in owned], out, up_the_tree)
 
 
 def combine_by_slices(
@@ -215,29 +215,29 @@ def combine_by_slices(
     size, rank, dtype = comm.size, comm.rank, rows[0].dtype
     ends = [len(out) * i // size for i in range(size + 1)]
     lengths = np.diff(ends)
-    mine = int(lengths[rank])
+    length = int(lengths[rank])
     send = np.concatenate([row[a:b] for a, b in itertools.pairwise(ends) for row in rows])
-    got = np.empty((sum(counts), mine), dtype)
+    got = np.empty((sum(counts), length), dtype)
     # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
     comm.Alltoallv(
         [send.view(np.uint8), lengths * (len(rows) * dtype.itemsize)],
-        [got.reshape(-1).view(np.uint8), np.multiply(counts, mine * dtype.itemsize)],
+        [got.reshape(-1).view(np.uint8), np.multiply(counts, length * dtype.itemsize)],
     )
-    part = np.empty(mine, out.dtype)
-    combine([*got], part)
-    comm.Allgatherv(part.view(np.uint8), [out.view(np.uint8), lengths * out.dtype.itemsize])
+    total = np.empty(length, out.dtype)
+    combine([*got], total)
+    comm.Allgatherv(total.view(np.uint8), [out.view(np.uint8), lengths * out.dtype.itemsize])
 
 
-class _OneEach(Slot):
+class _RankShares(Slot):
     shares: Shares | None = None
 
 
-def shares_of_one_each(topology: Topology) -> Shares:
+def shares_of_ranks(topology: Topology) -> Shares:
     """Return the shares of ranks that play one replica each, numbered in the order of nodes."""
-    slot = topology.slot(_OneEach)
+    slot = topology.slot(_RankShares)
     if slot.shares is None:
-        place = {rank: i for i, rank in enumerate(itertools.chain(*topology.nodes))}
-        blocks = [range(place[rank], place[rank] + 1) for rank in range(topology.size)]
+        index = {rank: i for i, rank in enumerate(itertools.chain(*topology.nodes))}
+        blocks = [range(index[rank], index[rank] + 1) for rank in range(topology.size)]
         slot.shares = Shares(topology, blocks)
     return slot.shares
 
@@ -260,4 +260,4 @@ class TreeAllReduce(Algorithm):
 
     def reduce(self, topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
         topology.lock.is_shared_memory_only = topology.shares_all
-        reduce_by_tree(topology, shares_of_one_each(topology), combine, [send], receive)
+        reduce_by_tree(topology, shares_of_ranks(topology), combine, [send], receive)

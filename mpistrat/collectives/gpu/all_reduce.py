@@ -16,8 +16,8 @@ from mpistrat.collectives.gpu import pointers as gpu_pointers
 from mpistrat.collectives.gpu.nccl import NcclRoute
 from mpistrat.collectives.gpu.route import (
     GpuCall,
-    Laid,
-    Places,
+    MessageLayout,
+    PackedMessage,
     Route,
     combine_on_gpu,
     pack_values,
@@ -40,13 +40,13 @@ class GpuDirectRoute(Route):
     name = "gpu_direct"
 
     def obstacle(self, topology: Topology, device: int) -> str:
-        found = gpu_pointers.obstacles(topology, device)
-        return found["Alltoall"] or found["Allgather"]
+        reasons = gpu_pointers.obstacles(topology, device)
+        return reasons["Alltoall"] or reasons["Allgather"]
 
     def supports(self, wire: np.dtype, combine: np.ufunc) -> bool:
         return wire.kind in "iufc"
 
-    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[PackedMessage]) -> None:
         cupy = cupy_for("arrays on GPUs")
         topology = call.topology
         with gpu_pointers.scratch(call.device) as memory:
@@ -65,15 +65,15 @@ def _reduce_piece(
     topology: Topology, memory: gpu_pointers.Scratch, combine: np.ufunc, message: Any, total: Any
 ) -> None:
     size, dtype = topology.size, message.dtype
-    each = -(-len(message) // size)
-    send, receive = (way[: size * each * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
+    count = -(-len(message) // size)
+    send, receive = (buffer[: size * count * dtype.itemsize].view(dtype) for buffer in (memory.send, memory.receive))
     # What an earlier piece left after a short one is combined too, and not read from the result.
     send[: len(message)] = message
     gpu_pointers.all_to_all(topology, send, receive)
     # All parts were sent, so the memory of the first takes this rank's total: no third buffer is needed.
-    own = send[:each]
-    combine_on_gpu(combine, list(receive.reshape(size, each)), own)
-    gpu_pointers.all_gather(topology, own, receive)
+    own_part = send[:count]
+    combine_on_gpu(combine, list(receive.reshape(size, count)), own_part)
+    gpu_pointers.all_gather(topology, own_part, receive)
     total[...] = receive[: len(message)]
 
 
@@ -88,7 +88,7 @@ class PinnedRoute(Route):
     def meets(self, topology: Topology, message: Message, algorithm: str | None) -> bool:
         return _best(topology, message, algorithm).algorithm.meets
 
-    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[PackedMessage]) -> None:
         pieces: list[StagedCopy] = []
         for job in jobs:
             pieces += _pieces(call.topology, job, call.algorithm)
@@ -100,12 +100,12 @@ def _best(topology: Topology, message: Message, name: str | None) -> Candidate:
     return Choice.of(topology).best(message.length * message.wire.itemsize, message.wire, name)
 
 
-def _pieces(topology: Topology, job: Laid, name: str | None) -> list[StagedCopy]:
+def _pieces(topology: Topology, job: PackedMessage, name: str | None) -> list[StagedCopy]:
     message = job.message
     algorithm, _, piece_bytes = _best(topology, message, name)
     source, result = message.source, message.result
     # A chunk of pinned memory must hold a piece in each of its dtypes.
-    widest = max(each.itemsize for each in (source, message.wire, result))
+    widest = max(dtype.itemsize for dtype in (source, message.wire, result))
     step = max(1, min(piece_bytes, CHUNK_BYTES) // widest)
     start_of_source, start_of_total = int(job.send.data.ptr), int(job.total.data.ptr)
 
@@ -152,51 +152,53 @@ def reduction_on_gpu(
     """
     cupy = cupy_for("an array on a GPU")
     key = tuple((value.dtype, tuple(value.shape)) for value in values)
-    in_place, rest, where = _in_place(topology, op, values, key)
+    in_place, rest, compared = _in_place(topology, op, values, key)
     packed = [
-        each._replace(members=tuple(rest[i] for i in each.members))
-        for each in packed_for_gpu(op, tuple(key[i] for i in rest), topology.size, bytes_per_pack)
+        message._replace(members=tuple(rest[i] for i in message.members))
+        for message in packed_for_gpu(op, tuple(key[i] for i in rest), topology.size, bytes_per_pack)
     ]
-    filled = {i for each in packed for i in each.members}
+    filled = {i for message in packed for i in message.members}
     empty = [(i, message_of(op, key, [i], topology.size).result) for i in rest if i not in filled]
-    kept = [i for i in range(len(values)) if i not in rest]
+    buffers = [i for i in range(len(values)) if i not in rest]
     half = rc.nccl_half
-    parts = key, form, where, bytes_per_pack or None, name, "in half precision" if half else None
+    parts = key, form, compared, bytes_per_pack or None, name, "in half precision" if half else None
     operation = Operation("all_reduce", op.name, "on GPUs", *parts)
-    messages = [each for *_, each in in_place] + packed
-    places = [Places.of(each) for each in packed]
+    messages = [message for *_, message in in_place] + packed
+    layouts = [MessageLayout.of(message) for message in packed]
     with on_device(device.index):
         groups = _by_route(topology, device, messages, name, op)
     algorithm = None if name in ROUTES else name
-    meets = bool(groups) and all(route.meets(topology, messages[i], algorithm) for route, some in groups for i in some)
+    meets = bool(groups) and all(
+        route.meets(topology, messages[i], algorithm) for route, indices in groups for i in indices
+    )
 
-    def pack_all(values: Sequence[Any]) -> tuple[Sequence[Any], list[Laid]]:
-        laid = []
+    def pack_all(values: Sequence[Any]) -> tuple[Sequence[Any], list[PackedMessage]]:
+        jobs = []
         with on_device(device.index):
-            for home, span, each in in_place:
-                (flat,) = arena.rows_at(home, span, 1)
-                laid.append(Laid(each, flat, flat))
-            laid += [pack_values(each, values) for each in places]
-        return values, laid
+            for region, span, message in in_place:
+                (flat,) = arena.rows_at(region, span, 1)
+                jobs.append(PackedMessage(message, flat, flat))
+            jobs += [pack_values(layout, values) for layout in layouts]
+        return values, jobs
 
     def combine(
-        state: tuple[Sequence[Any], list[Laid]], timeout_seconds: float | None
-    ) -> tuple[Sequence[Any], list[Laid]]:
+        state: tuple[Sequence[Any], list[PackedMessage]], timeout_seconds: float | None
+    ) -> tuple[Sequence[Any], list[PackedMessage]]:
         with on_device(device.index):
             call = GpuCall(topology, device.index, algorithm, timeout_seconds, half)
-            for route, some in groups:
-                route.reduce(call, [state[1][i] for i in some])
+            for route, indices in groups:
+                route.reduce(call, [state[1][i] for i in indices])
         return state
 
-    def unpack_values(state: tuple[Sequence[Any], list[Laid]]) -> list[Any]:
-        values, laid = state
+    def unpack_values(state: tuple[Sequence[Any], list[PackedMessage]]) -> list[Any]:
+        values, jobs = state
         out: list[Any] = [None] * len(values)
         with on_device(device.index):
-            for place, each in zip(places, laid[len(in_place) :], strict=True):
-                unpack(place, each.total, out)
+            for layout, job in zip(layouts, jobs[len(in_place) :], strict=True):
+                unpack(layout, job.total, out)
             for i, dtype in empty:
                 out[i] = cupy.empty(key[i][1], dtype)
-        for i in kept:
+        for i in buffers:
             out[i] = values[i]
         return out
 
@@ -211,26 +213,26 @@ def _in_place(
     topology: Topology, op: Op, values: Sequence[Any], key: Key
 ) -> tuple[_InPlace, list[int], tuple[Any, ...]]:
     """Return the buffers, neighbours joined; the indices of the other arrays; and the places for the comparison."""
-    found: _InPlace = []
+    in_place: _InPlace = []
     if not topology.slot(arena.Arenas):
-        return found, list(range(len(values))), ()
-    homes: dict[int, tuple[arena.Arena, list[int]]] = {}
+        return in_place, list(range(len(values))), ()
+    regions: dict[int, tuple[arena.Arena, list[int]]] = {}
     rest: list[int] = []
-    for i, home in enumerate(arena.homes_of(topology, values)):
+    for i, region in enumerate(arena.arenas_of(topology, values)):
         one = message_of(op, key, [i], topology.size)
-        if home is None or one.result != one.source:
+        if region is None or one.result != one.source:
             rest.append(i)
         else:
-            homes.setdefault(home.number, (home, []))[1].append(i)
-    where: list[Any] = []
-    for home, members in homes.values():
-        spans = arena.spans_of(home, [values[i] for i in members])
-        pieces = tuple((each.offset, each.length, each.dtype.str) for each in spans)
-        where.append((home.number, tuple(members), pieces))
-        for each in spans:
-            message = message_of(op, ((each.dtype, (each.length,)),), [0], topology.size)
-            found.append((home, each, message))
-    return found, rest, tuple(where)
+            regions.setdefault(region.number, (region, []))[1].append(i)
+    compared: list[Any] = []
+    for region, members in regions.values():
+        spans = arena.spans_of(region, [values[i] for i in members])
+        pieces = tuple((span.offset, span.length, span.dtype.str) for span in spans)
+        compared.append((region.number, tuple(members), pieces))
+        for span in spans:
+            message = message_of(op, ((span.dtype, (span.length,)),), [0], topology.size)
+            in_place.append((region, span, message))
+    return in_place, rest, tuple(compared)
 
 
 class Obstacles(dict[int, dict[str, str]], Slot):
@@ -261,14 +263,14 @@ def _by_route(
     if name in ROUTES and _obstacle(topology, device, name):
         raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}")
     groups: dict[str, list[int]] = {}
-    for i, one in enumerate(messages):
-        for each in wanted:
-            if ROUTES[each].supports(one.wire, one.combine) and not _obstacle(topology, device, each):
-                groups.setdefault(each, []).append(i)
+    for i, message in enumerate(messages):
+        for candidate in wanted:
+            if ROUTES[candidate].supports(message.wire, message.combine) and not _obstacle(topology, device, candidate):
+                groups.setdefault(candidate, []).append(i)
                 break
         else:
-            raise RuntimeError(f"{name!r} has no {op.name} of {one.source} on GPUs: leave the route to AUTO")
-    return [(ROUTES[each], some) for each, some in groups.items()]
+            raise RuntimeError(f"{name!r} has no {op.name} of {message.source} on GPUs: leave the route to AUTO")
+    return [(ROUTES[candidate], indices) for candidate, indices in groups.items()]
 
 
 class _Alone(Route):
@@ -276,7 +278,7 @@ class _Alone(Route):
 
     name = "identity"
 
-    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[PackedMessage]) -> None:
         for job in jobs:
             if job.total is not job.send:
                 finish(widened(job), job.message.divisor, job.total)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat.arrays.device import cupy_for, gpu_count, on_device, seen_gpus
-from mpistrat.collectives.gpu.route import GpuCall, Laid, Route, widened
+from mpistrat.collectives.gpu.route import GpuCall, PackedMessage, Route, widened
 from mpistrat.collectives.operations import finish
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -95,30 +95,30 @@ class NcclRoute(Route):
         for rank, (text, _) in enumerate(reports):
             if text:
                 return f"rank {rank}: {text}"
-        gpus = [(each, topology.place_of(rank)[0]) for rank, (_, each) in enumerate(reports)]
-        for each in gpus:
-            sharing = [rank for rank, other in enumerate(gpus) if other == each]
+        gpus = [(device_id, topology.place_of(rank)[0]) for rank, (_, device_id) in enumerate(reports)]
+        for candidate in gpus:
+            sharing = [rank for rank, other in enumerate(gpus) if other == candidate]
             if len(sharing) > 1:
                 return f"{ranks_in_words(sharing)} share a GPU, and NCCL needs one for every rank"
         return self._connect(topology, device, nccl)
 
     def _connect(self, topology: Topology, device: int, nccl: Any) -> str:
-        made: Any = None
+        unique_id: Any = None
         if topology.rank == 0:
             try:
-                made = nccl.get_unique_id()
+                unique_id = nccl.get_unique_id()
             except _ERRORS as error:  # for example without a network interface; other ranks wait for bcast
-                made = f"NCCL does not start: {error}"
-        made = topology.world.bcast(made)  # bytes; a tuple from CuPy before 14
-        if isinstance(made, str):
-            return f"rank 0: {made}"
+                unique_id = f"NCCL does not start: {error}"
+        unique_id = topology.world.bcast(unique_id)  # bytes; a tuple from CuPy before 14
+        if isinstance(unique_id, str):
+            return f"rank 0: {unique_id}"
         problem, communicator = "", None
         # Else the first use of an algorithm connects the ranks inside that call, before a limit begins. Nothing limits
         # the start itself: CuPy (14.2) has no start that returns at once. The watchdog reports a rank that hangs here.
         os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
         try:
             with on_device(device):
-                communicator = nccl.NcclCommunicator(topology.size, made, topology.rank)
+                communicator = nccl.NcclCommunicator(topology.size, unique_id, topology.rank)
         except _ERRORS as error:
             problem = f"NCCL does not start: {error}"
         for rank, text in enumerate(topology.world.allgather(problem)):
@@ -132,7 +132,7 @@ class NcclRoute(Route):
             return combine is np.add and np.dtype(f"f{wire.itemsize // 2}") in _TYPES
         return wire in _TYPES and (combine in (np.add, np.multiply) or wire.kind in "iu")
 
-    def reduce(self, call: GpuCall, jobs: Sequence[Laid]) -> None:
+    def reduce(self, call: GpuCall, jobs: Sequence[PackedMessage]) -> None:
         cupy, nccl = cupy_for("NCCL"), sys.modules["cupy.cuda.nccl"]  # `obstacle` has imported it
         topology = call.topology
         communicator = topology.slot(Communicators)[call.device]

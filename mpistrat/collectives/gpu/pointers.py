@@ -151,7 +151,7 @@ def _settled(*arrays: Any) -> list[list[Any]]:
     """Return arrays as buffers of MPI, after the current stream has finished with them."""
     MPI = mpi.start()
     cupy_for("arrays on GPUs").cuda.get_current_stream().synchronize()
-    return [[MPI.buffer.fromaddress(int(each.data.ptr), each.nbytes), MPI.BYTE] for each in arrays]
+    return [[MPI.buffer.fromaddress(int(array.data.ptr), array.nbytes), MPI.BYTE] for array in arrays]
 
 
 class Refusals(dict[int, dict[str, str]], Slot):
@@ -170,10 +170,10 @@ def possible(topology: Topology, device: int, *operations: str) -> bool:
 
 def obstacles(topology: Topology, device: int) -> dict[str, str]:
     """Return why each operation does not get device pointers; empty if it does. Collective at first, under the lock."""
-    found = topology.slot(Refusals).get(device)
-    if found is None:
-        found = topology.slot(Refusals)[device] = _look(topology, device)
-    return found
+    reasons = topology.slot(Refusals).get(device)
+    if reasons is None:
+        reasons = topology.slot(Refusals)[device] = _look(topology, device)
+    return reasons
 
 
 def _look(topology: Topology, device: int) -> dict[str, str]:
@@ -194,5 +194,5 @@ def _look(topology: Topology, device: int) -> dict[str, str]:
     if texts or mode == "on":
         return dict.fromkeys(OPERATIONS, texts[0] if texts else "")
     assert key is not None
-    found = obstacles_by_verdict(key) if topology.rank == 0 else {}
-    return dict(topology.world.bcast(found))
+    reasons = obstacles_by_verdict(key) if topology.rank == 0 else {}
+    return dict(topology.world.bcast(reasons))

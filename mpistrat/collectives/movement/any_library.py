@@ -38,23 +38,23 @@ def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
     from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
     with arrays.stream_of(value):
-        found = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
-        return None if found is None else arrays.from_cupy(found, value)
+        result = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
+        return None if result is None else arrays.from_cupy(result, value)
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
     """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``."""
-    found = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
-    if found is not None:
-        return found
+    result = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
+    if result is not None:
+        return result
     return arrays.from_host(moves.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Return the value of replica 0, as an array of the library of this replica's ``value``."""
-    found = _on_gpu("broadcast", topology, value)
-    if found is not None:
-        return found
+    result = _on_gpu("broadcast", topology, value)
+    if result is not None:
+        return result
     with structures.refusals("broadcast", topology):
         host = arrays.to_host(value)
     return arrays.from_host(moves.broadcast(topology, [host])[0], value)
@@ -62,8 +62,8 @@ def broadcasted(topology: Topology, value: Any) -> Any:
 
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
-    found = _on_gpu("reduce_scatter", topology, value, op, timeout_seconds)
-    if found is not None:
-        return found
+    result = _on_gpu("reduce_scatter", topology, value, op, timeout_seconds)
+    if result is not None:
+        return result
     host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
     return arrays.from_host(host, value)

@@ -26,26 +26,26 @@ def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashab
     The ranks compare ``details`` too. Raise TypeError if an array holds Python objects.
     """
     with structures.refusals("broadcast", topology):
-        for each in values:
-            if each.dtype.hasobject:
-                raise TypeError(f"arrays of Python objects ({each.dtype}) cannot be broadcast")
+        for value in values:
+            if value.dtype.hasobject:
+                raise TypeError(f"arrays of Python objects ({value.dtype}) cannot be broadcast")
     if topology.rank == root:
-        out = [np.array(each, order="C") for each in values]
+        out = [np.array(value, order="C") for value in values]
     else:
-        out = [np.empty(each.shape, each.dtype) for each in values]
-    what = operation("broadcast", root, *details, *[(each.dtype, each.shape) for each in out])
-    nbytes = sum([each.nbytes for each in out])
+        out = [np.empty(value.shape, value.dtype) for value in values]
+    what = operation("broadcast", root, *details, *[(array.dtype, array.shape) for array in out])
+    nbytes = sum([array.nbytes for array in out])
     if topology.size == 1 or not nbytes:
         with topology.lock.collective(what):
             return out
-    data = [as_bytes(each) for each in out]
+    data = [as_bytes(array) for array in out]
     if topology.memory is None:
         with topology.lock.collective(what):
             _broadcast_by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
         alone = topology.limits.broadcast_alone_bytes
-        small = [each for each in data if len(each) < alone]
-        large = [each for each in data if len(each) >= alone]
+        small = [array for array in data if len(array) < alone]
+        large = [array for array in data if len(array) >= alone]
         with topology.lock.collective(what, synchronizes=any(map(len, small))):
             # A rank that is interrupted in MPI_Bcast cannot tell the others by a meeting, as it can in the slots.
             topology.lock.is_shared_memory_only = not large
@@ -63,17 +63,17 @@ def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashab
 def _broadcast_by_mpi(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
     """Broadcast bytes by ``MPI_Bcast`` (MPI 4.1 section 6.4)."""
     step = topology.limits.message_bytes
-    for each in data:
-        for start in range(0, len(each), step):
-            topology.world.Bcast(each[start : start + step], root)
+    for array in data:
+        for start in range(0, len(array), step):
+            topology.world.Bcast(array[start : start + step], root)
 
 
 def _broadcast_through_slots(topology: Topology, data: Sequence[np.ndarray], root: int) -> None:
     memory = topology.node_memory
     for piece in cut(data, memory.slot_bytes):
-        own, slots = memory.slots(_BYTE, memory.slot_bytes)
+        own_slot, slots = memory.slots(_BYTE, memory.slot_bytes)
         if topology.rank == root:
-            write_piece(piece, own)
+            write_piece(piece, own_slot)
         topology.lock.meet()
         if topology.rank != root:
             read_piece(piece, slots[root])
@@ -82,14 +82,14 @@ def _broadcast_through_slots(topology: Topology, data: Sequence[np.ndarray], roo
 def _broadcast_with_agreement(topology: Topology, data: Sequence[np.ndarray], nbytes: int, root: int) -> None:
     """Broadcast few bytes in the message by which the leaders of nodes exchange checksums."""
     memory = topology.node_memory
-    home, place = topology.place_of(root)
-    own, slots = memory.slots(_BYTE, memory.slot_bytes)
+    root_node, root_slot = topology.place_of(root)
+    own_slot, slots = memory.slots(_BYTE, memory.slot_bytes)
     (piece,) = cut(data, nbytes)
     if topology.rank == root:
-        write_piece(piece, own)
+        write_piece(piece, own_slot)
 
     def fill(message: np.ndarray) -> None:
-        message[...] = slots[place][:nbytes] if topology.leaders.rank == home else 0
+        message[...] = slots[root_slot][:nbytes] if topology.leaders.rank == root_node else 0
 
     topology.lock.meet(Payload(_BYTE, nbytes, np.bitwise_or, fill))
     if topology.rank != root:
@@ -102,20 +102,20 @@ def _broadcast_on_two_tiers(topology: Topology, data: Sequence[np.ndarray], root
     The leader of the root's node sends a piece while the other ranks of the node read it.
     """
     memory, leaders = topology.node_memory, topology.leaders
-    home, place = topology.place_of(root)
-    at_home = topology.rank in topology.nodes[home]
-    source = place if at_home else 0
+    root_node, root_slot = topology.place_of(root)
+    on_root_node = topology.rank in topology.nodes[root_node]
+    source = root_slot if on_root_node else 0
     for piece in cut(data, memory.slot_bytes):
         slot = memory.slots(_BYTE, memory.slot_bytes)[1][source]
         last, _ = piece[-1]
         message = slot[: last.stop]
         if topology.rank == root:
             write_piece(piece, slot)
-        elif not at_home and leaders is not None:
-            leaders.Bcast(message, home)
+        elif not on_root_node and leaders is not None:
+            leaders.Bcast(message, root_node)
         topology.lock.meet()
-        if at_home and leaders is not None:
-            leaders.Bcast(message, home)
+        if on_root_node and leaders is not None:
+            leaders.Bcast(message, root_node)
         if topology.rank != root:
             read_piece(piece, slot)
 
@@ -136,9 +136,9 @@ def exchange(topology: Topology, sends: Sequence[np.ndarray | None], receives: S
     for other, data in enumerate(sends):
         if data is not None and other != rank:
             requests += [comm.Isend(piece, other, _TAG) for piece in cut_into_messages(data, step)]
-    own, mine = sends[rank], receives[rank]
-    if own is not None and mine is not None:
-        mine[...] = own
+    outgoing, incoming = sends[rank], receives[rank]
+    if outgoing is not None and incoming is not None:
+        incoming[...] = outgoing
     mpi.start().Request.Waitall(requests)
 
 
@@ -225,21 +225,21 @@ def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
     memory = topology.node_memory
     room = min(_SMALL_BYTES, memory.slot_bytes - _LENGTH_BYTES)
     own_length, lengths = memory.slots(_LENGTH, 1)
-    own, slots = memory.slots(_BYTE, _LENGTH_BYTES + room)
+    own_slot, slots = memory.slots(_BYTE, _LENGTH_BYTES + room)
     own_length[0] = len(rows)
     if rows.nbytes <= room:
-        own[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
+        own_slot[_LENGTH_BYTES : _LENGTH_BYTES + rows.nbytes] = as_bytes(rows)
     topology.lock.is_shared_memory_only = False  # until the number of rows is known
     topology.lock.meet()
-    counts = [int(each[0]) for each in lengths]
+    counts = [int(length[0]) for length in lengths]
     row_bytes = math.prod(rows.shape[1:]) * rows.itemsize
     if max(counts) * row_bytes > room:
         return _by_mpi(topology, rows, counts)
     topology.lock.is_shared_memory_only = True
     array = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
     ends = [_LENGTH_BYTES + count * row_bytes for count in counts]
-    found = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]
-    np.concatenate(found, out=as_bytes(array))
+    parts = [slot[_LENGTH_BYTES:end] for slot, end in zip(slots, ends, strict=True)]
+    np.concatenate(parts, out=as_bytes(array))
     return array
 
 
@@ -257,10 +257,10 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
         whole = Gathered.like(rows, lengths_by_mpi(topology, rows))
     else:
         cells = _meet_with_cells(topology, rows, cell)
-        whole = Gathered.like(rows, [int(each) for each in cells.view(np.int64)[:, 0]])
+        whole = Gathered.like(rows, [int(row) for row in cells.view(np.int64)[:, 0]])
         if max(map(len, whole.parts)) <= cell - _LENGTH_BYTES:
-            for part, each in zip(whole.parts, cells, strict=True):
-                part[...] = each[_LENGTH_BYTES : _LENGTH_BYTES + len(part)]
+            for part, row in zip(whole.parts, cells, strict=True):
+                part[...] = row[_LENGTH_BYTES : _LENGTH_BYTES + len(part)]
             return whole.array
     whole.parts[topology.rank][...] = data
     if len(set(topology.ranks_per_node)) > 1:
@@ -277,10 +277,10 @@ def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndar
     """Exchange each rank's number of rows and first bytes with the agreement, as bytes of the shape (ranks, cell)."""
     memory = topology.node_memory
     own_length, _ = memory.slots(_LENGTH, 1)
-    own, slots = memory.slots(_BYTE, cell)
+    own_slot, slots = memory.slots(_BYTE, cell)
     first = as_bytes(rows)[: cell - _LENGTH_BYTES]
     own_length[0] = len(rows)
-    own[_LENGTH_BYTES : _LENGTH_BYTES + len(first)] = first
+    own_slot[_LENGTH_BYTES : _LENGTH_BYTES + len(first)] = first
 
     def fill(message: np.ndarray) -> None:
         message[...] = 0
@@ -297,8 +297,8 @@ def _exchange(topology: Topology, by_rank: Sequence[Sequence[np.ndarray]]) -> No
     memory = topology.node_memory
     streams = [cut(parts, memory.slot_bytes) for parts in by_rank]
     for pieces in itertools.zip_longest(*streams, fillvalue=()):
-        own, slots = memory.slots(_BYTE, memory.slot_bytes)
-        write_piece(pieces[memory.rank], own)
+        own_slot, slots = memory.slots(_BYTE, memory.slot_bytes)
+        write_piece(pieces[memory.rank], own_slot)
         topology.lock.meet()
         for rank, (piece, slot) in enumerate(zip(pieces, slots, strict=True)):
             if rank != memory.rank:
@@ -312,7 +312,7 @@ def all_gather_parts(
 
     Their lengths are the same on all ranks, which compare ``form``. No rank needs more than a message beside them.
     """
-    lengths = tuple(sum(map(len, each)) for each in parts)
+    lengths = tuple(sum(map(len, arrays)) for arrays in parts)
     one_node = topology.shares_all
     what = operation("all_gather of parts", form, lengths)
     with topology.lock.collective(what, one_node and any(lengths), timeout_seconds):
@@ -388,10 +388,10 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
     if topology.size == 1:
         with topology.lock.collective(what):
             return [value]
-    mine = topology.pickled("gather_object", value)
+    message = topology.pickled("gather_object", value)
     with topology.lock.collective(what):
-        pickled = topology.world.gather(mine, root)
-    return None if pickled is None else [mpi.start().pickle.loads(each) for each in pickled]
+        pickled = topology.world.gather(message, root)
+    return None if pickled is None else [mpi.start().pickle.loads(data) for data in pickled]
 
 
 # --- scatter and all-to-all -----------------------------------------------------
@@ -413,21 +413,21 @@ def scatter(topology: Topology, values: Sequence[np.ndarray], axis: int, root: i
     is_root = topology.rank == root
     with structures.refusals("scatter", topology):
         axis = operator.index(axis)
-        if is_root and any(each.ndim == 0 for each in values):
+        if is_root and any(value.ndim == 0 for value in values):
             raise ValueError(
                 "scatter cuts arrays, and a scalar has no axis to cut along. A list is a structure of its items: "
                 "to divide the items of a list, scatter numpy.array(the list)"
             )
-        axes = [checked_axis(each, axis) for each in values] if is_root else []
-    described = [(each.dtype, each.shape, where) for each, where in zip(values, axes, strict=False)]
+        axes = [checked_axis(value, axis) for value in values] if is_root else []
+    described = [(value.dtype, value.shape, along) for value, along in zip(values, axes, strict=False)]
     noted = topology.pickled("scatter", note) if is_root and topology.size > 1 else None
     with topology.lock.collective(operation("scatter", root, axis)):
         if topology.size == 1:
-            return Scattered([each.copy(order="C") for each in values], note)
+            return Scattered([value.copy(order="C") for value in values], note)
         described, noted = topology.world.bcast((described, noted), root)
         arrays = [
-            _scattered(topology, dtype, shape, where, values[i] if is_root else None, root)
-            for i, (dtype, shape, where) in enumerate(described)
+            _scattered(topology, dtype, shape, along, values[i] if is_root else None, root)
+            for i, (dtype, shape, along) in enumerate(described)
         ]
     return Scattered(arrays, mpi.start().pickle.loads(noted))
 
@@ -437,16 +437,16 @@ def _scattered(
 ) -> np.ndarray:
     rest = (*shape[:axis], *shape[axis + 1 :])
     lengths = rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)
-    own = np.empty((lengths[topology.rank], *rest), dtype)
+    result = np.empty((lengths[topology.rank], *rest), dtype)
     receives: list[np.ndarray | None] = [None] * topology.size
-    receives[root] = as_bytes(own)
+    receives[root] = as_bytes(result)
     sends: list[np.ndarray | None] = [None] * topology.size
     if value is not None:
         rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
         ends = [0, *itertools.accumulate(lengths)]
         sends = [as_bytes(rows[first:last]) for first, last in itertools.pairwise(ends)]
     exchange(topology, sends, receives)
-    return np.ascontiguousarray(np.moveaxis(own, 0, axis))
+    return np.ascontiguousarray(np.moveaxis(result, 0, axis))
 
 
 def all_to_all(
@@ -467,7 +467,7 @@ def all_to_all(
             return rows.copy(), lengths
         announced = np.empty(topology.size, np.int64)
         topology.world.Alltoall(np.array(lengths, np.int64), announced)
-        received = [int(each) for each in announced]
+        received = [int(count) for count in announced]
         whole = Gathered.like(rows, received)
         exchange(topology, sends, whole.parts)
     return whole.array, received
@@ -482,7 +482,7 @@ def _splits_of(topology: Topology, value: np.ndarray, splits: Sequence[int] | No
         if len(value) % topology.size:
             raise ValueError(f"{len(value)} rows cannot be divided among {topology.size} ranks: give splits")
         return [len(value) // topology.size] * topology.size
-    lengths = [int(each) for each in splits]
+    lengths = [int(length) for length in splits]
     if len(lengths) != topology.size or sum(lengths) != len(value) or min(lengths) < 0:
         raise ValueError(f"splits {lengths} do not make {len(value)} rows for {topology.size} ranks")
     return lengths

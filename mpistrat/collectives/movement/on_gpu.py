@@ -12,7 +12,7 @@ import numpy as np
 from mpistrat.arrays.device import cupy_for, on_device
 from mpistrat.arrays.gpu.kernels import as_bits, copy_each
 from mpistrat.collectives.gpu import pointers as gpu_pointers
-from mpistrat.collectives.gpu.route import Laid, combine_on_gpu, widened
+from mpistrat.collectives.gpu.route import PackedMessage, combine_on_gpu, widened
 from mpistrat.collectives.movement.moves import checked_axis, lengths_by_mpi
 from mpistrat.collectives.operations import Op, finish
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
@@ -46,21 +46,21 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
         return cupy.ascontiguousarray(cupy.moveaxis(total, 0, axis)) if axis else total
 
 
-def _gather(topology: Topology, memory: gpu_pointers.Scratch, mine: Any, total: Any, lengths: Sequence[int]) -> None:
+def _gather(topology: Topology, memory: gpu_pointers.Scratch, data: Any, total: Any, lengths: Sequence[int]) -> None:
     words = len(total) // sum(lengths)  # in a row
     starts = [0, *itertools.accumulate(length * words for length in lengths)]
     parts = [total[first:last] for first, last in itertools.pairwise(starts)]
-    send, receive = (way.view(total.dtype) for way in (memory.send, memory.receive))
+    send, receive = (buffer.view(total.dtype) for buffer in (memory.send, memory.receive))
     step = len(receive) // topology.size
     for start in range(0, max(map(len, parts)), step):
         pieces = [part[start : start + step] for part in parts]
         counts = [len(piece) for piece in pieces]
-        own = send[: counts[topology.rank]]
-        copy_each([mine[start : start + step]], [own])
+        message = send[: counts[topology.rank]]
+        copy_each([data[start : start + step]], [message])
         if len(set(counts)) == 1:
-            gpu_pointers.all_gather(topology, own, receive[: sum(counts)])
+            gpu_pointers.all_gather(topology, message, receive[: sum(counts)])
         else:
-            gpu_pointers.all_gather_uneven(topology, own, receive[: sum(counts)], counts)
+            gpu_pointers.all_gather_uneven(topology, message, receive[: sum(counts)], counts)
         ends = itertools.pairwise([0, *itertools.accumulate(counts)])
         copy_each([receive[first:last] for first, last in ends], pieces)
 
@@ -82,16 +82,16 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
 
 def _broadcast(topology: Topology, memory: gpu_pointers.Scratch, data: Any, root: int) -> None:
     """Broadcast piece by piece, through two buffers in alternation, so that copies overlap with messages."""
-    ways = [way.view(data.dtype) for way in (memory.send, memory.receive)]
-    step = len(ways[0])
+    buffers = [buffer.view(data.dtype) for buffer in (memory.send, memory.receive)]
+    step = len(buffers[0])
     for number, start in enumerate(range(0, len(data), step)):
         piece = data[start : start + step]
-        way = ways[number % 2][: len(piece)]
+        buffer = buffers[number % 2][: len(piece)]
         if topology.rank == root:
-            copy_each([piece], [way])
-        gpu_pointers.broadcast(topology, way, root)
+            copy_each([piece], [buffer])
+        gpu_pointers.broadcast(topology, buffer, root)
         if topology.rank != root:
-            copy_each([way], [piece])
+            copy_each([buffer], [piece])
 
 
 def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: float | None = None) -> Any:
@@ -105,21 +105,21 @@ def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: floa
             return None
         flat = cupy.ascontiguousarray(value).reshape(-1)
         width = math.prod(value.shape[1:])
-        ends = [0, *itertools.accumulate([each * width for each in rows])]
-        own = ends[topology.rank + 1] - ends[topology.rank]
+        ends = [0, *itertools.accumulate([count * width for count in rows])]
+        own_length = ends[topology.rank + 1] - ends[topology.rank]
         total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
-        job = Laid(whole, flat, total.reshape(-1))
+        job = PackedMessage(whole, flat, total.reshape(-1))
         what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
         with topology.lock.collective(what, timeout_seconds=timeout_seconds):
             wide_send = widened(job)
-            wide = job.total if whole.result == whole.wire else cupy.empty(own, whole.wire)
+            wide = job.total if whole.result == whole.wire else cupy.empty(own_length, whole.wire)
             parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]
             if topology.size == 1:
                 wide[...] = wide_send
             else:
                 with gpu_pointers.scratch(device) as memory:
                     _scatter(topology, memory, whole.combine, parts, wide)
-        if own:
+        if own_length:
             finish(wide, whole.divisor, job.total)
     return total
 
@@ -132,12 +132,14 @@ def _scatter(
     step = gpu_pointers.PIECE_BYTES // size // dtype.itemsize
     for start in range(0, longest, step):
         count = min(step, longest - start)
-        send, receive = (way[: size * count * dtype.itemsize].view(dtype) for way in (memory.send, memory.receive))
+        send, receive = (
+            buffer[: size * count * dtype.itemsize].view(dtype) for buffer in (memory.send, memory.receive)
+        )
         pieces = [part[start : start + count] for part in parts]
         # The longest part sets the distance. What lies after a shorter one is sent as well, and not read.
-        copy_each(pieces, [send[i * count : i * count + len(each)] for i, each in enumerate(pieces)])
+        copy_each(pieces, [send[i * count : i * count + len(piece)] for i, piece in enumerate(pieces)])
         gpu_pointers.all_to_all(topology, send, receive)
-        mine = len(pieces[topology.rank])
-        if mine:
-            got = [receive[i * count : i * count + mine] for i in range(size)]
-            combine_on_gpu(combine, got, wide[start : start + mine])
+        length = len(pieces[topology.rank])
+        if length:
+            got = [receive[i * count : i * count + length] for i in range(size)]
+            combine_on_gpu(combine, got, wide[start : start + length])

@@ -235,7 +235,7 @@ class CrossDeviceOps:
             return []
         if len(pairs) == 1:
             return [component(self.reduce_implementation(op, *pairs[0], options))]
-        return [component(each) for each in self.batch_reduce_implementation(op, pairs, options)]
+        return [component(result) for result in self.batch_reduce_implementation(op, pairs, options)]
 
     def all_reduce_arrays(
         self, op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
@@ -262,8 +262,8 @@ def mirrored(value: Any) -> Mirrored:
 
 
 def _per_replica(op: Op, value: Any) -> DistributedValues:
-    own = reducible(op, value)
-    return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((own,))
+    checked = reducible(op, value)
+    return value if isinstance(value, (Mirrored, PerReplica)) else PerReplica((checked,))
 
 
 # --- sparse rows ----------------------------------------------------------------
@@ -288,7 +288,7 @@ def all_reduce_slices(
     what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     topology.lock.compare(what, timeout_seconds)
     gathered = gathered or partial(any_library.gathered, topology)
-    rows, indices = (gathered(each, 0, timeout_seconds) for each in (value.values, value.indices))
+    rows, indices = (gathered(array, 0, timeout_seconds) for array in (value.values, value.indices))
     if op is ReduceOp.MEAN:
         wide = rows.astype(accumulator(value.dtype, op), copy=False)
         rows = divide(wide, replicas or topology.size).astype(result_dtype(value.dtype, op), copy=False)

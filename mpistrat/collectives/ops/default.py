@@ -83,9 +83,9 @@ class CollectiveAllReduce(CrossDeviceOps):
         if type(value) is np.ndarray:  # each further function takes 60 ns
             algorithm = self._algorithm or options.algorithm
             key = (op, form, algorithm, options.bytes_per_pack, self._num_packs, value.dtype, value.shape)
-            found = self._known.get(key)
-            if found is not None and (value.base is None or not self._arenas):
-                return found.run(values, options.timeout_seconds)
+            reduction = self._known.get(key)
+            if reduction is not None and (value.base is None or not self._arenas):
+                return reduction.run(values, options.timeout_seconds)
         if self._has_own_hooks:
             return super().all_reduce(op, values, options, form)
         return self._combine(op, values, options, form)
@@ -116,17 +116,17 @@ class CollectiveAllReduce(CrossDeviceOps):
             wire = accumulator(dtype, op)
         if algorithm is not None:
             self._choice.best(0, wire, algorithm)  # raises if it does not work here
-        lengths = tuple(sum(map(len, each)) for each in parts)
-        found = arena.homes_of(self._ranks, [*itertools.chain(*parts)]) if self._arenas else []
-        homes = {home and home.number: home for home in found}
-        home = homes.popitem()[1] if len(homes) == 1 and len(self._ranks.nodes) == 1 else None
-        number = home.number if home is not None and home.shared else None
+        lengths = tuple(sum(map(len, part)) for part in parts)
+        regions = arena.arenas_of(self._ranks, [*itertools.chain(*parts)]) if self._arenas else []
+        by_number = {region and region.number: region for region in regions}
+        region = by_number.popitem()[1] if len(by_number) == 1 and len(self._ranks.nodes) == 1 else None
+        number = region.number if region is not None and region.shared else None
         what = operation("reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number)
 
         def rows_of(array: np.ndarray) -> list[np.ndarray]:
-            assert home is not None
-            (place,) = arena.places_of(home, [array])
-            return arena.rows_at(home, arena.ArenaSpan(place, len(array), dtype), self._ranks.node.size)
+            assert region is not None
+            (start,) = arena.offsets_of(region, [array])
+            return arena.rows_at(region, arena.ArenaSpan(start, len(array), dtype), self._ranks.node.size)
 
         how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
         return reduce_parts(self._ranks, op, dtype, parts, *how)
@@ -155,47 +155,47 @@ class CollectiveAllReduce(CrossDeviceOps):
             key += values[0].dtype, values[0].shape
         else:  # two tuples hash faster than a tuple of pairs, which matters for hundreds of small arrays
             key += tuple(map(_dtype, values)), tuple(map(_shape, values))
-        found = self._reductions.get(key)
-        if found is None:
+        reduction = self._reductions.get(key)
+        if reduction is None:
             described = tuple((value.dtype, value.shape) for value in values)
             how = self._bytes_per_pack(values, options), self._algorithm or options.algorithm
             topology = self._topology or self._ranks
             try:
-                found = reduction_of_arrays(topology, self._choice, op, described, *how, form)
+                reduction = reduction_of_arrays(topology, self._choice, op, described, *how, form)
             except (TypeError, ValueError, NotImplementedError) as error:
                 structures.refuse("all_reduce", topology, error, options.timeout_seconds)
                 raise
-            self._reductions.keep(key, found)
-        return found.run(values, options.timeout_seconds)
+            self._reductions.keep(key, reduction)
+        return reduction.run(values, options.timeout_seconds)
 
     def _reduce_in_place(
         self, key: tuple[Any, ...], op: Op, values: list[np.ndarray], options: CommunicationOptions, form: Hashable
     ) -> list[np.ndarray] | None:
         """Reduce a list with buffers; None if none of them can be reduced where it is."""
         key = (*key, *map(id, values))
-        found = self._reductions.get(key)
-        if found is not None and found.is_for(values):
-            return found.run(values, options.timeout_seconds)
+        reduction = self._reductions.get(key)
+        if reduction is not None and reduction.is_for(values):
+            return reduction.run(values, options.timeout_seconds)
         topology = self._ranks
-        homes = arena.homes_of(topology, values)
-        if not any(homes):
+        regions = arena.arenas_of(topology, values)
+        if not any(regions):
             return None
         groups: dict[int | None, list[int]] = {}
-        for i, (value, home) in enumerate(zip(values, homes, strict=True)):
+        for i, (value, region) in enumerate(zip(values, regions, strict=True)):
             # The mean of integers is floating point: it does not fit into the memory of its values.
-            stays = result_dtype(value.dtype, op) == value.dtype
-            groups.setdefault(home.number if home is not None and stays else None, []).append(i)
+            in_place = result_dtype(value.dtype, op) == value.dtype
+            groups.setdefault(region.number if region is not None and in_place else None, []).append(i)
         if list(groups) == [None]:
             return None
         if len(groups) > 1:
             return self._reduce_groups(op, values, options, form, groups)
-        home = homes[0]
-        assert home is not None
+        region = regions[0]
+        assert region is not None
         with structures.refusals("all_reduce", topology, options.timeout_seconds):
             algorithm = self._algorithm or options.algorithm
-            found = reduction_in_place(topology, self._choice, op, home, values, algorithm, form)
-        self._reductions.keep(key, found)
-        return found.run(values, options.timeout_seconds)
+            reduction = reduction_in_place(topology, self._choice, op, region, values, algorithm, form)
+        self._reductions.keep(key, reduction)
+        return reduction.run(values, options.timeout_seconds)
 
     @collective_all_reduce
     def _reduce_groups(
@@ -207,13 +207,13 @@ class CollectiveAllReduce(CrossDeviceOps):
         groups: Mapping[int | None, list[int]],
     ) -> list[np.ndarray]:
         """Reduce the arrays outside arenas, then the buffers in place, arena by arena: several operations."""
-        places = tuple(("elsewhere" if arena is None else arena, *where) for arena, where in groups.items())
-        structures.agree(self._ranks, "all_reduce", op.name, form, places, timeout_seconds=options.timeout_seconds)
+        layout = tuple(("elsewhere" if number is None else number, *indices) for number, indices in groups.items())
+        structures.agree(self._ranks, "all_reduce", op.name, form, layout, timeout_seconds=options.timeout_seconds)
         out = list(values)
         # The rest comes first: these arrays may be parts of the buffers.
-        for _, where in sorted(groups.items(), key=lambda group: group[0] is not None):
-            totals = self._combine_arrays(op, [values[i] for i in where], options, form)
-            for i, total in zip(where, totals, strict=True):
+        for _, indices in sorted(groups.items(), key=lambda group: group[0] is not None):
+            totals = self._combine_arrays(op, [values[i] for i in indices], options, form)
+            for i, total in zip(indices, totals, strict=True):
                 out[i] = total
         return out
 
@@ -221,7 +221,7 @@ class CollectiveAllReduce(CrossDeviceOps):
         """Combine values of which some are not NumPy arrays."""
         kinds = tuple(map(structures.kind, values))
         hosted, on_gpu, sparse = (
-            [i for i, each in enumerate(kinds) if each == kind]
+            [i for i, value_kind in enumerate(kinds) if value_kind == kind]
             for kind in (structures.HOST, structures.GPU, structures.ROWS)
         )
         out: list[Any] = list(values)
@@ -241,25 +241,25 @@ class CollectiveAllReduce(CrossDeviceOps):
         return out
 
     def _reduce_on_gpu(
-        self, op: Op, where: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
+        self, op: Op, indices: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
     ) -> None:
         """Replace the arrays of ``out`` at the indices ``where``, which are on a GPU, by their reductions."""
         from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs do not use a GPU
 
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
-            values = [arrays.to_cupy(out[i]) for i in where]
+            values = [arrays.to_cupy(out[i]) for i in indices]
             device = arrays.require_one_device(values)
         route, packs = self._gpu_route(options), self._num_packs
         shapes = tuple(map(_dtype, values)), tuple(map(_shape, values))
-        objects = tuple(map(id, values)) if any(arena.homes_of(self._ranks, values)) else None
+        objects = tuple(map(id, values)) if any(arena.arenas_of(self._ranks, values)) else None
         key = (op, form, route, options.bytes_per_pack, packs, rc.nccl_half, device.index, *shapes, objects)
-        found = self._reductions.get(key)
-        if found is None or (objects is not None and not found.is_for(values)):
-            found = gpu_all_reduce.reduction_on_gpu(
+        reduction = self._reductions.get(key)
+        if reduction is None or (objects is not None and not reduction.is_for(values)):
+            reduction = gpu_all_reduce.reduction_on_gpu(
                 self._ranks, op, values, device, self._bytes_per_pack(values, options), route, form
             )
-            self._reductions.keep(key, found)
-        for i, total in zip(where, found.run(values, options.timeout_seconds), strict=True):
+            self._reductions.keep(key, reduction)
+        for i, total in zip(indices, reduction.run(values, options.timeout_seconds), strict=True):
             out[i] = arrays.from_cupy(total, out[i])
 
     def _gpu_route(self, options: CommunicationOptions) -> str | None:
@@ -280,7 +280,7 @@ class Copies(CollectiveAllReduce):
 
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         arenas = self._arenas  # buffers are reduced where they are
-        return [each if id(getattr(each, "base", None)) in arenas else snapshot(each) for each in values]
+        return [value if id(getattr(value, "base", None)) in arenas else snapshot(value) for value in values]
 
     def joins_arrays(self, options: CommunicationOptions) -> bool:
         return False

@@ -48,19 +48,19 @@ class _Rows:
         self._free += [buffer for _, buffer in self._parts]
         self._parts = []
 
-    def give(self, replica: int, arrays: Sequence[np.ndarray]) -> None:
+    def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
         """Copy or add the arrays of the next replica."""
         message, tree = self.message, range(replica, replica + 1)
-        mine = [arrays[i] for i in message.members]
+        members = [values[i] for i in message.members]
         above = self._tree_of_right.get(tree) if self._adds else None
         if above is None:
             buffer = self._free.pop() if self._free else self._buffer()
-            for view, array in zip(buffer[1], mine, strict=True):
+            for view, array in zip(buffer[1], members, strict=True):
                 view[...] = array
             self._parts.append((tree, buffer))
             return
         _, left = self._parts.pop()
-        for view, array in zip(left[1], mine, strict=True):
+        for view, array in zip(left[1], members, strict=True):
             message.combine(view, array, out=view, **self._cast)
         while above in self._tree_of_right:
             _, lower = self._parts.pop()
@@ -73,8 +73,8 @@ class _Rows:
     def _buffer(self) -> tuple[np.ndarray, list[np.ndarray]]:
         flat = np.empty(self.message.length, self.message.wire)
         views: list[np.ndarray] = []
-        for where, length, shape in self.message.runs:
-            rows = flat[where].reshape(length, *shape)
+        for span, length, shape in self.message.runs:
+            rows = flat[span].reshape(length, *shape)
             views += [rows[i, ...] for i in range(length)]
         return flat, views
 
@@ -130,11 +130,11 @@ class ReplicaSums:
         for rows in self._rows:
             rows.clear()
 
-    def give(self, replica: int, arrays: Sequence[np.ndarray]) -> None:
+    def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
         """Add the arrays of a replica of this rank, which follow those of the replica before. Does not communicate."""
         with np.errstate(all="ignore"):
             for rows in self._rows:
-                rows.give(replica, arrays)
+                rows.add(replica, values)
 
     def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
         """Return the reductions of all replicas' arrays. Collective."""
@@ -212,26 +212,26 @@ class ReplicasAllReduce(CrossDeviceOps):
         total = IncrementalAllReduce(self, op, options, form)
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):
             for leaves in zip(*(components_of(value, len(self.local)) for value in values), strict=True):
-                total.give([*leaves])
+                total.add([*leaves])
         return total.result()
 
     def sums(self, op: Op, key: tuple[Any, ...], options: CommunicationOptions, form: Hashable) -> ReplicaSums:
         """Return the prepared all-reduce of arrays of these dtypes and shapes."""
         named = (op, key, options.algorithm, options.bytes_per_pack, form)
-        found = self._prepared.get(named)
-        if found is None:
+        sums = self._prepared.get(named)
+        if sums is None:
             how = options.algorithm, options.bytes_per_pack
-            found = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *how, form))
-        return found
+            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *how, form))
+        return sums
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-        topology, found = self._ranks, super().gathered(value, axis, timeout_seconds)
+        topology, total = self._ranks, super().gathered(value, axis, timeout_seconds)
         order = sorted(range(topology.size), key=lambda rank: self._blocks[rank].start)
         if order == [*range(topology.size)]:
-            return found
+            return total
         ends = itertools.accumulate(topology.all_gather_object(arrays.to_host(value).shape[axis]))
-        parts = np.split(arrays.to_host(found), [*ends][:-1], axis)
-        return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis, dtype=parts[0].dtype), found)
+        parts = np.split(arrays.to_host(total), [*ends][:-1], axis)
+        return arrays.from_host(np.concatenate([parts[rank] for rank in order], axis, dtype=parts[0].dtype), total)
 
 
 class IncrementalAllReduce:
@@ -239,13 +239,13 @@ class IncrementalAllReduce:
 
     def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):
         self._ops, self._op, self._options, self._form = ops, op, options, form
-        self._given = 0
+        self._added = 0
         self._likes: list[Any] = []
         self._kinds: list[Any] = []
         self._rows: dict[int, list[tuple[np.ndarray, ...]]] = {}
         self._sums: ReplicaSums | None = None
 
-    def give(self, leaves: Sequence[Any]) -> None:
+    def add(self, leaves: Sequence[Any]) -> None:
         """Copy or add the plain values of the next replica. Does not communicate.
 
         Raise TypeError if a value cannot be reduced, and ValueError if kinds, dtypes or shapes differ between replicas.
@@ -259,24 +259,24 @@ class IncrementalAllReduce:
             self._sums = self._ops.sums(self._op, key, self._options, self._form)
             self._sums.begin()
         elif kinds != self._kinds or key != self._sums.key:
-            own, first = self._ops.local[self._given], self._ops.local[0]
+            replica, first = self._ops.local[self._added], self._ops.local[0]
             raise ValueError(
-                f"replica {own} calls {Operation('all_reduce', key)}, and replica {first} "
+                f"replica {replica} calls {Operation('all_reduce', key)}, and replica {first} "
                 f"{Operation('all_reduce', self._sums.key)}: kinds, dtypes and shapes must be equal on all replicas"
             )
-        self._sums.give(self._ops.local[self._given], hosts)
+        self._sums.add(self._ops.local[self._added], hosts)
         for i, rows in self._rows.items():
-            rows.append(tuple(arrays.to_host(each).copy() for each in (leaves[i].values, leaves[i].indices)))
-        self._given += 1
+            rows.append(tuple(arrays.to_host(array).copy() for array in (leaves[i].values, leaves[i].indices)))
+        self._added += 1
 
-    def give_arrays(self, given: Sequence[np.ndarray]) -> None:
-        """Do as `give` for the NumPy arrays of a replica other than the first, in a third of the time."""
+    def add_arrays(self, values: Sequence[np.ndarray]) -> None:
+        """Do as `add` for the NumPy arrays of a replica other than the first, in a third of the time."""
         sums = self._sums
-        if sums is None or self._rows or sums.key != tuple([(array.dtype, array.shape) for array in given]):
-            self.give(given)
+        if sums is None or self._rows or sums.key != tuple([(array.dtype, array.shape) for array in values]):
+            self.add(values)
         else:
-            sums.give(self._ops.local[self._given], given)
-            self._given += 1
+            sums.add(self._ops.local[self._added], values)
+            self._added += 1
 
     def result(self) -> list[Any]:
         """Return the reductions, as arrays of the first replica's libraries. Collective."""
@@ -286,12 +286,12 @@ class IncrementalAllReduce:
             structures.agree(ops.topology, "all_reduce", *parts, timeout_seconds=seconds)
         if self._sums is not None and self._sums.key:
             totals = iter(self._sums.total(seconds))
-            out = [each if i in self._rows else arrays.from_host(next(totals), each) for i, each in enumerate(out)]
-        for i, given in self._rows.items():
-            values, indices = (np.concatenate(each, dtype=each[0].dtype) for each in zip(*given, strict=True))
-            mine = IndexedSlices(values, indices, out[i].dense_shape)
+            out = [like if i in self._rows else arrays.from_host(next(totals), like) for i, like in enumerate(out)]
+        for i, rows in self._rows.items():
+            values, indices = (np.concatenate(pieces, dtype=pieces[0].dtype) for pieces in zip(*rows, strict=True))
+            slices = IndexedSlices(values, indices, out[i].dense_shape)
             size = len(ops.shares.tree)
-            out[i] = all_reduce_slices(ops.topology, self._op, mine, seconds, ops.gathered, size)
+            out[i] = all_reduce_slices(ops.topology, self._op, slices, seconds, ops.gathered, size)
         return out
 
 

@@ -27,7 +27,7 @@ from mpistrat.data.hdf5.raw import Descriptor, Files
 from mpistrat.data.hdf5.records import Chunked
 from mpistrat.data.rows import blocks
 from mpistrat.data.rows.spec import native
-from mpistrat.memory.made_once import Chunk, Each, MadeOnce
+from mpistrat.memory.made_once import Chunk, ForEach, MadeOnce
 from mpistrat.runtime import affinity
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP, NBIT, ZSTD = 1, 2, 3, 4, 5, 32015
@@ -233,11 +233,11 @@ class DecodedChunks:
             if not other.cancelled():
                 other.result()
 
-    def use_all(self, parts: list[Chunk], for_each: Each | None = None, share: bool = True) -> None:
+    def use_all(self, parts: list[Chunk], for_each: ForEach | None = None, share: bool = True) -> None:
         """Use parts, which are in the cache or made now. Ranks share those of which more rows may be needed."""
         for_each = for_each or self.for_each
         if self.shared is not None and share:
-            shared = self.shared.each([part for part in parts if part.lacks], for_each)
+            shared = self.shared.use_all([part for part in parts if part.lacks], for_each)
             parts = [part for part in parts if not part.lacks] + shared
         # Kept ones first: another one would make room by dropping one of them.
         for_each(sorted(parts, key=lambda part: part.key not in self._kept), self._use)

@@ -150,7 +150,7 @@ class RowsInMemory:
         numbers: list[int] = []
         for index in files.tolist():
             numbers += range(bisect.bisect_left(self._pieces, (index,)), bisect.bisect_left(self._pieces, (index + 1,)))
-        start = int(self._shared.part * len(numbers))
+        start = int(self._shared.begin * len(numbers))
         for number in numbers[start:] + numbers[:start]:
             file, first, stop = self._pieces[number]
             spans = [

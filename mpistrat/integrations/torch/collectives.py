@@ -178,7 +178,7 @@ class GroupCollectives:
     def _on_host(self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool) -> list[np.ndarray]:
         if isinstance(own, np.ufunc):
             return [self._bitwise(own, host) for host in hosts]
-        if len(hosts) == 1 and hosts[0].nbytes > _CACHED_BYTES and arena.homes_of(self.topology, hosts) == [None]:
+        if len(hosts) == 1 and hosts[0].nbytes > _CACHED_BYTES and arena.arenas_of(self.topology, hosts) == [None]:
             total = self._large(own, hosts[0], name, in_place)
             if total is not None:
                 return [total]

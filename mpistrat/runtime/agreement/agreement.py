@@ -33,9 +33,9 @@ class Payload(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One message pattern between leaders. ``make`` sends the payload ``mine`` with a word, and leaves the result."""
+    """One message pattern between leaders. ``make`` sends ``payload`` with a word, and leaves the result."""
 
-    mine: np.ndarray
+    payload: np.ndarray
     make: Callable[[int], None]
 
 
@@ -117,7 +117,7 @@ class TwoTierAgreement(Agreement):
         memory = self._memory
         if memory.barrier_with_token(word):
             if fill is not None:
-                fill(exchange.mine)
+                fill(exchange.payload)
             exchange.make(word)
         else:
             self._bare.make(_DISAGREED)
@@ -126,15 +126,15 @@ class TwoTierAgreement(Agreement):
 
     def _exchange(self, dtype: np.dtype, length: int, combine: Any) -> Exchange:
         nbytes = length * dtype.itemsize
-        mine, other = (each[_HEADER : _HEADER + nbytes].view(dtype) for each in (self._own, self._theirs))
+        payload, other = (buffer[_HEADER : _HEADER + nbytes].view(dtype) for buffer in (self._own, self._theirs))
         # A header is the operation's word and the number of payload bytes.
-        header, other_header = (memoryview(each.data)[:_HEADER].cast("q") for each in (self._own, self._theirs))
+        header, other_header = (memoryview(buffer.data)[:_HEADER].cast("q") for buffer in (self._own, self._theirs))
         whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
         leaders, verdict = self._leaders, self._memory.verdict
         result = self._memory.total(dtype, length)
         # The last sum goes directly into the result, unless it must still be sent.
         last = len(self._steps) - 1 if nbytes and self._steps[-1][1] is not None else None
-        steps = [(*step, result if i == last else mine) for i, step in enumerate(self._steps)]
+        steps = [(*step, result if i == last else payload) for i, step in enumerate(self._steps)]
 
         def make(word: int) -> None:
             header[0], header[1] = word, nbytes
@@ -155,14 +155,14 @@ class TwoTierAgreement(Agreement):
                 elif replaces:
                     total[...] = other
                 elif receive < leaders.rank:  # the same order on both sides: products may depend on it
-                    combine(other, mine, out=total)
+                    combine(other, payload, out=total)
                 else:
-                    combine(mine, other, out=total)
+                    combine(payload, other, out=total)
             verdict[0] = header[0]
             if last is None and header[1]:
-                result[...] = mine
+                result[...] = payload
 
-        return Exchange(mine, make)
+        return Exchange(payload, make)
 
 
 def _steps(rank: int, size: int) -> list[tuple[int | None, int | None, bool]]:

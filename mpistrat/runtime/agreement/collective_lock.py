@@ -354,10 +354,10 @@ class CollectiveLock:
 
     def _next_word(self) -> int:
         self._meetings += 1
-        return self.later_word(self._word, self._meetings)
+        return self.next_token(self._word, self._meetings)
 
     @staticmethod
-    def later_word(word: int, meetings: int) -> int:
+    def next_token(word: int, meetings: int) -> int:
         """Return the word of a meeting after the first of a collective."""
         return word + (meetings & _MEETINGS) * _MEETING
 
@@ -372,9 +372,9 @@ class CollectiveLock:
 
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
-        own = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
+        own_report = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
         heard: list[list[tuple[Any, ...]]] = []
-        exchange = map(self._world.allgather, [own])
+        exchange = map(self._world.allgather, [own_report])
         try:
             # One call into C: if a signal handler raises, then after it, when all ranks have heard of each other.
             heard.extend(exchange)
@@ -387,11 +387,11 @@ class CollectiveLock:
 
     def _disagreement(self, heard: list[tuple[Any, ...]]) -> MismatchError:
         """Return the error of this rank. The ranks may go on if they are in step, else this one gives up."""
-        reports = [RankReport(*each) for each in heard]
+        reports = [RankReport(*fields) for fields in heard]
         sequence = reports[self.rank].sequence
-        in_step = all(each.sequence == sequence and not each.interrupted_in_it for each in reports)
+        in_step = all(report.sequence == sequence and not report.interrupted_in_it for report in reports)
         error = (mismatch if in_step else sequence_mismatch)(self.rank, sequence, reports)
-        self.sequence = max(each.sequence for each in reports)
+        self.sequence = max(report.sequence for report in reports)
         if self._memory is not None:
             self._settled = self._memory.meetings
         if in_step:

@@ -97,7 +97,7 @@ class RankReport(NamedTuple):
     # name and description of the operation, and the line of the program that called it
     name: str
     description: str
-    place: str
+    line: str
     sequence: int  # the number of collectives that the rank entered, including this one
     interrupted: str  # the call of this rank that was interrupted, or an empty string
     interrupted_in_it: bool  # whether the interruption came in the middle of a collective
@@ -117,9 +117,9 @@ def call_site(frame: FrameType | None = None) -> str:
 def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank`` for different operations in collective number ``sequence``."""
     # The check `collectives` has put the line into the description.
-    lines = _in_groups([each.description.removesuffix(each.place) + each.place for each in reports])
+    lines = _in_groups([report.description.removesuffix(report.line) + report.line for report in reports])
     error: MismatchError
-    if len({each.name for each in reports}) == 1:
+    if len({report.name for report in reports}) == 1:
         error = ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
             f"{lines}\nshapes, dtypes and options must be equal on all ranks."
@@ -136,8 +136,8 @@ def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> Mismatc
 
 def sequence_mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> MismatchError:
     """Return the error of rank ``rank``, in collective number ``sequence``, for different sequence numbers."""
-    lines = _in_groups([f"{each.description}{each.place} (collective number {each.sequence})" for each in reports])
-    causes = "\n".join(each.interrupted for each in reports if each.interrupted)
+    lines = _in_groups([f"{r.description}{r.line} (collective number {r.sequence})" for r in reports])
+    causes = "\n".join(report.interrupted for report in reports if report.interrupted)
     return MismatchError(
         f"rank {rank}: the ranks are not in step in collective number {sequence}:\n{lines}\n"
         f"{causes or 'a rank left a collective before its end'}\n"
@@ -169,8 +169,8 @@ def _word(part: Hashable, checksums: bool) -> str:
         case Checksum():
             return f"(checksum {part})" if checksums else ""
         case tuple():
-            found = filter(None, (_word(each, checksums) for each in part))
-            runs = [(word, len(list(same))) for word, same in groupby(found)]
+            texts = filter(None, (_word(item, checksums) for item in part))
+            runs = [(word, len(list(same))) for word, same in groupby(texts)]
             words = ", ".join(word if count == 1 else f"{count} x {word}" for word, count in runs[:_MOST_PARTS])
             if len(runs) <= _MOST_PARTS:
                 return words

@@ -50,14 +50,14 @@ class SharedDirectory:
 
     def __init__(self, key: str, parents: Sequence[Path] = ()):
         self._name = _PREFIX + hashed(key)
-        found = _one_of_each_file_system(parents)
-        self._folders = [each / self._name for each in found.values()]
-        self.delay = _CACHED if any(map(_is_nfs, found)) else 0.0
+        by_device = _one_of_each_file_system(parents)
+        self._folders = [parent / self._name for parent in by_device.values()]
+        self.delay = _CACHED if any(map(_is_nfs, by_device)) else 0.0
         self._late: dict[Path, threading.Event] = {}  # by folder: the end of a call that took too long
 
     @property
     def folders(self) -> tuple[str, ...]:
-        return tuple(str(each.parent) for each in self._folders)
+        return tuple(str(folder.parent) for folder in self._folders)
 
     def forget(self) -> None:
         """Keep no notices from now on."""
@@ -85,8 +85,8 @@ class SharedDirectory:
 
     def read(self, name: str) -> Any:
         """Return a notice, or None if it was removed or is damaged."""
-        found = self._in_each(lambda folder: read_json(folder / f"{name}{_ENDING}") if is_own_folder(folder) else None)
-        return next((each for each in found if each is not None), None)
+        values = self._in_each(lambda folder: read_json(folder / f"{name}{_ENDING}") if is_own_folder(folder) else None)
+        return next((value for value in values if value is not None), None)
 
     def take_down(self, names: Collection[str], useless: Callable[[str], bool] = lambda name: False) -> None:
         """Remove notices, and each directory of none but ``useless`` ones, also what a file system writes late."""
@@ -124,18 +124,18 @@ class SharedDirectory:
 
     def _in_each(self, do: Callable[[Path], T]) -> list[T]:
         """Return what a function returns for each directory, and leave out those where it fails."""
-        found = []
+        results = []
         for folder in self._folders:
             if folder in self._late and not self._late[folder].is_set():
                 continue
             ended = threading.Event()
             try:
-                found.append(within(_ANSWER_S, partial(_call, do, folder, ended)))
+                results.append(within(_ANSWER_S, partial(_call, do, folder, ended)))
             except TimeoutError:
                 self._late[folder] = ended
             except OSError:
                 pass
-        return found
+        return results
 
 
 def _call(do: Callable[[Path], T], folder: Path, ended: threading.Event) -> T:
@@ -150,19 +150,19 @@ def _one_of_each_file_system(first: Sequence[Path]) -> dict[int, Path]:
 
     The working directory is the last choice, and only if no other user can write to it.
     """
-    found: dict[int, Path] = {}
-    for place in (
+    by_device: dict[int, Path] = {}
+    for candidates in (
         lambda: first,
         lambda: [Path.home()],
         lambda: [Path(tempfile.gettempdir())],
-        lambda: [each for each in [Path.cwd()] if only_this_user_writes(each)],
+        lambda: [folder for folder in [Path.cwd()] if only_this_user_writes(folder)],
     ):
         with contextlib.suppress(OSError, RuntimeError):  # it was removed, or is not known
-            for path in place():
+            for path in candidates():
                 device = within(_ANSWER_S, partial(_device_of_writable, path))
                 if device is not None:
-                    found.setdefault(device, path)
-    return found
+                    by_device.setdefault(device, path)
+    return by_device
 
 
 def _is_nfs(device: int) -> bool:
@@ -183,7 +183,7 @@ def _device_of_writable(path: Path) -> int | None:
 def _names(folder: Path) -> set[str]:
     if not is_own_folder(folder):
         return set()
-    return {each.removesuffix(_ENDING) for each in os.listdir(folder) if each.endswith(_ENDING)}
+    return {name.removesuffix(_ENDING) for name in os.listdir(folder) if name.endswith(_ENDING)}
 
 
 def write_json(path: Path, value: Any) -> None:

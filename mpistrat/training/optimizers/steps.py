@@ -564,7 +564,7 @@ class ReplicasStep:
         known = self._total is not None and aggregate and len(trained) == len(self._trained)
         if known and all(map(is_, trained, self._trained)) and {*map(type, gradients)} == _ARRAYS:
             assert self._total is not None
-            self._total.give_arrays(gradients)
+            self._total.add_arrays(gradients)
             return
         pairs = fitting_pairs(self._extended, all_pairs)
         gradients = [gradient for gradient, _ in pairs]
@@ -585,7 +585,7 @@ class ReplicasStep:
                 "be of the same variables"
             )
         if self._total is not None:
-            self._total.give(gradients)
+            self._total.add(gradients)
 
     def make(self) -> list[None]:
         """Reduce the gradients, and update the variables once."""

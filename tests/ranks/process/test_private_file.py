@@ -102,15 +102,15 @@ def test_memory_is_zeroed_and_common(own, common, named, monkeypatch):
     if named:
         monkeypatch.setattr(private_file, "create_without_name", refuse)
     shared = shared_memory.share(NODE, own, common)
-    assert shared.stretches.shape[1] >= own
+    assert shared.rows.shape[1] >= own
     assert len(shared.common) >= common
-    assert not shared.stretches.any()
+    assert not shared.rows.any()
     assert not shared.common.any()
     NODE.Barrier()
     if own:
-        shared.stretches[NODE.rank, :own] = NODE.rank + 1
+        shared.rows[NODE.rank, :own] = NODE.rank + 1
         NODE.Barrier()
-        assert np.array_equal(shared.stretches[:, own - 1], np.arange(1, NODE.size + 1))
+        assert np.array_equal(shared.rows[:, own - 1], np.arange(1, NODE.size + 1))
     NODE.Barrier()
 
 

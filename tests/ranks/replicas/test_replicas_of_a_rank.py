@@ -143,7 +143,7 @@ def test_a_rank_adds_up_in_few_buffers():
     try:
         sums.begin()
         for replica in engine.replicas.local:
-            sums.give(replica, [array])
+            sums.add(replica, [array])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

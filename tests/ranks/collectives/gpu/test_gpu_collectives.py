@@ -10,7 +10,7 @@ from mpi4py import MPI
 import mpistrat
 from mpistrat.collectives import reduction
 from mpistrat.collectives.gpu.nccl import Communicators, NcclRoute
-from mpistrat.collectives.gpu.route import GpuCall, Laid
+from mpistrat.collectives.gpu.route import GpuCall, PackedMessage
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Topology
@@ -152,7 +152,7 @@ def test_nccl_with_one_rank(cupy):
             (mine,) = values_of(RANK, dtype, [1001])
             message = cupy.asarray(mine).reshape(-1)
             whole = reduction.message_of(op, ((mine.dtype, mine.shape),), [0], 1)
-            laid = Laid(whole, message, cupy.empty(whole.length, whole.result))
+            laid = PackedMessage(whole, message, cupy.empty(whole.length, whole.result))
             route.reduce(GpuCall(topology, device, None, 60.0), [laid])
             np.testing.assert_array_equal(laid.total.get(), mine.reshape(-1).astype(whole.result))
     comm.Free()
