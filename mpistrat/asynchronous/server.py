@@ -100,7 +100,7 @@ def _noticed_at_exit() -> Iterator[None]:
         if serving:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    flight_record.when_left(die)
+    flight_record.before_exit(die)
     try:
         yield
     finally:

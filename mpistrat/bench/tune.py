@@ -73,7 +73,6 @@ def repeated(call: Callable[[], Any]) -> Callable[[int], Any]:
 SIZES = "64B,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB"
 _MEASUREMENT_SECONDS = 0.005
 _FEWEST = 3  # minimum of repetitions
-Key = TypeVar("Key")
 
 
 def main(argv: list[str]) -> int | None:
@@ -86,7 +85,6 @@ def main(argv: list[str]) -> int | None:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    import numpy as np
     from mpi4py import MPI
 
     import mpistrat
@@ -146,14 +144,12 @@ def all_reduces(strategy: Any, value: Any, totals: list[Any], name: str | None =
 
 
 def interleaved_for(
-    comm: Any, ways: Mapping[Key, Callable[[int], object]], repetitions: int, seconds: float
-) -> dict[Key, list[float]]:
-    """Return the seconds of each way as `timing.interleaved` does, within about ``seconds`` in all.
+    comm: Any, ways: Mapping[Way, Callable[[int], object]], repetitions: int, seconds: float
+) -> dict[Way, list[float]]:
+    """Return the seconds of each way as `interleaved` does, within about ``seconds`` in all.
 
     Fast operations are repeated in each measurement, so that it lasts a few milliseconds.
     """
-    from mpistrat.bench.tune import interleaved
-
     once = [samples[0] for samples in interleaved(comm, ways, 1, warmup=1).values()]
     inner = max(1, min(1000, int(_MEASUREMENT_SECONDS / max(once))))
     affordable = int(seconds / (sum(once) * inner)) - 1

@@ -1,4 +1,4 @@
-"""The arrays of HDF5, npz and safetensors files, one at a time. Nothing is believed that a file cannot hold."""
+"""The arrays of HDF5, npz and safetensors files, one at a time. Sizes that a file cannot hold are errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ArrayFile(NamedTuple):
 
 
 def arrays_of(path: Path) -> ArrayFile:
-    """Open a file, whose first bytes say what it is. Raise OSError or DataFileError if it cannot be read."""
+    """Open a file of the format that its first bytes tell. Raise OSError or DataFileError if it cannot be read."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
     with open(path, "rb") as file:
@@ -208,5 +208,5 @@ def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None]:
     return int(np.count_nonzero(unequal)), largest
 
 
-def _finite(number: Any) -> float | None:  # JSON has no other
+def _finite(number: Any) -> float | None:  # JSON has no NaN and no infinity
     return float(number) if np.isfinite(number) else None

@@ -37,7 +37,7 @@ def command() -> None:
 
 
 def _command(function: Callable[..., _Result]) -> Callable[..., None]:
-    """Make a command of a function that returns a report, the same in lines, and whether all is well."""
+    """Make a command of a function that returns a report, its lines of text, and whether all is well."""
 
     @command.command()
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

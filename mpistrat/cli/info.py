@@ -123,7 +123,7 @@ def _show_hosts(report: dict[str, Any]) -> None:
 
 
 def _fact_of_mpi(known: Placement | None, name: str) -> Any:
-    """Return a fact that MPI itself gives, else None: GPUs and the job come from the environment."""
+    """Return a fact that MPI itself gives, or None: GPUs and the job come from the environment."""
     if known is None or name == "launcher" or known.sources.get(name) != "MPI":
         return None
     return getattr(known, name)

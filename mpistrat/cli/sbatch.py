@@ -20,7 +20,7 @@ class Resources:
 
     ``ntasks`` is the total number of ranks. ``ntasks_per_node`` is the number per node; the maximum if ``ntasks`` is
     given too. ``cpus_per_task`` are cores per rank. ``gpus_per_node`` is a number, or a type and a number. ``options``
-    are further ones of sbatch, each with a comment.
+    are further options of sbatch, each with a comment.
     """
 
     nodes: int = 1

@@ -40,7 +40,7 @@ _SRUN = ("srun", "--overlap", "--ntasks-per-node=1", "--mpi=none", "--cpu-bind=n
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 _LIMIT = 60.0  # seconds for the answers of other nodes
 _HERE = children.running("mpistrat", "top", "--here")
-_EVERY = 2.0  # seconds
+_EVERY = 2.0  # seconds between two updates of the table
 _LEAST = (
     "memory",
     "bytes/s",
@@ -49,7 +49,7 @@ _LEAST = (
     "for",
     "phase",
     "collective",
-)  # a narrow table drops the first first
+)  # a narrow table drops columns in this order
 _COLLECTIVE = 20  # columns in which a collective can be recognized
 
 
@@ -157,7 +157,7 @@ def on_all_nodes(job: str, option: str) -> list[str]:
 
 
 def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
-    """Return the option that lets srun use all nodes of a job: it takes one where it is not told how many there are."""
+    """Return the option that lets srun use all nodes of a job, of which it would take one."""
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%D"]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_LIMIT, check=False)
@@ -334,7 +334,7 @@ def _rows(job: tuple[str, ...], here: bool) -> list[dict[str, Any]]:
 
 
 def _records_or_output(job: tuple[str, ...], here: bool, option: str) -> tuple[list[Record], list[str] | None]:
-    """Return the records of a job on this node; or what this command prints with an option where the ranks are."""
+    """Return the records of a job on this node, or else the output of this command with an option on its nodes."""
     if len(job) > 1 and any(word.isdecimal() for word in job):
         raise NoJobError(f"give one JOB, or names of hosts, not {' '.join(job)}")
     name = job[0] if len(job) == 1 else None

@@ -22,11 +22,11 @@ from mpistrat.cli.trace_files import MEET, PHASES, Call, Span, Trace, Track, sha
 from mpistrat.process import files
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
-# The number of a thread: that of the rank behind a digit. Perfetto takes thread 0 for an idle core, and a thread with
-# the number of a process for a thread of that.
+# Threads get this number times 1 and more, plus their rank. Perfetto takes thread 0 for an idle core, and a thread that
+# has the number of a process for a thread of that process.
 _THREAD = 1_000_000
 _MOST_COLLECTIVES = 10
-# What gives its values to other ranks before it returns. Others only compare what they were given.
+# Operations that send their values to other ranks. The others only compare them, so they have no bytes per second.
 _MOVES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce_scatter")
 
 
@@ -126,8 +126,8 @@ def _microseconds(nanoseconds: int) -> str:
 def summarized(tracks: Sequence[Track]) -> dict[str, Any]:
     """Return the numbers of a trace, as values that JSON can hold. Times are in seconds.
 
-    ``ranks`` has of each rank its host, seconds, steps and the share of each phase. ``collectives`` has those that took
-    longest. ``imbalance`` is what the busiest rank was busy more than the mean, as a share. ``last`` is how often each
+    ``ranks`` has the host, seconds, steps and share of each phase by rank. ``collectives`` has the ones that took
+    longest. ``imbalance`` is the share by which the busiest rank was busier than the mean. ``last`` is how often each
     rank came last to a collective. ``waited`` is the mean time for which a rank waited for others.
     """
     main = [track for track in tracks if track.thread == 0]

@@ -145,7 +145,7 @@ def _parsed(path: Path, data: bytes) -> Trace:
 
 
 def traces(directory: Path) -> tuple[list[Trace], list[str]]:
-    """Return the traces in a directory, and what is wrong with those of its files that are not one.
+    """Return the traces in a directory, and the error of each trace file that cannot be read.
 
     Raise NotATraceError if the directory cannot be read.
     """
@@ -171,7 +171,7 @@ def jobs(all_traces: Iterable[Trace]) -> list[list[Trace]]:
 
 
 def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
-    """Return for each trace its times by the clock of the first rank, and what is wrong with them."""
+    """Return the function from each trace's clock to the first rank's, and the problems of these functions."""
     first = job[0]
     reference = next((sample.reference for trace in job for sample in trace.samples), first.clock)
     near = next((trace for trace in job if trace.clock == reference), first)
@@ -196,7 +196,7 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """The way from the clock of a rank to that of the first rank.
+    """The function from times of one rank's clock to times of the first rank's clock.
 
     At the times ``at`` the clock of the first rank was ``ahead``. Between them the difference is a straight line.
     ``error`` is how far a time may be off, in seconds.
@@ -230,7 +230,7 @@ class Call(NamedTuple):
 class Span(NamedTuple):
     """What a rank did for some time. Times are in whole nanoseconds, by the clock of the first rank.
 
-    ``name`` is a phase, or that of the collective ``call``. ``own`` is the time that is not of a span inside this one.
+    ``name`` is the name of a phase, or of the collective ``call``. ``own`` is the time without the spans inside it.
     """
 
     name: str
@@ -285,7 +285,7 @@ def tracks(trace: Trace, clock: Aligned) -> list[Track]:
 
 
 def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list[_Event]:
-    """Return events in a tree. One that would end after the event around it ends with that."""
+    """Return events in a tree. An event that would end after the one around it is cut to end with it."""
     top: list[_Event] = []
     around: list[_Event] = []
     begins = (clock(events["began"]) * 1e9).astype(np.int64)

@@ -53,7 +53,7 @@ class Started(NamedTuple):
 # The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round. Counts per node
 # (MPI_LOCALNRANKS, PALS_LOCAL_SIZE) come with PMI_SIZE.
 _COUNTS = {launcher.size[0]: launcher.name for launcher in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
-_OWN = {
+_OWN_LAUNCHERS = {
     **dict.fromkeys(("openmpi", "spectrum"), (OPEN_MPI,)),
     **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
     "mvapich": (HYDRA, *MVAPICH),
@@ -71,15 +71,15 @@ _LIBRARIES = (
     ("mpich", "mpich"),
 )
 
-# What the modules of a machine say of its MPI: the variable of its folder, the name, and the command after which the
-# wheel of mpi4py finds it. That wheel knows the names of MPICH's files, which Cray's have in a folder of their own.
-_OF_MACHINES = (
+# An MPI that environment modules provide: the variable with its folder, its name, and the command after which the wheel
+# of mpi4py finds it. The wheel looks for MPICH's file names, and Cray keeps files of these names in their own folder.
+_MPI_OF_MODULES = (
     ("CRAY_MPICH_DIR", "Cray MPICH", "export LD_LIBRARY_PATH={}/lib-abi-mpich:$LD_LIBRARY_PATH"),
     ("I_MPI_ROOT", "Intel MPI", "source {}/env/vars.sh"),
 )
 
 # PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
-_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for launcher in MPIRUN if launcher is not PALS for name in launcher.rank))
+_RANK_OF_MPIRUN = ("HYDI_CONTROL_FD", *(name for launcher in MPIRUN if launcher is not PALS for name in launcher.rank))
 _PREFIXES = (
     *("OMPI_", "OPAL_", "PMIX_", "PRTE_"),
     *("PMI_", "HYDI_", *HYDRA.local_rank, *HYDRA.local_size, "MV2_COMM_WORLD_", "MVP_COMM_WORLD_"),
@@ -138,13 +138,13 @@ def library_family(library: str) -> str:
 
 
 def without_library(environ: Mapping[str, str]) -> str:
-    """Return what to do where mpi4py loads no MPI library.
+    """Return the remedy if mpi4py loads no MPI library.
 
-    The MPI of the machine comes before one by pip, which does not know the machine's network.
+    The machine's own MPI is preferred to one from pip, which does not know the machine's network.
     """
     if file := environ.get("MPI4PY_LIBMPI"):
         return f"mpi4py looks only for MPI4PY_LIBMPI={file}: correct that, or unset it"
-    for variable, name, command in _OF_MACHINES:
+    for variable, name, command in _MPI_OF_MODULES:
         if folder := environ.get(variable):
             return f"this machine has {name}, which mpi4py finds after: {command.format(folder)}"
     if abi := environ.get("MPI4PY_MPIABI"):  # without it mpi4py asks the library that it finds
@@ -155,14 +155,14 @@ def without_library(environ: Mapping[str, str]) -> str:
 def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:
     """Raise AloneError if the launcher started several tasks, but each task runs as rank 0 of 1.
 
-    ``size`` is that of ``MPI.COMM_WORLD``, and ``library`` the result of ``MPI.Get_library_version()``.
+    ``size`` is the size of ``MPI.COMM_WORLD``, and ``library`` the result of ``MPI.Get_library_version()``.
     """
     if size != 1:
         return
     # One rank may be meant, by a program that is started alone inside a job. Else each task would train by itself, and
     # all would write the same files.
     family = library_family(library)
-    if any(_count(environ, launcher.size[0]) == 1 for launcher in _OWN.get(family, ())):
+    if any(_count(environ, launcher.size[0]) == 1 for launcher in _OWN_LAUNCHERS.get(family, ())):
         return  # the library's own launcher started one task, inside another launcher's job
     started = started_tasks(environ)
     if started is not None and started.tasks > 1:
@@ -173,7 +173,7 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
         (tasks, variable), launcher = without
         problem = _started(without[0], environ, launcher)
         remedy = f"Start it with `mpistrat run -n {tasks}`, mpirun or srun in place of that launcher."
-    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:
+    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:  # PMIx tells no size; a rank > 0 proves one
         problem = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
         remedy = "Start it with the mpirun that belongs to this library."
     else:
@@ -209,7 +209,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
     Variables that a user may have set (such as ``OMPI_MCA_*``) stay. Outside of a job all variables stay.
     """
-    if not any(variable in environ for variable in _OF_MPIRUN):
+    if not any(variable in environ for variable in _RANK_OF_MPIRUN):
         return dict(environ)
     names = (name for name in environ if not name.startswith(_NO_SETTINGS if name.startswith(_SETTINGS) else _PREFIXES))
     return {name: environ[name] for name in names}

@@ -102,7 +102,7 @@ SRUN = LauncherVariables(
     launch=("SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
 
-# Launchers of other libraries. They start processes of which MPI knows nothing, and tell them who they are.
+# Launchers of other libraries: they start processes that MPI does not know, and give each of them its rank.
 TORCHRUN = LauncherVariables(
     "torchrun, accelerate launch or the like", rank=("RANK",), size=("WORLD_SIZE",), local_rank=("LOCAL_RANK",)
 )
@@ -121,7 +121,7 @@ _KEYS = tuple(launcher.launch for launcher in (PMIX, JSRUN, PALS, FLUX, SRUN))  
 def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = None) -> str | None:
     """Return a text that only the ranks of this launch share, or None if it is not known.
 
-    On ``one_node`` the process that started them tells launches apart. It is ``parent``, by default this one's.
+    On ``one_node`` the process that started the ranks distinguishes launches: ``parent``, by default this one's.
     """
     parent = os.getppid() if parent is None else parent
     for names in _KEYS:
@@ -134,11 +134,11 @@ def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = N
             if _HYDRA_PORT in words[:-1]:  # where mpiexec listens, the same on all nodes
                 return f"mpiexec {words[words.index(_HYDRA_PORT) + 1]}"
             process = proc.parent(process)
-    if one_node:
+    if one_node:  # with the start of the process: Linux reuses process numbers
         return f"{os.uname().nodename} {parent} {proc.started(parent)}"
     return None
 
 
 def hashed(key: str) -> str:
-    """Return a short text that stands for a key, as a part of the names of files."""
+    """Return a hash of a key that is short enough for the name of a file."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What the system tells of processes: their start, parent, command, environment, state and memory."""
+"""Facts about processes from /proc: their start, parent, command, environment, state and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def batch_job() -> str:
     return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
 
 
-def everyone() -> list[int]:
+def process_ids() -> list[int]:
     """Return the processes of this machine, none where there is no /proc (macOS)."""
     return sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
 
@@ -28,14 +28,15 @@ def text(process: int, name: str) -> str:
 
 
 def stat(process: int, thread: int | None = None) -> list[str]:
-    """Return what proc(5) tells of a process or one of its threads, from its state on; empty if it does not exist."""
+    """Return the fields of stat in proc(5) of a process or a thread, from its state on; none if it does not exist."""
+    # From the last bracket on: the name of a program may have brackets and spaces.
     return text(process, "stat" if thread is None else f"task/{thread}/stat").rpartition(")")[2].split()
 
 
 def started(process: int) -> int:
     """Return when a process started, in ticks since the boot of the machine, or 0 if the process does not exist."""
     fields = stat(process)
-    return int(fields[19]) if fields else 0
+    return int(fields[19]) if fields else 0  # field 22 of proc(5)
 
 
 def parent(process: int) -> int:
@@ -60,7 +61,7 @@ def environ(process: int) -> dict[str, str]:
 
 
 def maps(process: int, path: str) -> bool:
-    """Return whether a process of this user maps a file whose path begins so."""
+    """Return whether a process of this user maps a file whose path begins with ``path``."""
     return f" {path}" in text(process, "maps")
 
 
@@ -69,7 +70,7 @@ def out_of_memory_kills() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
-            if kinds == "":
+            if kinds == "":  # version 2 of cgroups, which has no controllers here
                 file = Path(f"/sys/fs/cgroup{path}/memory.events")
             elif "memory" in kinds.split(","):
                 file = Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")

@@ -37,10 +37,10 @@ class Evidence:
     waits_elsewhere: str = ""  # the collective of another communicator that it waits in, or an empty string
     stuck: bool = False  # whether all ranks are in that collective, or have left it
     passed: bool = False  # whether it is behind the call of the others, which it has not made
-    # what has ended the job, if all its processes are gone: ranks that had failed or left, say. Empty if unknown.
+    # what has ended the job, if all its processes are gone, such as ranks that had failed or left; empty if unknown
     ended_after: str = ""
-    # the ranks of which one ended before the launcher ended the others, that with the oldest sign of life first; empty
-    # if that one is known
+    # ranks of which one ended first, and the launcher then ended the others: the one with the oldest sign of life
+    # comes first. Empty if the rank that ended first is known
     one_of: tuple[int, ...] = ()
 
 
@@ -49,7 +49,7 @@ class Verdict:
     """Why a rank does not come."""
 
     cause: str  # one of a fixed set of names
-    what: str  # what the rank does, to follow "rank 2:"
+    observed: str  # what the rank does, to follow "rank 2:"
     remedy: str  # what to do, as a sentence
 
 

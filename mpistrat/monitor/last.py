@@ -51,9 +51,9 @@ class Ended(NamedTuple):
 
 
 def left(since: float, processes: Collection[int]) -> list[Record]:
-    """Return the records in the memory of this node of processes that have ended, but not as a program should.
+    """Return the records that the ended processes of a job have left in the memory of this node.
 
-    The job was started at ``since``, in seconds since the epoch. ``processes`` are those of the job, as far as they are
+    The job was started at ``since``, in seconds since the epoch. ``processes`` has its processes, as far as they are
     known. Records of other jobs do not count.
     """
     gone = []
@@ -97,13 +97,13 @@ def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End
 
 
 def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) -> int | None:
-    """Return the rank that ended first and so let the launcher end the others, or None if that is not known.
+    """Return the rank that ended first, after which the launcher ended the others, or None if that is not known.
 
-    ``records`` are those that ranks have left on this node, and ``order`` its processes in the order in which they
-    ended. The job has so many ``ranks``. A rank that failed or left by ``os._exit`` has told so, and may end after
-    others that the launcher ends. A rank of another node, or one without a record, may have ended before all others.
+    ``records`` are the ones that ranks have left on this node, and ``order`` has its processes in the order in which
+    they ended. The job has so many ``ranks``. A rank that failed or left by ``os._exit`` has noted it, and may end
+    after others that the launcher ends.
     """
-    if len(records) < ranks:
+    if len(records) < ranks:  # a rank of another node, or one without a record, may have ended first
         return None
     positions = {process: position for position, process in enumerate(order)}
     announced = (record.phase == Phase.FAILED or record.exit_status is not None for record in records)
@@ -114,15 +114,15 @@ def first_to_end(records: Sequence[Record], order: Sequence[int], ranks: int) ->
 
 
 def waits_at_end(records: Sequence[Record], first: int | None) -> list[Wait]:
-    """Return the collectives in which ranks waited when their job ended. Those that had left did not wait any more."""
+    """Return the collectives in which ranks waited when their job ended. Ranks that had left did not wait any more."""
     return waits(records, [record.key for record in records if record.rank == first or record.exit_status is not None])
 
 
 def unfinished(records: Sequence[Record], left: Collection[int] = (), first: int | None = None) -> list[str]:
-    """Return texts about the ranks that have ended their processes without ending their programs.
+    """Return texts about the ranks whose processes have ended before their programs.
 
-    Ranks that have failed, or finalized MPI, told so themselves. If all ranks have ended by ``os._exit(0)``, there is
-    nothing to tell. ``left`` are the ranks that have left according to the launcher, and ``first`` ended first.
+    Ranks that have failed, or finalized MPI, report it themselves. If all ranks have ended by ``os._exit(0)``, the list
+    is empty. ``left`` has the ranks that have left according to the launcher, and ``first`` ended first.
     """
     if all(record.exit_status == 0 for record in records):
         return []
@@ -154,10 +154,10 @@ def _files(of: Path) -> list[Path]:
 
 
 def latest(job: str = "") -> Ended | None:
-    """Return the job that ended last: one whose records are still in memory, or that of the newest file.
+    """Return the job that ended last: one whose records are still in memory, or the job of the newest file.
 
-    If ``job``, the number of a batch job, is given, other jobs do not count. Raise OSError if the directory for files
-    does not exist, or its files cannot be read, and ValueError if its files are damaged.
+    Only the batch job of number ``job`` counts, if it is given. Raise OSError if the directory for files does not
+    exist, or its files cannot be read, and ValueError if its files are damaged.
     """
     gone = [record for record in read.records() if not record.lives and job in ("", record.job)]
     times = [record.last_sign for record in gone]
@@ -172,7 +172,7 @@ def latest(job: str = "") -> Ended | None:
 
 
 def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Exception]]:
-    """Return the first of these files that has records, of this job if there is one, and what is wrong with others."""
+    """Return the content of the first intact file, of this batch job if one is given, and the errors of the others."""
     problems: list[Exception] = []
     for path in files:
         try:

@@ -41,7 +41,7 @@ def look_at_links(ranks: Sequence[int]) -> Links:
     """Return the links of this node, which has these ranks. Empty where the system does not tell them."""
     addresses, silent = set(), set()
     for own, other, resends in _connections():
-        if not own.startswith("127.") and own != "::1":
+        if not own.startswith("127.") and own != "::1":  # the loopback is no link to another node
             addresses.add(own)
             if resends:
                 silent.add(other)
@@ -92,7 +92,7 @@ def _without_carrier() -> Iterator[tuple[str, str]]:
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
+            request = struct.pack("256s", name.encode()[:15])  # IFNAMSIZ without its NUL
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(any_socket, _FLAGS_OF, request)
                 (flags,) = struct.unpack("h", answer[16:18])
@@ -140,7 +140,7 @@ _NUMBERS: dict[tuple[str, bool, bool], tuple[tuple[str, int, int], ...]] = {
 }  # fmt: skip
 _MACHINES = ("x86_64", "aarch64")
 _FUTEX = "futex"
-# What the kernel calls the place where a process sleeps, where the number of the call may not be read.
+# A part of the kernel function in which a process sleeps, and its call: where the call's number may not be read.
 _KERNEL_PLACES = (
     ("nanosleep", "clock_nanosleep"),
     ("futex", _FUTEX),
@@ -155,14 +155,14 @@ _KERNEL_PLACES = (
 )
 
 
-def _of(machine: str) -> dict[int, SystemCall]:
+def _calls_of(machine: str) -> dict[int, SystemCall]:
     if machine not in _MACHINES:
         return {}
     column = _MACHINES.index(machine)
     return {numbers[column]: SystemCall(name, *kind) for kind, calls in _NUMBERS.items() for name, *numbers in calls}
 
 
-_BY_NUMBER = _of(platform.machine())
+_BY_NUMBER = _calls_of(platform.machine())
 _BY_NAME = {call[0]: SystemCall(call[0], *kind) for kind, calls in _NUMBERS.items() for call in calls}
 
 
@@ -241,15 +241,15 @@ def _waiting(process: int, state: str) -> ProcessFacts:
 
 def _status(process: int) -> int | None:
     fields = proc.stat(process)
-    return int(fields[49]) if len(fields) > 49 else None
+    return int(fields[49]) if len(fields) > 49 else None  # field 52 of proc(5)
 
 
 def without_record(own: Record, job: Sequence[Record], one_node: bool) -> list[Record]:
     """Return a record of each rank of this node that was started with this process and is not in ``job``.
 
     Such ranks share no communicator with the others yet: they may not have started MPI, or have ended before they did.
-    The record is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: those
-    without a process have ended, and have a record of process 0.
+    The record is empty if the rank keeps none. If ``one_node``, the launcher has started all ranks on this node: a rank
+    without a process has ended, and its record has process number 0.
     """
     variables = [name for launcher in LAUNCHERS for name in launcher.rank if os.environ.get(name) == str(own.rank)]
     if not own.launch or not variables:
@@ -257,26 +257,26 @@ def without_record(own: Record, job: Sequence[Record], one_node: bool) -> list[R
     known = {record.rank for record in job}
     recorded = {(record.pid, record.started): record for record in read.records()}
     records = []
-    for process in proc.everyone():
+    for process in proc.process_ids():
         environ = proc.environ(process)
         rank = environ.get(variables[0], "")
         parent = proc.parent(process)
         if (
             rank.isdecimal()
             and int(rank) not in known
-            and _place(process) == _place(os.getpid())
+            and _mount_namespace(process) == _mount_namespace(os.getpid())
             and variables[0] not in proc.environ(parent)  # else it was started by the rank
             and hashed(key_of(environ, one_node=True, parent=parent) or "") == own.launch
         ):
-            empty = _empty(process, int(rank), own)
+            empty = _empty_record(process, int(rank), own)
             records.append(recorded.get((process, empty.started), empty))
     if one_node:
         missing = set(range(own.size)) - known - {record.rank for record in records}
-        records += [_empty(0, rank, own) for rank in missing]
+        records += [_empty_record(0, rank, own) for rank in missing]
     return sorted(records, key=lambda record: record.rank)
 
 
-def _empty(process: int, rank: int, own: Record) -> Record:
+def _empty_record(process: int, rank: int, own: Record) -> Record:
     return Record(
         process,
         rank,
@@ -290,8 +290,8 @@ def _empty(process: int, rank: int, own: Record) -> Record:
     )
 
 
-def _place(process: int) -> str:
-    """Return what differs for a process in another container: its /dev/shm, and so its record, cannot be seen here."""
+def _mount_namespace(process: int) -> str:
+    """Return the mount namespace of a process. With another one, it has another /dev/shm: its record is not here."""
     try:
         return os.readlink(f"/proc/{process}/ns/mnt")
     except OSError:

@@ -1,4 +1,4 @@
-"""The report of a hang: which ranks everybody waits for, why, and where all ranks are."""
+"""The report of a hang: which ranks the others wait for, why, and where all ranks are."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _has_left(record: Record, seen: JobView) -> bool:
 
 
 def _ended_after(seen: JobView, origin: Sequence[Record]) -> str:
-    """Return after what the launcher has ended the other ranks of a job, empty if it runs or that is unknown."""
+    """Return the cause for which the launcher has ended the other ranks; empty if unknown, or if the job runs."""
     if not seen.ended:
         return ""
     return ranks_in_words([record.rank for record in origin]) if origin else seen.end.by
 
 
 def _one_of(records: Sequence[Record]) -> tuple[int, ...]:
-    """Return the ranks of several records, that with the oldest sign of life first."""
+    """Return the ranks of several records, the rank with the oldest sign of life first."""
     ranks = tuple(record.rank for record in sorted(records, key=lambda record: record.last_sign))
     return ranks if len(ranks) > 1 else ()
 
@@ -87,6 +87,7 @@ def _passed(record: Record, wait: Wait, seen: JobView) -> bool:
     if call is None or (last is not None and before is None):
         return False
     stack = seen.stacks.get(record.key, Stacks()).main
+    # [::2] is the file and the function of a frame, without its line.
     depth = next((i for i, frame in enumerate(stack) if frame[::2] == call[::2]), None)
     if depth is None or stack[depth].line <= _last_line(call):
         return False
@@ -120,7 +121,7 @@ def text(seen: JobView, job_waits: Sequence[Wait], rank: int) -> str:
 
 
 def text_outside(seen: JobView, waited: float) -> str:
-    """Return the report of a rank, which ``seen`` is about, that waits outside of a collective."""
+    """Return the report of this rank, which waits outside of a collective. ``seen`` shows this rank only."""
     (own,) = (record for record in seen.records if record.pid == os.getpid())
     own_verdict = verdict(Evidence(own, seen.facts[own.key], seen.stacks.get(own.key, Stacks())))
     head = f"mpistrat, rank {own.rank}: has waited outside of a collective for {waited:.0f} s"
@@ -128,7 +129,7 @@ def text_outside(seen: JobView, waited: float) -> str:
 
 
 def causes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
-    """Return for each wait which ranks wait for which, and why those do not come."""
+    """Return for each wait which ranks wait for which others, and why these do not come."""
     lines = []
     verdicts = judge(seen, job_waits)
     reported: set[str] = set()
@@ -161,7 +162,7 @@ def _is_of_cut_off(wait: Wait, seen: JobView, job_waits: Sequence[Wait]) -> bool
 
 
 def _place_in_report(wait: Wait, job_waits: Sequence[Wait]) -> int:
-    """Return a number by which waits are sorted: of a circle first the one of most ranks, which names the others."""
+    """Return the sort key of a wait. In a circle the wait of most ranks comes first, and names the others."""
     in_circle = any(ends_in_itself(record, job_waits) for record in wait.missing)
     return -len(wait.waiting) if in_circle else 0
 
@@ -192,13 +193,13 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
 
 
 def _verdict_lines(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
-    """Return what is known of ranks that do not come, those with equal verdicts together."""
+    """Return the lines about ranks that do not come, one group for each verdict."""
     lines = []
     for judged, records in groups.items():
         places = ", ".join(_process(record) for record in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
         lines += [
-            f"  {ranks_in_words([record.rank for record in records])} ({places}{more}): {judged.what}",
+            f"  {ranks_in_words([record.rank for record in records])} ({places}{more}): {judged.observed}",
             f"  cause: {judged.cause}. {judged.remedy}",
         ]
     return lines
@@ -258,7 +259,7 @@ def _call(entry: Entry) -> str:
 
 
 def classes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
-    """Return what each rank does and its stack, ranks with equal ones together."""
+    """Return the activity and the stack of each rank. Ranks with equal lines are one group."""
     classes: dict[tuple[str, ...], list[int]] = {}
     for record in seen.records:
         classes.setdefault(tuple(_doing(record, seen, job_waits)), []).append(record.rank)

@@ -72,7 +72,7 @@ def ask(records: Sequence[Record], beat: Callable[[], object] = lambda: None) ->
         beat()
     waiting = {}
     for path, record in asked.items():
-        if not read.have_stacks(path) and _bears_signal(record):
+        if not read.have_stacks(path) and _survives_signal(record):
             with contextlib.suppress(OSError):
                 os.kill(record.pid, record.signal)
                 waiting[path] = sizes[path]
@@ -102,8 +102,8 @@ def _runs(record: Record) -> bool:
     return proc.started(record.pid) == record.started and proc.state(record.pid) not in "TtZX"
 
 
-def _bears_signal(record: Record) -> bool:
-    """Return whether a process may be sent its signal, which neither kills it nor ends what it waits for.
+def _survives_signal(record: Record) -> bool:
+    """Return whether the signal of a process would neither kill it nor end what it waits for.
 
     A process-wide signal goes to the main thread, unless that blocks it: other threads may wait in any call.
     """
@@ -146,7 +146,7 @@ def own() -> Stacks:
 def parse(text: str, main_thread: int) -> Stacks:
     """Return the stacks in a text of faulthandler. ``main_thread`` is the number of the main thread.
 
-    That of the main thread is the first one, which its signal handler has written.
+    The first stack of the main thread counts: its signal handler has written it.
 
     >>> stacks = parse('Thread 0x00007f10 (most recent call first):\\n  File "a.py", line 3 in f\\n', 0x7f10)
     >>> stacks.main

@@ -41,7 +41,7 @@ class RankStatistics:
     slow : bool
         Whether the other ranks wait for this one.
     cost : float
-        Which part of every step the job would save if this rank were like the others: 0.13 for 13 %. 0 if not slow.
+        Share of every step that the job would save if this rank were like the others: 0.13 for 13 %. 0 if not slow.
 
     Examples
     --------

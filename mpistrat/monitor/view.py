@@ -75,7 +75,7 @@ class JobView:
 
 
 def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -> JobView:
-    """Look at the processes of records of this node: at their stacks, and at what the system says.
+    """Look at the stacks and the system's facts of processes of this node, given their records.
 
     That may take seconds. ``beat`` is called now and then.
     """
@@ -93,15 +93,15 @@ def look(records: Sequence[Record], beat: Callable[[], object] = lambda: None) -
         beat()
         records = [read.read(record.path) or record for record in records]
         silent &= {record.key for record in records if record.heartbeat == before[record.key]}
-    facts |= _that_sleep([record for record in records if facts[record.key].state == "R" and record.moves is False])
+    facts |= _sleeping([record for record in records if facts[record.key].state == "R" and record.moves is False])
     own = process.look_at_links([record.rank for record in records])
     # Between two calls of C functions that take seconds each, the watchdog gets the lock for a moment.
     holding = silent | {record.key for record in records if record.kept_lock and facts[record.key].state == "R"}
     return JobView(time.monotonic(), tuple(records), facts, answers, frozenset(holding), (own,))
 
 
-def _that_sleep(records: Sequence[Record]) -> dict[str, ProcessFacts]:
-    """Return what the system tells of those that run now and then only: a loop that sleeps between two looks, say."""
+def _sleeping(records: Sequence[Record]) -> dict[str, ProcessFacts]:
+    """Return the facts of processes that sleep in most of several samples, as a loop does that polls."""
     samples: list[dict[str, ProcessFacts]] = []
     for _ in range(_SAMPLES if records else 0):
         time.sleep(_BETWEEN)
@@ -193,7 +193,7 @@ class Notices:
         return bool(self._names())
 
     def unanswered(self, node: Sequence[int]) -> list[str]:
-        """Return the calls that other nodes ask about and that no rank of this node, ``node``, has told of."""
+        """Return the calls that other nodes ask about and that no rank of this node, ``node``, has answered."""
         asked, answered = set(), set()
         for name in self._names():
             call, kind, rank = _parts(name)
@@ -207,7 +207,7 @@ class Notices:
         """Post what this node sees, for another one that asks."""
         self._post(f"{call}.{_SAYS}.{self._rank}", as_json(seen))
 
-    def say_that_it_leaves(self, seen: JobView) -> None:
+    def announce_exit(self, seen: JobView) -> None:
         """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
         self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", as_json(seen))
 
@@ -314,7 +314,7 @@ class Notices:
 
 
 def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
-    """Return a view and behind it those others that share a communicator with it, directly or through others."""
+    """Return a view, and the others that share a communicator with it, directly or through others."""
 
     def tokens(seen: JobView) -> set[int]:
         return set().union(*map(tokens_of, seen.records))

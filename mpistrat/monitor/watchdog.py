@@ -58,7 +58,7 @@ _KEPT = 0.25  # seconds on a core while another thread waits for the lock. Pytho
 def watch(record: FlightRecord) -> None:
     """Watch the process of a record, from its start on: the start of MPI may hang, too."""
     watchdog = Watchdog(record)
-    flight_record.when_left(watchdog.say_that_it_leaves)
+    flight_record.before_exit(watchdog.announce_exit)
     watchdog.start()
 
 
@@ -103,21 +103,21 @@ class Watchdog(threading.Thread):
         size = self._record.size
         return self._launched_here or any(len(ranks.nodes) == 1 and ranks.size == size for ranks in topology.several())
 
-    def say_that_it_leaves(self) -> None:
+    def announce_exit(self) -> None:
         """Tell the other nodes that this rank ends by ``os._exit``: some launchers end all ranks of its node then."""
         if not self._one_node:
-            within(_LAST_WORD, self._tell_that_it_leaves)  # the file system may hang
+            within(_LAST_WORD, self._post_exit)  # the file system may hang
 
-    def _tell_that_it_leaves(self) -> None:
+    def _post_exit(self) -> None:
         from mpistrat.monitor import process, view
 
         own = self._own()
         seen = view.JobView(time.monotonic(), (own,), {own.key: process.gone()}, {}, frozenset())
-        self._ready_notices(own).say_that_it_leaves(seen)
+        self._ready_notices(own).announce_exit(seen)
 
     def _beat(self) -> None:
         self._record.beat(self._every)
-        self._record.tell_stacks()
+        self._record.write_requested_stacks()
 
     def _look(self) -> None:
         self._beat()
@@ -144,13 +144,13 @@ class Watchdog(threading.Thread):
             self._look_into_libraries(now, limit)
         if limit and now - self._record.idle_since() > limit / 4:
             self._idle += 1
-            if self._idle % self._share_of_looks() == 0:
+            if self._idle % self._naps_per_look() == 0:
                 self._answer()
         if last and waited > last and (self._writes or waited > last + _GRACE):
             self._end_job(waited)
 
     def _look_into_libraries(self, now: float, limit: float) -> None:
-        """Report once that the main thread waits in C code of a library that makes collectives, such as torch."""
+        """Report once that the main thread waits in C code of a library with collectives of its own, such as torch."""
         place, since = self._still
         if (here := place_in_library()) != place:
             self._still = here, now
@@ -166,7 +166,7 @@ class Watchdog(threading.Thread):
         from mpistrat.monitor.last import write_new
 
         own, job = self._job()
-        self._writes = _is_mine(own, job)
+        self._writes = _is_reporter(own, job)
         if not self._writes:
             return
         notices = None if self._one_node else self._ready_notices(own)
@@ -208,7 +208,7 @@ class Watchdog(threading.Thread):
         return view.look([*job, *process.without_record(own, job, self._one_node)], beat)
 
     def _job(self) -> tuple[Record, list[Record]]:
-        """Return the record of this process, and those of all ranks of this node."""
+        """Return the record of this process, and the records of the job's ranks on this node."""
         from mpistrat.monitor import waits
 
         everyone = read.records()
@@ -236,18 +236,18 @@ class Watchdog(threading.Thread):
 
         seen = notices.collect(call, own, self._record.size, patience, waits)
         self._writes = notices.collects(own) and notices.claim(call)
-        ranks = _largest()
+        ranks = _largest_topology()
         return dataclasses.replace(seen, hosts=ranks.hosts if ranks else (), searched=notices.searched)
 
-    def _share_of_looks(self) -> int:
+    def _naps_per_look(self) -> int:
         """Return after how many naps this rank looks for questions of other nodes.
 
         The first rank of a node looks each time. The next ones look half as often each, in case the first cannot:
         many ranks would slow down a file system that they share.
         """
-        ranks = _largest()
-        place = _local_rank() if ranks is None else _node(ranks).index(ranks.rank)
-        return 1 << min(_RAREST, place)
+        ranks = _largest_topology()
+        index = _local_rank() if ranks is None else _ranks_of_node(ranks).index(ranks.rank)
+        return 1 << min(_RAREST, index)
 
     def _answer(self) -> None:
         """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
@@ -283,8 +283,8 @@ class Watchdog(threading.Thread):
 
     def _compare_speeds(self) -> None:
         """Log the ranks of this node that are slower than its others. The first rank of the node does."""
-        now, ranks = time.monotonic(), _largest()
-        if now < self._next_comparison or ranks is None or ranks.rank != min(_node(ranks)):
+        now, ranks = time.monotonic(), _largest_topology()
+        if now < self._next_comparison or ranks is None or ranks.rank != min(_ranks_of_node(ranks)):
             return
         from mpistrat.monitor import stragglers
 
@@ -330,16 +330,16 @@ def _local_rank() -> int:
     return next((int(value) for value in values if value.isdecimal()), 0)
 
 
-def _largest() -> Topology | None:
+def _largest_topology() -> Topology | None:
     """Return the topology with the most ranks, None before there is one."""
     return max(topology.several(), key=lambda ranks: ranks.size, default=None)
 
 
-def _node(of: Topology) -> tuple[int, ...]:
-    return next(ranks for ranks in of.nodes if of.rank in ranks)
+def _ranks_of_node(job: Topology) -> tuple[int, ...]:
+    return next(ranks for ranks in job.nodes if job.rank in ranks)
 
 
-def _is_mine(own: Record, job: list[Record]) -> bool:
+def _is_reporter(own: Record, job: list[Record]) -> bool:
     """Return whether this rank reports: no lower rank that runs has waited as long."""
     now = time.monotonic()
     return not any(

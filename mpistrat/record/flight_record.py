@@ -35,8 +35,8 @@ _KEPT = 3600.0  # seconds for which the record of a process that was killed stay
 class FlightRecord:
     """The record of one process. Rank and size are those in its job.
 
-    ``path`` is the file, None if other processes cannot read the record. ``join``, ``step`` and ``phase`` are as of
-    `RecordWriter`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
+    ``path`` is the file, None if other processes cannot read the record. ``join``, ``step`` and ``phase`` are methods
+    of its `RecordWriter`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
     """
 
     def __init__(self, rank: int, size: int):
@@ -57,20 +57,20 @@ class FlightRecord:
         self._writer = RecordWriter(self._memory, self._texts)
         self.join, self.step, self.phase = self._writer.join, self._writer.step, self._writer.phase
         self._stacks = descriptor
-        words[Word.MAGIC] = layout.MAGIC
+        words[Word.MAGIC] = layout.MAGIC  # last: from now on a reader takes the record for complete
 
     @property
     def size(self) -> int:
         """The number of ranks of the job."""
         return int(self._words[Word.SIZE])
 
-    def belongs_to(self, rank: int, size: int) -> None:
-        """Note the rank of a process that was taken for one alone, or that its launcher has numbered in another way."""
+    def set_rank(self, rank: int, size: int) -> None:
+        """Correct the rank of a process that seemed to be alone, or that its launcher has numbered differently."""
         if self._words[Word.RANK : Word.SIZE + 1].tolist() != [rank, size]:
             self._words[Word.RANK], self._words[Word.SIZE] = rank, size
             self._note_launch(size)
             if trace.ring is not None:
-                trace.ring.belongs_to(rank, size)
+                trace.ring.set_rank(rank, size)
 
     def _note_launch(self, size: int) -> None:
         # Processes that are alone may have one parent, too.
@@ -78,9 +78,9 @@ class FlightRecord:
         self._texts.write(layout.LAUNCH, launch)
 
     def of(self, token: int, size: int, rank: int) -> Flight | None:
-        """Return the entries of a communicator, as `join`. Those of one rank share one place.
+        """Return the entries of a communicator, as `join` does. All communicators of one rank share one entry.
 
-        A record has 120 places, and no rank waits for one that is alone: strategies on one device took all of them.
+        The table has room for 120 communicators. Strategies on one device filled it, though nothing waits in theirs.
         """
         if size > 1:
             return self.join(token, size, rank)
@@ -105,7 +105,7 @@ class FlightRecord:
         if ring is not None:
             ring.close()
 
-    def answer(self, number: int) -> None:
+    def register_stack_signal(self, number: int) -> None:
         """Write the stack of the main thread to the record when the process gets signal ``number``.
 
         Only that: the handler does not hold the lock of the interpreter, and another thread may run. To follow its
@@ -118,7 +118,7 @@ class FlightRecord:
             faulthandler.register(number, self._stacks, all_threads=False, chain=False)
             self._words[Word.SIGNAL] = number
 
-    def tell_stacks(self) -> None:
+    def write_requested_stacks(self) -> None:
         """Write the stacks of all threads to the record if another process has asked. Needs the interpreter's lock."""
         asked = self._words[Word.ASKED]
         if asked != self._words[Word.ANSWERED] and self._stacks is not None:
@@ -150,7 +150,7 @@ class FlightRecord:
         """Keep a text: how a call of the program was left by an error."""
         self._texts.write(layout.NOTE, text)
 
-    def exits(self, status: int) -> None:
+    def note_exit(self, status: int) -> None:
         """Note that the process ends by `os._exit`."""
         if os.getpid() == self._process:
             self._words[Word.EXIT_STATUS] = 1 + (status & 255)
@@ -189,7 +189,7 @@ class FlightRecord:
         self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)
 
     def close(self) -> None:
-        """Remove the record of a program that ends as it should. That of one that failed stays."""
+        """Remove the record, unless the program has failed: `mpistrat top --last` reads it then."""
         if os.getpid() != self._process:
             return
         self.finish()
@@ -204,14 +204,14 @@ class FlightRecord:
         self._words, self._seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
         self._texts.move(memory)
         self._writer.move(memory)
-        self._writer.trace = None  # its file is that of the parent
+        self._writer.trace = None  # its file belongs to the parent
 
 
 class Creation:
     """A context in which ranks make something together. Its value is the record.
 
-    ``ranks`` are those of the job that take part, in the same order on all of them. ``place`` is that of this rank
-    among them. ``what`` they make is a text, the same on all of them.
+    ``ranks`` take part, by their numbers in the job and in the same order on all of them. This rank is number ``index``
+    of these. ``what`` is the name of what they make, the same on all of them.
     """
 
     def __init__(self, record: FlightRecord | None, ranks: Sequence[int], index: int, what: str):
@@ -239,11 +239,11 @@ def _token(ranks: Sequence[int], what: str) -> int:
     """Return a number that the ranks can find without a message: from their launch and what they make."""
     launch = key_of(os.environ, one_node=True) or ""
     digest = hashlib.sha256(f"{launch} {what} {list(ranks)}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 2 | 1
+    return int.from_bytes(digest[:8], "little") >> 2 | 1  # positive in a signed word, and not 0, which means none
 
 
 def _find_main_thread() -> None:
-    """Keep the main thread, which two functions return; of a forked process, it is the one that forked."""
+    """Store the main thread. In a forked process it is the thread that forked."""
     global _main_thread
     _main_thread = threading.main_thread().ident
 
@@ -277,14 +277,14 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
             return None
         step = _record.step
         read.remove_old(_KEPT)
-        _record.answer(stack_signal)
+        _record.register_stack_signal(stack_signal)
         program_end.register(EndStep.RECORD, _record.close)
         os.register_at_fork(after_in_child=_record.detach)
         _watch_exit(_record)
         lifetime.keep_open()
     if _record is not None and size > 1:
-        _record.belongs_to(rank, size)
-        lifetime.tell(_record)
+        _record.set_rank(rank, size)
+        lifetime.notify_started(_record)
     return _record
 
 
@@ -323,7 +323,7 @@ class phase:
             _record.phase(self._before)
 
 
-def when_left(function: Callable[[], object]) -> None:
+def before_exit(function: Callable[[], object]) -> None:
     """Call a function before this process ends by ``os._exit``."""
     _at_exit.append(function)
 
@@ -337,7 +337,7 @@ def _watch_exit(record: FlightRecord) -> None:
     leave, process = os._exit, os.getpid()
 
     def _exit(status: int) -> None:
-        record.exits(status)
+        record.note_exit(status)
         while _at_exit and os.getpid() == process:
             with contextlib.suppress(Exception):
                 _at_exit.pop()()

@@ -94,7 +94,7 @@ MOST_COMMUNICATORS = 120
 COMMUNICATOR = struct.Struct("=4q")
 NO_COMMUNICATOR = 255
 
-# --- samples: the time by this clock, what the clock of the first rank is ahead, how exactly, that clock ---
+# --- samples: the time by this clock, how far the first rank's clock is ahead, the error, its clock's number ---
 
 SAMPLES = COMMUNICATORS + MOST_COMMUNICATORS * COMMUNICATOR.size
 MOST_SAMPLES = 32
@@ -129,7 +129,7 @@ STACKS = -(-(RECORD_EVENTS + MOST_EVENTS * EVENT.size) // 4096) * 4096
 class Texts:
     """The texts in the memory of a record or a trace. The table has room for ``most``.
 
-    A text of the table gives its place to another, long after.
+    A text of the table is overwritten when ``most`` others have been added.
     """
 
     def __init__(self, memory: mmap.mmap, most: int):
@@ -155,7 +155,7 @@ class Texts:
         self._owners[slot]()
         self._owners[slot] = forget or _nothing
         offset = TEXTS + slot * SLOT_BYTES
-        self._words[offset // 8] = 0
+        self._words[offset // 8] = 0  # until the text is complete: a reader must not take it for the former one
         data = text.encode(errors="replace")
         if len(data) > TEXT_BYTES:
             half = TEXT_BYTES // 2 - 2

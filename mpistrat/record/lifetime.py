@@ -19,8 +19,8 @@ def when_started(function: Callable[[Any], object]) -> None:
     _functions.append(function)
 
 
-def tell(record: Any) -> None:
-    """Tell of a record. Further calls do nothing."""
+def notify_started(record: Any) -> None:
+    """Call the functions of `when_started`, at the first call only."""
     while _functions:
         _functions.pop()(record)
 

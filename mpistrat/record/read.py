@@ -90,7 +90,8 @@ class Record:
 
         def shifted(entry: Entry) -> Entry:
             times = {name: getattr(entry, name) for name in ("entered", "met", "left")}
-            return replace(entry, **{name: time and time + shift for name, time in times.items()})
+            # 0 stays 0: it stands for what has not come yet.
+            return replace(entry, **{name: moment and moment + shift for name, moment in times.items()})
 
         return replace(
             self,
@@ -216,7 +217,7 @@ def stacks(path: str | Path, start: int) -> str:
 class RecordBytes:
     """The bytes of a flight record or a trace, at one time. They may be damaged.
 
-    ``data`` has at least all that lies before the events. The table has room for so many ``texts``. ``words`` and
+    ``data`` has at least all bytes before the events. ``texts`` is the number of texts in the table. ``words`` and
     ``seconds`` are views of the bytes.
     """
 

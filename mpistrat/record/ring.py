@@ -36,7 +36,7 @@ _MOST_KNOWN = 4096  # numbers of texts that are remembered
 
 
 class Sample(NamedTuple):
-    """What the clock of the first rank was ahead of this rank's, at one time."""
+    """How far the clock of the first rank was ahead of this rank's, at one time."""
 
     at: float  # by the monotonic clock of this rank
     # the difference in seconds, and how far it may be off
@@ -53,11 +53,11 @@ def clock_number() -> int:
     with contextlib.suppress(OSError):
         facts.append(os.readlink("/proc/self/ns/time"))  # containers may have a clock of their own
     text = "|".join(facts or [os.uname().nodename]).encode()
-    return zlib.crc32(text) << 31 | zlib.adler32(text) >> 1
+    return zlib.crc32(text) << 31 | zlib.adler32(text) >> 1  # 63 bits: positive in a signed word
 
 
 def measure_clocks(world: Any, clocks: Sequence[int]) -> Sample:
-    """Return what the clock of rank 0 is ahead of this rank's. Collective, if there are several clocks.
+    """Return how far the clock of rank 0 is ahead of this rank's. Collective, if there are several clocks.
 
     ``clocks`` has the number of each rank's clock. Rank 0 exchanges messages with one rank of each other clock. The
     fastest answer of several counts: the error is at most half of the time that it took.
@@ -78,7 +78,7 @@ def measure_clocks(world: Any, clocks: Sequence[int]) -> Sample:
                 world.Send(answer, rank)
                 world.Recv(answer, rank)
                 took = now() - sent
-                if took / 2 < offsets[i, 1]:
+                if took / 2 < offsets[i, 1]:  # the clock was read at an unknown moment of the round trip
                     offsets[i] = sent + took / 2 - answer[0], took / 2
         elif world.rank == rank:
             for _ in range(_ROUNDS):
@@ -123,8 +123,8 @@ class TraceRing:
         self._seconds[Word.BEGAN] = time.monotonic()
         self._words[Word.MAGIC] = layout.MAGIC
 
-    def belongs_to(self, rank: int, size: int) -> None:
-        """Note the rank of a process that was taken for one alone."""
+    def set_rank(self, rank: int, size: int) -> None:
+        """Correct the rank of a process that seemed to be alone."""
         self._words[Word.RANK], self._words[Word.SIZE] = rank, size
 
     def add_communicator(self, token: int, size: int, rank: int) -> None:
@@ -157,7 +157,7 @@ class TraceRing:
         return number
 
     def sample(self, sample: Sample) -> None:
-        """Note what the clock of the first rank is ahead. With too many samples the last one is replaced."""
+        """Note how far the first rank's clock is ahead. With too many samples the last one is replaced."""
         index = min(self._words[Word.SAMPLES], layout.MOST_SAMPLES - 1)
         layout.SAMPLE.pack_into(self._memory, layout.SAMPLES + index * layout.SAMPLE.size, *sample)
         self._words[Word.SAMPLES] = index + 1
@@ -177,7 +177,7 @@ class TraceRing:
         ident = _thread()
         thread = self._threads.get(ident)
         if thread is None:
-            thread = self._threads[ident] = len(self._threads) & 0xFFFF
+            thread = self._threads[ident] = len(self._threads) & 0xFFFF  # its field has 2 bytes
         event = self._next_event()  # a different one for each thread
         at = _EVENTS + event % self._capacity * _EVENT_BYTES
         _pack_event(self._memory, at, kind, communicator, thread, operation, place, number, nbytes, began, 0.0, 0.0)

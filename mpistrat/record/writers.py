@@ -47,7 +47,7 @@ class Sites:
         self._numbers: dict[int, int] = {}
 
     def find(self, operation: Any) -> int:
-        """Return the number of the line that calls what calls this, and let the operation keep how it was found.
+        """Return the number of the line that calls the package, and store in the operation how to find it again.
 
         The line is that of the first frame outside of the package.
         """
@@ -86,7 +86,7 @@ class Flight:
     def __init__(self, writer: RecordWriter, index: int, token: int):
         self.writer, self._index, self._token = writer, index, token
         self._last = (layout.COMMUNICATORS + index * layout.COMMUNICATOR.size) // 8 + 3
-        self._end = 0  # the number among `seconds` of the end of the present entry
+        self._end = 0  # the index in `seconds` of the end of the present entry
         self._entered = self._met = 0.0  # 0 in no collective; before the meeting
         self._ring: TraceRing | None = None  # with the event of this entry
         self._event = self.passed = self.kept = 0
@@ -162,7 +162,7 @@ class Flight:
 
     def end(self) -> None:
         """Remove the communicator from the record."""
-        self.writer.words[self._last - 3] = 0
+        self.writer.words[self._last - 3] = 0  # the token: without one the place is free
 
 
 class RecordWriter:

@@ -45,7 +45,7 @@ def creation(comm: Any, what: str) -> Creation:
     record = start_record(world.rank, world.size)
     if record is not None:
         # Its launcher may have told of other ranks: that around an mpiexec of one task.
-        record.belongs_to(world.rank, world.size)
+        record.set_rank(world.rank, world.size)
     return Creation(record, ranks, comm.rank, what)
 
 

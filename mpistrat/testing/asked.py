@@ -49,6 +49,7 @@ def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:
     bounds = {"least": mark.kwargs.get("min", 1), "most": mark.kwargs.get("max", Sizes().most)}
     numbers = [*mark.args, *bounds.values()]
     wrong = set(mark.kwargs) - {"min", "max"} or (mark.args and mark.kwargs)
+    # By its type: True is an instance of int.
     if wrong or not all(type(number) is int and number > 0 for number in numbers) or bounds["least"] > bounds["most"]:
         raise pytest.UsageError(
             f"{name}: {mark.args} {mark.kwargs} are not numbers of ranks: write ranks(3), ranks(1, 3) or "

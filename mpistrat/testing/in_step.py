@@ -195,7 +195,7 @@ class InStep:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Let all ranks have the same tests. Those that some ranks lack are not run."""
+        """Keep only the tests that all ranks have collected."""
         items = {name_of(item): item for item in session.items}
         own = Outcome(message="\n".join(items), text="\n".join(self._collect_errors))
         outcomes = self.exchange("collection", own)
@@ -308,7 +308,7 @@ def _wait(request: MPI.Request, limit: float) -> bool:
             now = time.monotonic()
             if now > limit:
                 return False
-            time.sleep(0 if now - start < 0.002 else 0.001)
+            time.sleep(0 if now - start < 0.002 else 0.001)  # spin for 2 ms, then leave the core to other ranks
     except pytest.fail.Exception:  # pytest-timeout fires once, also in a rank that only waits for a slow one
         return _wait(request, limit)
     return True

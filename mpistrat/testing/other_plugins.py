@@ -31,7 +31,7 @@ _UNDER_RANKS = {
 }
 
 
-def _left(config: pytest.Config) -> list[str]:
+def _installed(config: pytest.Config) -> list[str]:
     """Return the other plugins that are installed."""
     return [name for name in _MARKERS if config.pluginmanager.hasplugin(name)]
 
@@ -49,23 +49,23 @@ def add_options(group: pytest.OptionGroup) -> None:
 
 def add_markers(config: pytest.Config) -> None:
     """Register the markers of the other plugins that are not installed."""
-    for name in _MARKERS.keys() - _left(config):
+    for name in _MARKERS.keys() - _installed(config):
         for line in _MARKERS[name]:
             config.addinivalue_line("markers", line)
 
 
 def header(config: pytest.Config) -> list[str]:
     """Return a line that names the plugins whose markers are left to them."""
-    return [f"mpistrat: leaves the markers of {name} to it" for name in _left(config)]
+    return [f"mpistrat: leaves the markers of {name} to it" for name in _installed(config)]
 
 
 def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
     """Return the numbers of ranks that a marker of another plugin asks for."""
-    left = _left(node.config)
-    if "mpi-pytest" not in left and (mark := node.get_closest_marker("parallel")) is not None:
+    installed = _installed(node.config)
+    if "mpi-pytest" not in installed and (mark := node.get_closest_marker("parallel")) is not None:
         listed = _numbers_of(mark)
         return Sizes(listed) if all(type(number) is int and number > 0 for number in listed) else None
-    if "pytest_mpi" not in left and (mark := node.get_closest_marker("mpi")) is not None:
+    if "pytest_mpi" not in installed and (mark := node.get_closest_marker("mpi")) is not None:
         return Sizes(least=mark.kwargs.get("min_size") or 1)
     return None
 
@@ -88,7 +88,7 @@ def _numbers_of(mark: pytest.Mark) -> tuple[Any, ...]:
 
 def mark_items(config: pytest.Config, items: list[pytest.Item], size: int | None) -> None:
     """Skip tests, or expect them to fail, by markers of pytest-mpi. ``size`` is None outside of ranks."""
-    if "pytest_mpi" in _left(config):
+    if "pytest_mpi" in _installed(config):
         return
     for item in items:
         names = {mark.name for mark in item.iter_markers()}

@@ -38,7 +38,7 @@ class InStepProperties:
                 phases=[phase for phase in settings.phases if phase in _PHASES],
                 suppress_health_check=list(hypothesis.HealthCheck),
             )
-            if not hasattr(test.hypothesis.inner_test, "in_step"):
+            if not hasattr(test.hypothesis.inner_test, "in_step"):  # items of a parametrized test share the function
                 fixtures = frozenset(getattr(item, "fixturenames", ()))
                 test.hypothesis.inner_test = self._of_all_ranks(test.hypothesis.inner_test, fixtures)
 

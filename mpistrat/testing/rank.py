@@ -16,7 +16,8 @@ from mpistrat.testing import asked, other_plugins
 from mpistrat.testing.channel import RankEnd
 from mpistrat.testing.in_step import RANK, SIZE, InStep
 
-_LEFT_TO_OTHERS = (
+# Options that the session outside applies, which runs the tests one by one.
+_OPTIONS_OF_SESSION = (
     "lf",
     "failedfirst",
     "newfirst",
@@ -51,7 +52,7 @@ def join(config: pytest.Config) -> None:
         if config.option.basetemp:
             config.option.basetemp = Path(f"{config.option.basetemp}-rank{RANK}-of-{SIZE}")
     if outside is not None:
-        for name in _LEFT_TO_OTHERS:
+        for name in _OPTIONS_OF_SESSION:
             if hasattr(config.option, name):
                 setattr(config.option, name, 0)
     if (limit := 0.75 * config.getoption("--ranks-timeout")) and limit < RuntimeOptions.hang_seconds.default:
@@ -68,7 +69,7 @@ def join(config: pytest.Config) -> None:
 
 
 class _Rank:
-    """What a rank does in another way than a session alone."""
+    """The hooks and fixtures in which a rank differs from a session that is alone."""
 
     def __init__(self, *, silent: bool):
         self._silent = silent
@@ -119,5 +120,5 @@ class _Rank:
         alone = self._apart or not asked.needs_ranks(request.node)
         path = Path()
         if alone or RANK == 0:
-            path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])
+            path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])  # as pytest does
         return path if alone else Path(request.getfixturevalue("comm").bcast(path))

@@ -44,9 +44,9 @@ class RanksJob:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(address)
         self._server.listen(size)
-        self._channels: dict[Any, int] = {}  # those of ranks that run
+        self._channels: dict[Any, int] = {}  # of ranks that run
         self._ended: list[int] = []  # ranks, the first one first
-        self._first: list[int] = []  # those that were seen to have ended at once: a launcher kills the others
+        self._first: list[int] = []  # ranks that the first look saw ended: a launcher kills the others
         self._abort_reasons: dict[int, tuple[str, str]] = {}
         self._tests: list[frozenset[str]] = []  # by rank
         self._collected = ""
@@ -160,7 +160,7 @@ class RanksJob:
                 self._process.wait(_END_S)
         self._end_process()
         self._channels.clear()
-        self._ended.append(-1)
+        self._ended.append(-1)  # no rank, but `runs` is False from now on
         self._server.close()
         self._output.close()
         self._folder.cleanup()

@@ -13,7 +13,7 @@ class Sizes(NamedTuple):
     most: int = 1 << 20
 
     def chosen(self, preferred: int) -> tuple[int, ...]:
-        """Return the numbers of ranks to start. ``preferred`` is taken where it is possible and none is listed."""
+        """Return the numbers of ranks to start: the listed ones, or the possible one nearest to ``preferred``."""
         return self.listed or (min(max(preferred, self.least), self.most),)
 
     def __contains__(self, size: object) -> bool:

@@ -121,8 +121,8 @@ def private_record(request, monkeypatch, tmp_path):
 def test_it_keeps_its_record_to_itself(private_record, tmp_path):
     assert private_record.path is None
     assert list(tmp_path.iterdir()) == []
-    private_record.answer(41)
-    private_record.tell_stacks()
+    private_record.register_stack_signal(41)
+    private_record.write_requested_stacks()
     assert read.parse(private_record.contents()).rank == 3
     private_record.close()
 

@@ -30,7 +30,7 @@ def record():
 @needs_memory
 def test_a_handler_that_the_program_installs_later_is_not_sent_the_signal(record):
     number = signal.SIGRTMIN + 9
-    record.answer(number)
+    record.register_stack_signal(number)
     record.beat(1.0)
     assert read.read(record.path).signal == number
     before = signal.signal(number, lambda *_: None)

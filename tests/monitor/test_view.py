@@ -226,7 +226,7 @@ def test_another_job_with_the_same_key_does_not_count(directory):
 
 def test_what_a_rank_told_that_is_gone_goes_with_the_last_rank(directory):
     waits, gone, other = Notices("job", 0), Notices("job", 2), Notices("job", 3)
-    gone.say_that_it_leaves(view_of(1))
+    gone.announce_exit(view_of(1))
     waits.ask("call-1", view_of(0))
     assert waits.collect("call-1", view_of(0), SIZE, PATIENCE, lambda: True).ranks == {0, 1, 2, 3}
     waits.take_down()  # that hang is over

@@ -81,7 +81,7 @@ def main(descriptor: int, options: CheckOptions) -> None:
 
 def _together(wire: Wire, world: Any, facts: dict[str, Any], options: CheckOptions) -> None:
     """Run the checks that need messages between ranks. Rank 0 reports the facts."""
-    # A shorter limit than that of the watching process, so that the error names the silent ranks.
+    # A shorter limit than the watching process has, so that the error names the silent ranks.
     exchange = TimedExchange(world.Dup(), options.limit * 0.8)
     wire.stage("a message to rank 0")
     everyone = exchange.gather(facts)

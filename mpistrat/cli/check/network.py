@@ -58,7 +58,7 @@ def measure_network(exchange: TimedExchange, options: CheckOptions) -> list[Pair
 
 
 def _measured(exchange: TimedExchange, pairs: list[list[tuple[int, int]]]) -> list[Pair] | None:
-    """Measure pairs, those of one list at the same time. Return all results on rank 0, None elsewhere."""
+    """Measure pairs, all pairs of a list at the same time. Return all results on rank 0, None elsewhere."""
     results = []
     for group in pairs:
         for a, b in group:
@@ -102,7 +102,7 @@ def measure(exchange: TimedExchange, peer: int, first: bool) -> tuple[float, flo
     trips = []
     for _ in range(_TRIPS):
         start = time.perf_counter()
-        _turn(exchange, peer, first, bytearray(8), bytearray(8))
+        _exchange_pair(exchange, peer, first, bytearray(8), bytearray(8))
         trips.append(time.perf_counter() - start)
     latency = median(trips) / 2
     rate = _rate(exchange, peer, first, 2**18)
@@ -117,17 +117,17 @@ def _rate(exchange: TimedExchange, peer: int, first: bool, count: int) -> float:
     for sends in (first, not first):
         start = time.perf_counter()
         if sends:
-            _turn(exchange, peer, True, data, word)
+            _exchange_pair(exchange, peer, True, data, word)
             taken = int((time.perf_counter() - start) * 1e9)
             exchange.send(taken.to_bytes(8, "little"), peer)
         else:
-            _turn(exchange, peer, False, word, data)
+            _exchange_pair(exchange, peer, False, word, data)
             taken = int.from_bytes(exchange.receive(peer, 8), "little")
         slowest = max(slowest, taken / 1e9)
     return count / slowest
 
 
-def _turn(exchange: TimedExchange, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
+def _exchange_pair(exchange: TimedExchange, peer: int, first: bool, out: bytearray, into: bytearray) -> None:
     """Exchange one message in each direction."""
     if first:
         exchange.send(out, peer)
@@ -180,7 +180,7 @@ def _rate_text(rate: float) -> str:
 
 
 def compare_clocks(exchange: TimedExchange, options: CheckOptions) -> list[list[float]] | None:
-    """Return for each rank that was asked: rank, seconds that its clock is ahead, and their error."""
+    """Return the rank, the seconds by which its clock is ahead, and their error, for each rank that was asked."""
     peers = range(exchange.size) if exchange.size <= _ALL_RANKS else exchange.leaders
     if exchange.rank != 0:
         if exchange.rank in peers:

@@ -77,7 +77,7 @@ def find(wanted: str | None = None) -> Launcher:
 
 
 def _of_library(launcher: Launcher, family: str, environ: dict[str, str]) -> Launcher:
-    """Return the launcher, or that of a library's own name if it has another family: Debian has ``mpirun.mpich``."""
+    """Return the launcher, or ``mpirun.FAMILY`` where the launcher is of another family (Debian)."""
     own = shutil.which(f"mpirun.{family}")
     if own is None or family in _STARTS[launcher.family]:
         return launcher
@@ -370,11 +370,11 @@ def reads_other_processes() -> bool:
         return False
     source, target = ctypes.create_string_buffer(b"x", 1), ctypes.create_string_buffer(1)
 
-    class Piece(ctypes.Structure):
+    class Iovec(ctypes.Structure):
         _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
-    here = Piece(ctypes.addressof(target), 1)
-    there = Piece(ctypes.addressof(source), 1)
-    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
-    copied: int = call(os.getpid(), ctypes.byref(here), one, ctypes.byref(there), one, none)
+    local = Iovec(ctypes.addressof(target), 1)
+    remote = Iovec(ctypes.addressof(source), 1)
+    count, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    copied: int = call(os.getpid(), ctypes.byref(local), count, ctypes.byref(remote), count, flags)
     return copied == 1

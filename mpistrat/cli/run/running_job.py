@@ -100,14 +100,14 @@ class EndOrder:
 
 
 def _processes(data: bytes) -> list[int]:
-    """Return the numbers that are the names in notices."""
+    """Return the process ids in the events of inotify: the names of the files."""
     processes, offset = [], 0
     while offset < len(data):
         _, _, _, length = _EVENT.unpack_from(data, offset)
         offset += _EVENT.size
         name = data[offset : offset + length].rstrip(b"\0")
         offset += length
-        # Others: the directory itself, and what a file system makes of a file that is removed.
+        # Other names: the directory itself, and what a file system makes of a removed file.
         if name.isdigit():
             processes.append(int(name))
     return processes
@@ -213,7 +213,7 @@ def run(job: Job, environ: dict[str, str], output: str | None = None, *, tag: bo
 
 
 class RunningJob:
-    """A launcher and its ranks, of which ``ranks`` has those that were found: process id -> rank.
+    """A launcher and its ranks. ``ranks`` has the ones that were seen in /proc: process id -> rank.
 
     The settings of the job are added to ``environ``. ``output`` names a file for each rank, as `Streams` takes it. With
     ``tag`` each line of a rank begins with its number. ``run`` is the number of the run of an elastic job. With
@@ -498,7 +498,7 @@ class RunningJob:
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the ranks that a launcher has started: process id -> rank. None without /proc (macOS)."""
     children: dict[int, list[int]] = {}
-    for process in proc.everyone():
+    for process in proc.process_ids():
         children.setdefault(proc.parent(process), []).append(process)
     ranks, pending = {}, [launcher]
     while pending:

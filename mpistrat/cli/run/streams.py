@@ -42,7 +42,7 @@ _MPICH = (
     rb".*?Please see the FAQ page for debugging suggestions\n",
 )
 OF_RANK = re.compile(rb"-{74}\nMPI_ABORT was invoked on rank .*?\n-{74}\n\0?", re.DOTALL)
-"""What a rank of Open MPI prints itself, in one write, where its connection to the launcher has ended before."""
+"""The banner that a rank of Open MPI prints itself, in one write, if its connection to the launcher ended before."""
 _ABORT_OF_MPICH = rb"^application called MPI_Abort\([^\n]*\n"
 _DEATH = re.compile(
     rb"noticed that process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node \S+ exited\s+on\s+signal (?P<signal>\d+)"
@@ -309,7 +309,7 @@ class Streams:
 
 
 def _terminal(name: str, target: int) -> tuple[int, int]:
-    """Make a terminal as large as that of a descriptor, which opens under a name. Return this end of it, and the other.
+    """Make a terminal as large as the one of a descriptor, which opens under a name. Return its two ends, ours first.
 
     Bytes pass as they are: the terminal of this process makes of them what it should.
     """
