@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mpistrat.data.formats.contract import Format
 
 
+# Imports of formats are late: `import mpistrat.data` must load no h5py, pyarrow, zarr or Pillow.
 class FromFiles:
     """The methods of a dataset that make one of files."""
 
@@ -155,6 +156,7 @@ class FromFiles:
 
         files = [files] if isinstance(files, (str, bytes, os.PathLike)) else [*files]
         if arrays is None and not all(os.fsdecode(path).endswith(".npz") for path in files):
+            # An npy file has one array, without a name.
             arrays = "x"
         return cls._of_files(Npy(), files, arrays, manifest, check_finite)
 

@@ -208,6 +208,7 @@ class _Settable:
         fits, error, needs = self._rules[name]
         if not fits(value):
             raise error(f"{name} must be {needs}, not {value!r}")
+        # Only options that were set are kept: `merge` overrides those. None takes an option back.
         vars(self)[name] = value
         if value is None:
             del vars(self)[name]

@@ -20,6 +20,7 @@ def noted(batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         for leaf in nest.flatten(batch)[0]:
             if isinstance(leaf, np.ndarray):
+                # The dictionary drops an array with its last reference, before another gets its id.
                 arrays[id(leaf)] = leaf
         yield batch
 

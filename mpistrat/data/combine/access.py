@@ -35,6 +35,7 @@ class Access(Combining):
         length = self._plan.length
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length("a slice"))
+            # Only a slice that runs backwards needs a table of numbers. The others are transforms without one.
             if step < 0:
                 return self.select(range(start, stop, step))
             tail = self.skip(start).take(max(0, stop - start))
@@ -47,6 +48,7 @@ class Access(Combining):
             number += self._length("a negative index")
         if number < 0 or (length is not None and number >= length):
             raise IndexError(f"index {index} is outside of the dataset, which has {length} elements")
+        # A thread that reads ahead may call the functions of map at this moment.
         with self._making:
             return self._plan.element(number, 0)
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 _RECORD = "cache.json"
 _COMPARED = ("version", "pipeline", "functions", "rows", "checksum")
-_COMPARED_ROWS = 8
-_STREAMED_ROWS = 1024
+_COMPARED_ROWS = 8  # made again and compared: they show changes that no digest sees
+_STREAMED_ROWS = 1024  # of a stream, in one write
 
 
 class CachedSource(CombinedSource):
@@ -72,6 +72,7 @@ class CachedSource(CombinedSource):
         with self._lock:
             self._make(rows)
             columns = [column.values.take(rows, 0) for column in self._columns]
+            # Copies: the caller may write to them, and a view would keep all rows of this call alive.
             return [
                 self._rebuild([leaf.copy() if hasattr(leaf, "copy") else leaf for leaf in row])
                 for row in zip(*columns, strict=True)
@@ -81,6 +82,7 @@ class CachedSource(CombinedSource):
         return self._part.blocks()
 
     def __getstate__(self) -> dict[str, Any]:
+        # A copy, or another process, makes the rows again: they may be large.
         return {**self.__dict__, "_held": None, "_columns": [], "_rebuild": None}
 
     def _make(self, rows: np.ndarray) -> None:
@@ -168,6 +170,7 @@ class CachedInFolder(CombinedSource):
         # Who only reads needs no right to write.
         written = ranks.all_true((self._folder / _RECORD).exists())
         shared = not written and len(writers(ranks, self._folder)) == ranks.size
+        # A folder that other nodes do not see: each node writes all rows.
         together = ranks if shared else Topology.of(ranks.node)
 
         def identity() -> dict[str, Any]:
@@ -212,11 +215,13 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
                 f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
                 "or map() to numbers or bytes (astype('S')) before"
             )
+    # A dataset without seeds takes those of the rows that are there.
     part = part.with_drawn([seed._replace(value=value) for seed, value in zip(part.seeds(), seeds, strict=True)])
     if not part.streamed:
         part = part.ready(None if ranks is None else ranks_of_node(ranks), ranks)
     if record is not None:
         _write(part, file, names, ranks)
+        # The record comes last: a folder without one, of a job that was killed, is written anew.
         publish = partial(replace_text, folder / _RECORD, json.dumps(record))
         publish() if ranks is None else ranks.on_first(publish)
     rows = FileSource.open(Hdf5(), [file], rebuild(names))
@@ -265,6 +270,7 @@ def _write(part: DatasetPart, file: Path, names: Sequence[str], ranks: Topology 
     storage = Storage(None, None)
     file.parent.mkdir(parents=True, exist_ok=True)
     if part.streamed:
+        # Rows of a stream have no numbers by which ranks could share them: one rank writes.
         batches = replace(part, transforms=(*part.transforms, Batch(_STREAMED_ROWS, False)))
         write = partial(write_stream, file, map(named, batches.plan.elements(0)), storage, True, False)
         write() if ranks is None else ranks.on_first(write)
@@ -307,6 +313,7 @@ def _find_record(folder: Path, part: DatasetPart) -> tuple[Path, dict[str, Any] 
         return folder / wanted["file"], wanted, wanted["seeds"]
     with naming_damage(str(path)):
         stored = dict(json.loads(path.read_text()))
+        # A record of another version may lack entries: only its version is compared.
         known = stored if stored["version"] == _VERSION else {**wanted, "version": stored["version"]}
         differences = [
             f"{field}: {known[field]}, not {wanted[field]}" for field in _COMPARED if known[field] != wanted[field]

@@ -52,6 +52,7 @@ class DatasetPart(Definition):
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the numbers of rows as an array of two axes."""
         numbers: np.ndarray = self.plan.locate(ks, iteration)
+        # NumPy cannot infer an axis of an array without elements.
         return numbers.reshape(len(ks), -1) if len(ks) else numbers.reshape(0, self.numbers_of_row)
 
     def of_numbers(self, numbers: np.ndarray) -> np.ndarray:
@@ -282,6 +283,7 @@ class ConcatenatedSource(ChosenSource):
     def _starts(self) -> np.ndarray:
         starts = [0]
         for part in self.parts[:-1]:
+            # No row follows an endless part.
             if part.length is None:
                 break
             starts.append(starts[-1] + part.length)

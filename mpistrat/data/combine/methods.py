@@ -73,6 +73,7 @@ class Combining(Chain):
         after: tuple[Transform, ...] = ()
         definitions = [_definition(dataset, "zip") for dataset in leaves]
         ends = [definition.transforms[-1:] for definition in definitions]
+        # Rows are zipped below the batches: last batches could have different numbers of rows.
         if ends[0] and isinstance(ends[0][0], Batch) and all(end == ends[0] for end in ends):
             after = ends[0]
             definitions = [replace(definition, transforms=definition.transforms[:-1]) for definition in definitions]

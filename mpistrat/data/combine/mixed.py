@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_DRAWS = 4096
+_DRAWS = 4096  # choices of a block, whose random numbers need no earlier block
 _BLOCKS_KEPT = 8
 _END = object()
 
@@ -34,7 +34,8 @@ def drawn(seed: int, weights: Sequence[float], block: int, available: np.ndarray
     key = hashlib.blake2b(f"{seed}/choices/{block}".encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(_DRAWS)
     ends = np.cumsum(usable) / total
-    ends[np.flatnonzero(usable)[-1] :] = 1.0
+    ends[np.flatnonzero(usable)[-1] :] = 1.0  # rounding may leave the sum below 1
+    # 53 random bits make an even float in [0, 1).
     return ends.searchsorted((words >> np.uint64(11)) * 2.0**-53, side="right")
 
 
@@ -48,6 +49,7 @@ class Choices:
 
     def __init__(self, seed: int, weights: Sequence[float], lengths: Sequence[int | None], stop: bool):
         self._seed, self._weights = seed, weights
+        # An endless dataset has more rows than any number.
         self._lengths = np.array([np.iinfo(np.int64).max if length is None else length for length in lengths])
         self._stop = stop
         self._ends = [0]
@@ -86,6 +88,7 @@ class Choices:
                 which[positions] = chosen[ks[positions] - ends[block]]
                 for part in np.unique(which[positions]).tolist():
                     of_part = positions[which[positions] == part]
+                    # Rows of the part before this block, and its choices up to here.
                     counted = np.cumsum(chosen == part) - 1
                     number[of_part] = self._before[block][part] + counted[ks[of_part] - ends[block]]
         return which, number

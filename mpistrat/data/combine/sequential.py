@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mpistrat.data.dataset import Dataset
 
-_CYCLE = 16
+_CYCLE = 16  # for any number of cores, on which the order must not depend
 _ELEMENTS_OF_ONE = 32  # bits of the number of an element
 
 
@@ -48,6 +48,7 @@ class Sequential(Combining):
         """
         definition = self._definition
         last = definition.transforms[-1] if definition.transforms else None
+        # Not a subclass: rows of padded batches keep the padding. Nor where rows were dropped.
         if type(last) is Batch and not last.drop_remainder:
             return type(self)(definition.source, definition.transforms[:-1], definition.options)
         return self._in_order("unbatch", lambda openers, _: (row for batch in openers[0]() for row in _unstack(batch)))
@@ -329,6 +330,7 @@ def _packed(stream: Iterator[Any], tokens: int, drop: bool) -> Iterator[Any]:
             columns = [np.concatenate(parts) for parts in held]
             whole = count - count % tokens
             for first in range(0, whole, tokens):
+                # A view would keep all joined rows alive.
                 yield rebuild([column[first : first + tokens].copy() for column in columns])
             held = [[column[whole:]] for column in columns]
             count -= whole
@@ -380,6 +382,7 @@ class Buckets(PaddedBatch):
         shapes = [
             (None, *np.shape(leaf)[1:]) if shape is None else shape for shape, leaf in zip(shapes, leaves, strict=True)
         ]
+        # A row as long as the boundary belongs to the next bucket.
         return [tuple(longest - 1 if size in (None, -1) else size for size in shape) for shape in shapes]
 
     def __str__(self) -> str:

@@ -32,6 +32,7 @@ class StreamedSource(OfParts, StreamSource):
         raise NotImplementedError
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
+        # `first` has read an element, which an iterable may yield only once.
         begun, self._begun = self._begun, None
         if begun is not None and iteration == 0:
             return begun
@@ -81,6 +82,7 @@ class CachedStream(StreamedSource):
         for element in openers[0]():
             elements.append(nest.map_structure(_copy, element))
             yield element
+        # Only here: an iterator that is left early has not made all elements.
         self._kept = elements
 
 
@@ -103,6 +105,7 @@ def alike(openers: Openers) -> list[Iterator[Any]]:
         stream = opener()
         for element in stream:
             known.append((number, nest.map_structure(spec.of_array, element)))
+            # The first element of each part, against that of the part which was read first.
             common_spec(known[0], known[-1])
             yield element
             break

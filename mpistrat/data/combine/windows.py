@@ -52,6 +52,7 @@ class Windows(NamedTuple):
             yield elements.stack(window)
             for _ in range(min(self.shift, len(held))):
                 held.popleft()
+            # Drops the rows between two windows, if ``shift`` is larger than a window.
             deque(itertools.islice(rows, max(0, self.shift - span)), maxlen=0)
 
 
@@ -79,6 +80,7 @@ class WindowedSource(CombinedSource):
     def _runs(self) -> tuple[np.ndarray, np.ndarray]:
         """The first row and the first window of each run of rows that no window leaves, and their ends."""
         if self._windows.across_files:
+            # One run; an endless one has no end that a window could reach.
             rows = np.array([0, np.iinfo(np.int64).max if self._part.length is None else self._part.length])
         elif (blocks := self._part.blocks()) is not None:
             rows = blocks.starts
@@ -125,8 +127,10 @@ class WindowedSource(CombinedSource):
         for iteration in np.unique(iteration_of).tolist():
             selected = iteration_of == iteration
             numbers[selected] = self._part.numbers(ks[selected], iteration)
+        # Windows that overlap have common rows.
         wanted, inverse = np.unique(numbers, axis=0, return_inverse=True)
         tree = self._part.plan.read_rows(self._part.of_numbers(wanted))
+        # NumPy 2.0 alone returns an inverse with two axes.
         return nest.map_structure(lambda x: x[inverse.reshape(-1)], tree)
 
     @cached_property

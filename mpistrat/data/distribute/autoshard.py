@@ -180,6 +180,7 @@ class Division:
         if self.plan.maps:  # they come one by one
             return PREFETCH if prefetch == AUTOTUNE else prefetch, max(1, min(best, MOST_PREFETCH))
         most = min(max(PREFETCH, best), MOST_PREFETCH) if prefetch == AUTOTUNE else prefetch
+        # Half of them: while the program uses one list, the thread reads the next.
         together = max(1, min(most if most <= PREFETCH else most // 2, best))
         if prefetch == AUTOTUNE and best > 1 and self.plan.in_memory and kind == "cpu":
             return 0, together
@@ -223,6 +224,7 @@ class ByData(Division):
         plan = self.whole.shared_plan
         self.steps = plan.length
         size, count, local = self.replicas.size, self.replicas.count, self.replicas.local
+        # One object for all steps: a plan keeps its look-ahead while the cut is the same object.
         self._cut = None if count == size else partial(pieces, replicas=size, block=local)
         rows = partial(plan.rows, cut=self._cut) if count == 1 else partial(self._rows, plan, count)
         self.readings = [Reading(plan, count, rows)]
@@ -383,6 +385,7 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
     files = sum(rows > 0 for rows in _file_rows(whole))
     if files < 2:
         return ByData(whole, replicas, ranks)
+    # Each lane gives at least one row to a batch.
     count = min(files, whole.batch_size or 0, whole.source.side_by_side())
     why = why_not_lanes(whole.transforms) or ("" if count > 1 else "batches, or the memory, have room for one file")
     if not why:
@@ -463,6 +466,7 @@ def _of_files(transforms: Sequence[Transform], rows: Sequence[int], which: Seque
             starts = transform.numbers(int(starts[-1])).searchsorted(starts)
         else:
             result.append(transform)
+            # After a transform that mixes files, a number belongs to no file.
             apart = apart and not transform.reorders
     return result
 
@@ -493,7 +497,7 @@ class OwnDatasets(Division):
     ):
         self.datasets, self.steps, self.shared = datasets, steps, shared
         super().__init__(datasets[0], replicas, ranks)
-        self.pipelines = pipelines
+        self.pipelines = pipelines  # with PER_REPLICA one for each replica, where the base has one for each rank
         self.readings = self._read_by(dataset.plan for dataset in datasets)
 
     def _begin(self) -> None:

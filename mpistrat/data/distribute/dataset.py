@@ -114,8 +114,10 @@ class DistributedDataset(Generic[Element]):
         }
         if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
             facts["checksum"] = definition.source.checksum()
+        # One rank looks for generators, which takes 9 ms of imports, and its warnings are those of all.
         looks = ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF
         generators = _generators(definition) if looks else []
+        # All that ranks must know of each other, in one collective.
         everyone = ranks.all_gather_object((facts, definition.seeds(), generators))
         _check_equal([description for description, _, _ in everyone])
         warn_together(ranks, everyone[0][2])
@@ -239,6 +241,7 @@ def _description(transform: Transform) -> str:
     if isinstance(transform, Map):
         return str(transform)
     if isinstance(transform, Seeded) and not transform.seeded:
+        # Ranks draw other seeds until they take those of rank 0.
         return repr(replace(transform, seed=0))
     return repr(transform)
 
@@ -315,6 +318,7 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
             try:
                 dataset = dataset_fn(InputContext(len(pipelines), number, in_sync or replicas.size))
                 if isinstance(dataset, Dataset):
+                    # The datasets of this rank share the memory of the node, too.
                     definitions.append(dataset.definition.ready(ranks_of_node(ranks) * len(local)))
                     report.length, report.batched = dataset.cardinality(), dataset.batch_size is not None
                     report.describe(definitions[-1], of_all)
@@ -328,6 +332,7 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
         if failure is not None:
             raise failure
         _check(everyone)
+        # The ranks of one replica report the same pipeline.
         reports = [*{report.pipeline: report for report in sorted(everyone, key=attrgetter("pipeline"))}.values()]
         datasets = [definition.with_drawn(reports[0].seeds) for definition in definitions]
         shared = reports[0].described if of_all else None

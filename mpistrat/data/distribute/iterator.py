@@ -29,7 +29,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.values import PerReplica
 
 _log = logging.getLogger("mpistrat.data")
-_KINDS = "biufc"
+_KINDS = "biufc"  # of the arrays that CuPy has; others stay on the host
 _EXTENSION_DTYPES = ("bfloat16",)
 
 
@@ -248,13 +248,16 @@ class DistributedIterator(NextAsOptional[Element]):
     def _read(self) -> Any:
         division, epoch, step = self._position.division, self._position.epoch, self._position.step
         if division.steps is not None and step >= division.steps:
+            # The next epoch begins as this one ended, with the thread or without.
             if isinstance(self._ahead, Prefetched):
                 self._passes.in_line = self._ahead.in_line
             self._ahead = None
             raise StopIteration
         device = self._passes.device
+        # A stream needs a collective at each step, which no other thread may make.
         if not self._passes.prefetch or division.communicates:
             return wait_for_copy(fetched(division.batch(step, epoch), device), device)
+        # A forked child has no thread: it begins a new one at this step.
         if self._ahead is None or (isinstance(self._ahead, Prefetched) and not self._ahead.usable):
             most, together = division.ahead(self._passes.prefetch, device.kind)
             self._ahead = batches = division.batches(step, epoch, together)
@@ -265,7 +268,7 @@ class DistributedIterator(NextAsOptional[Element]):
         try:
             self._read_ahead.extend(next(self._ahead))
         except BaseException:
-            self._ahead = None
+            self._ahead = None  # the next call begins again at this step
             raise
         return wait_for_copy(self._read_ahead.popleft(), device)
 

@@ -14,7 +14,7 @@ from mpistrat.data.rows.lanes import MOST_LANES, Lanes
 
 _VERSION = 1
 _FILES_SHOWN = 3
-_MOST = 2**62
+_MOST = 2**62  # more rows have no order: see `Feistel`
 _TYPES: dict[str, Any] = {
     "lanes": list,
     "epoch": int,
@@ -123,6 +123,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         )
     if list(state["seeds"]) != [seed.value for seed in seeds]:
         whole = whole.with_seeds(state["seeds"])
+    # This epoch goes on in the lanes with which it began. The next has those of its own batch size.
     rest = whole.in_lanes(Lanes(*state["lanes"])) if isinstance(whole, ByLanes) else whole
     if by_rows:
         rows = state["position"]
@@ -134,6 +135,7 @@ def _check_types(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise if a state lacks an entry that a state of this dataset has, or an entry has another type."""
     missing = {*expected} - {*state} - {"step", "position"}
     if state.get("policy") != expected["policy"]:
+        # A state of another policy has none, and the error names the policies.
         missing -= {"lanes"}
     if missing or not {"step", "position"} & {*state}:
         raise TypeError(f"restore() needs all that state() returned, but {sorted(missing) or 'the place'} is missing")
@@ -141,6 +143,7 @@ def _check_types(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         if name not in state:
             continue
         value = state[name]
+        # An edited state may hold anything, and True is an int.
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"restore() needs what state() returned: {name} is {value!r:.100}")
         if isinstance(value, int) and value < 0:

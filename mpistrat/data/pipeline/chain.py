@@ -400,6 +400,7 @@ class Chain:
         """Number of rows of a batch. None if the elements are single rows."""
         return self._definition.batch_size
 
+    # Without this method, bool() would call len(): false without rows, and an error for endless datasets.
     def __bool__(self) -> bool:
         return True
 

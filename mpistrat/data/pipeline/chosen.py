@@ -22,7 +22,7 @@ from mpistrat.runtime.topology import Topology
 if TYPE_CHECKING:
     from mpistrat.data.pipeline.definition import Definition
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # of rows that are read in one call for the values of a column
 
 
 def digest(array: np.ndarray) -> str:
@@ -55,12 +55,14 @@ class Chosen(Transform):
         numbers = self._of(n)
         if not self.ascending or not len(numbers):
             return blocks.in_one_run(len(numbers))
+        # A block keeps the same bytes, and has as many of the chosen rows as its share of all.
         rows = max(1, blocks.rows * len(numbers) // int(blocks.starts[-1]))
         return blocks._replace(rows=rows, starts=numbers.searchsorted(blocks.starts))
 
     def of_files(self, starts: np.ndarray, which: Sequence[int]) -> Select:
         """Return the transform for the rows of some files only. ``starts`` are those of all files, and the end."""
         numbers = self._of(int(starts[-1]))
+        # Numbers ascend, so the chosen rows of a file are a slice.
         cuts = numbers.searchsorted(starts)
         begins = np.cumsum([0, *np.diff(starts)[which]]).tolist()
         chosen = [
@@ -130,6 +132,7 @@ class Keys:
             share = self._read(*piece(self._rows.length or 0, ranks.size, ranks.rank))
         except Exception as raised:
             failure, error = raised, f"{type(raised).__name__}: {raised}"
+        # Errors travel with the values: a rank that raised before this call would leave the others waiting.
         everyone: Any = ranks.all_gather_object((error, share))
         if failure is not None:
             raise failure
@@ -141,6 +144,7 @@ class Keys:
     def _read(self, first: int, last: int) -> np.ndarray:
         plan, source, chunks = self._rows.plan, self._rows.source, []
         like = plan.element_spec()
+        # A column alone is read without the other columns. Functions, and `map` before, need whole elements.
         columns = plan.batch is None and not plan.maps and (isinstance(self._by, str) or nest.is_nested(like))
         columns = columns and not callable(self._by)
         if columns:
@@ -222,6 +226,7 @@ class SplitParts:
         else:
             groups, of_group, counts = np.unique(self.keys.values(n), return_inverse=True, return_counts=True)
             order = permutation(len(groups), self._seed, 0)
+            # Twice the middles of groups and twice the borders of parts: both are integers.
             middles = 2 * counts[order].cumsum() - counts[order]
             part = (2 * sizes.cumsum()[:-1]).searchsorted(middles, side="right")
             # Each part gets a group, if there are enough.
@@ -287,6 +292,7 @@ class WeightedDraws(Seeded):
         weights = self.weights.values(n)
         if self.balanced:
             _, of_class, counts = np.unique(weights, return_inverse=True, return_counts=True)
+            # So the weights of each class have the sum 1.
             return (1 / counts)[of_class]
         weights = weights.astype(float)
         if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
@@ -308,6 +314,7 @@ class WeightedDraws(Seeded):
 
     def _order(self, count: int, weights: np.ndarray, iteration: int) -> np.ndarray:
         drawn = count if self.replacement else len(weights)
+        # 53 random bits make an even float in [0, 1).
         even = (random_words(drawn, self.seed, iteration, "sample") >> np.uint64(11)) * 2.0**-53
         if self.replacement:
             ends = weights.cumsum()
@@ -315,7 +322,7 @@ class WeightedDraws(Seeded):
             ends[np.flatnonzero(weights)[-1] :] = np.inf  # a product may be rounded up to the sum
             return ends.searchsorted(even, side="right").astype(np.int64)
         # Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"):  # weights of 0
             arrivals = np.where(weights > 0, -np.log1p(-even) / weights, np.inf)
         return np.argsort(arrivals, kind="stable")[:count]
 

@@ -70,6 +70,7 @@ class Definition:
 
     def with_drawn(self, seeds: Sequence[Seed]) -> Self:
         """Return the definition with the seeds of another rank where the program gave none."""
+        # Seeds that the program gave stay, and are not taken from the other rank.
         remaining = iter([seed.value for seed in seeds if not seed.given])
         return self.with_seeds([seed.value if seed.given else next(remaining, seed.value) for seed in self.seeds()])
 

@@ -44,6 +44,7 @@ class MapAndBatch:
 
     def stacked(self, rows: Sequence[Any]) -> Any:
         """Return rows that are mapped as one batch, not mapped."""
+        # Without functions, the rows of a typed source have its dtypes.
         if self._dtypes is None and (self.row_maps or not self._typed):
             first = (self._first_mapped() or rows)[0]
             self._dtypes = elements.dtypes_of(nest.map_structure(spec.of_array, first))
@@ -72,6 +73,7 @@ def generators_of(fn: Any) -> list[str]:
 
     inner = generators_of(fn.func) if isinstance(fn, partial) else []
     variables: dict[Any, Any] = {**fn.keywords, **dict(enumerate(fn.args))} if isinstance(fn, partial) else {}
+    # functools.wraps hides the function that draws behind its decorator. A method draws from its object.
     fn = getattr(fn, "__wrapped__", fn)
     variables |= {**getattr(getattr(fn, "__self__", fn), "__dict__", {}), **dict(captured(fn))}
     kinds = (np.random.Generator, np.random.RandomState, random.Random)
@@ -159,6 +161,7 @@ def mapped_rows(rows: Iterable[Any], maps: Sequence[Map]) -> list[Any]:
         if calls == 1 or len(mapped) < 2:
             mapped = [*map(elements.mapped, mapped, functions)]
         else:
+            # The strategy of the caller is kept by thread, so threads of the pool must get it.
             call = partial(_in_thread, [*context.stack()])
             with ThreadPoolExecutor(min(calls, len(mapped)), "mpistrat-map") as pool:
                 mapped = [*pool.map(call, functions, mapped)]

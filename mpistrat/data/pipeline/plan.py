@@ -18,12 +18,12 @@ from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import Source
 from mpistrat.process.cache import Cache
 
-_READ_AHEAD_BYTES = 1 << 20
+_READ_AHEAD_BYTES = 1 << 20  # of single rows that one call reads
 _READ_AHEAD_ROWS = 1024
-ORDER_AHEAD_ROWS = 16384
-_ORDER_AHEAD_STEPS = 256
-_ITERATIONS_KEPT = 4
-_LEAST_SHARE = 1 / 8
+ORDER_AHEAD_ROWS = 16384  # whose numbers are found in one call
+_ORDER_AHEAD_STEPS = 256  # at most, however few rows a step has
+_ITERATIONS_KEPT = 4  # several iterators may be in different epochs
+_LEAST_SHARE = 1 / 8  # of each batch
 
 
 class Advice:
@@ -39,8 +39,10 @@ class Advice:
         if of == iteration and k < stop:
             return
         if of == iteration and k < announced:
+            # The window that begins was announced with the one before it.
             stop = announced
         else:
+            # The first window of an epoch, or a jump: nothing is announced yet.
             stop, spans = self._windows.spans(k, iteration)
             self._source.advise(spans)
         announced = stop
@@ -78,6 +80,7 @@ class PipelinePlan:
         source, whole = numbered(source, rows), None if whole is None else numbered(whole, rows)
         self._source = source
         self._rows = Order(source.length, rows, source.blocks())
+        # A function, not a method of this plan: a cycle would keep files open until a garbage collection.
         self._map_and_batch = MapAndBatch(transforms, True, None if whole is None else partial(_first_row, whole))
         self._row_maps = self._map_and_batch.row_maps
         self._no_mapped_rows: Any = None
@@ -85,6 +88,7 @@ class PipelinePlan:
         self._kept: tuple[tuple[bytes, Cut | None], _Batches] | None = None
         windows = self._rows.windows
         in_lanes = any(getattr(transform, "lanes", None) for transform in rows)
+        # Lists that grow from one batch would read the files of the first window of lanes again.
         self._lists_grow = windows is None and (source.in_memory or not in_lanes)
         self._advice = None if windows is None or not source.announced() else Advice(source, windows)
         self.batch: Batch | None = self._map_and_batch.batch
@@ -137,6 +141,7 @@ class PipelinePlan:
         rows: np.ndarray | None = None
         for positions, numbers, inner in self._rows.locate(ks, iteration):
             source_rows = self._source.numbers(numbers, inner)
+            # A row of combined datasets has several numbers: only the source knows how many.
             if rows is None:
                 rows = np.empty((len(ks), *source_rows.shape[1:]), np.int64)
             rows[positions] = source_rows
@@ -212,6 +217,7 @@ class PipelinePlan:
     def elements(self, iteration: int) -> Iterator[Any]:
         """Yield the elements of an iteration, one after another."""
         if self.batch is not None:
+            # `together` counts the batches of two calls of the source.
             together = min(self.together(self.batch.size), MOST_PREFETCH) // 2
             for batches in self.lists(partial(self.rows, iteration=iteration), 0, self.length, max(1, together)):
                 while batches:  # only the caller keeps a batch alive
@@ -271,6 +277,7 @@ class PipelinePlan:
             for step, part in zip(steps_here.tolist(), batches.parts, strict=True):
                 rows[step] = located[part]
             if announced:
+                # Level 1 ends at the output of the shuffle, in whose windows rows are announced.
                 for part, shuffled, inner_iteration in self._rows.locate(batches.last, inner, level=1):
                     for step, number in zip(steps_here[part].tolist(), shuffled.tolist(), strict=True):
                         ends[step] = inner_iteration, number
@@ -309,6 +316,7 @@ class PipelinePlan:
     def _stack(self, rows: list[Any]) -> Any:
         tree = self._map_and_batch.stacked(rows)
         if self._no_mapped_rows is None:
+            # A copy: an empty view would keep the whole batch alive.
             self._no_mapped_rows = nest.map_structure(lambda x: x[:0].copy(), tree)
         return tree
 
@@ -335,7 +343,7 @@ def in_a_list(batches: Iterator[Any]) -> Iterator[list[Any]]:
     try:
         for batch in batches:
             ready.append(batch)
-            del batch
+            del batch  # after the yield, this frame would keep the last batch alive
     except Exception as raised:
         error = raised
     if ready:

@@ -19,9 +19,9 @@ from mpistrat.process.program_end import EndStep
 from mpistrat.runtime.agreement import collective_lock
 
 _JOINED_WITHIN = 10.0  # seconds, at the end of the program
-_LOOK_EVERY = 5.0
+_LOOK_EVERY = 5.0  # seconds, after which a caller that waits looks whether the thread is alive
 _AT_ONCE = 150e-6  # seconds; handing over takes as long: the threads wake each other and compete for the GIL
-_OFTEN = 4
+_OFTEN = 4  # elements in a row for which a thread wins nothing, before the caller keeps the permits
 _COUNTED = 256  # elements after which older ones count half
 
 _Outcome: TypeAlias = "tuple[Any, float, BaseException | None]"  # an element, and the seconds it took; or an error
@@ -133,6 +133,7 @@ class _HandOver:
         self._waiting: SimpleQueue[_Outcome] = SimpleQueue()
         self._closed = False
         self._most, self._kept = most, most
+        # `in_line` begins as if the caller had asked at once so far, and elements had cost nothing.
         self._taken, self._in_a_row = (math.inf, _OFTEN) if in_line else (0.0, 0)
         self._costs = _Costs(0.0 if in_line else math.inf)
         self.thread: threading.Thread | None = None
@@ -143,6 +144,7 @@ class _HandOver:
         self.thread = threading.Thread(target=self.make_all, name="mpistrat-read", daemon=True)
         _running.add(self)
         program_end.register(EndStep.READERS, _end_all)
+        # At the end of the program, `_end_all` closes it and waits for the thread.
         weakref.finalize(owner, self.close).atexit = False
         self.thread.start()
 

@@ -17,7 +17,7 @@ from mpistrat.data.rows import elements, spec
 from mpistrat.data.rows.contracts import StreamSource
 from mpistrat.process.cache import Cache
 
-_OPEN_AT_ONCE = 2
+_OPEN_AT_ONCE = 2  # iterations that are read side by side; an older one begins again
 
 # Maps the number of rows of a batch to the first of the wanted rows, and one past the last.
 Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
@@ -42,6 +42,7 @@ class StreamPlan:
     def rows(self, k: int, iteration: int, cut: Cut | None = None) -> list[Any] | None:
         """Return the rows of element ``k`` before ``map``, or a cut of them; None after the last."""
         reading = self._open.get(iteration)
+        # A stream cannot go back: it begins again, and elements before `k` are read and dropped.
         if reading is None or reading.number > k:
             reading = self._open.keep(iteration, _Pass(self._streamed(iteration)))
         rows = reading.element(k)
@@ -67,7 +68,7 @@ class StreamPlan:
         """Return a batch without rows, with the shapes of the first batch that was read."""
         explain_empty_parts()
         if self._empty is None:
-            self.read([self._source.first()])
+            self.read([self._source.first()])  # keeps the shapes
         return nest.map_structure(np.copy, self._empty)
 
     def elements(self, iteration: int) -> Iterator[Any]:
@@ -94,6 +95,7 @@ class StreamPlan:
         stream = self._source.open(iteration)
         if self._shared and self._map_and_batch.first is None:
             for row in stream:
+                # A copy, as functions may write to the row. All replicas take its dtypes.
                 self._map_and_batch.first = lambda row=row: [elements.copied(row)]
                 return itertools.chain([row], stream)
         return stream

@@ -32,12 +32,13 @@ Locate: TypeAlias = "Callable[[np.ndarray, int], Iterable[Segment]]"
 Open: TypeAlias = "Callable[[int], Iterator[Any]]"
 
 _ALL = slice(None)
-_ITERATIONS_OF_ENDLESS = 1 << 32
+_ITERATIONS_OF_ENDLESS = 1 << 32  # of the input in one iteration of an endless repeat()
 
 
 def integer(value: Any, what: str, least: int) -> int:
     """Return ``value`` as an int. Raise TypeError if it is not one, and ValueError if it is less than ``least``."""
     try:
+        # operator.index takes True as 1.
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
         number = operator.index(value)
@@ -163,6 +164,7 @@ class Shuffle(Seeded):
         """Permute ``n`` elements uniformly. The permutation is kept in memory."""
         key = self.key(iteration)
         order = kept[key] if key in kept else kept.keep(key, permutation(n, self.seed, key))
+        # The permutation is int32 below 2**31 elements, in which later products of row numbers would overflow.
         return [(_ALL, order[ks].astype(np.int64), iteration)]
 
     def _in_lanes(self, order: LaneOrder, ks: np.ndarray, iteration: int) -> Iterable[Segment]:
@@ -173,6 +175,7 @@ class Shuffle(Seeded):
         """Permute every run of ``size`` elements."""
         run = ks // size
         start = run * size
+        # The number of the run is the tweak: one set of keys permutes each run in another way.
         permuted = Feistel(size, round_keys(self.seed, self.key(iteration), "runs"))
         return [(_ALL, start + permuted(ks - start, run), iteration)]
 
@@ -231,6 +234,7 @@ class Repeat(Transform):
     def turns(self, iteration: int) -> tuple[int, Iterable[int]]:
         """Return the first iteration of the input, and the numbers to add to it."""
         if self.count is None:
+            # Repetitions of all epochs are numbered together, so that no two of them have one order.
             return iteration * _ITERATIONS_OF_ENDLESS, itertools.count()
         return iteration * self.count, range(self.count)
 
@@ -247,6 +251,7 @@ class Repeat(Transform):
             for element in open_input(first + turn):
                 empty = False
                 yield element
+            # Otherwise an endless repeat() of nothing would never return.
             if empty:
                 return
 
@@ -311,7 +316,7 @@ class Shard(Transform):
         return [(_ALL, ks * self.num_shards + self.index, iteration)]
 
     def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
-        self.length(None)
+        self.length(None)  # raises for a hint that nothing has filled in
         return itertools.islice(open_input(iteration), self.index, None, self.num_shards)
 
 
@@ -371,6 +376,7 @@ class Order:
     def __init__(self, n: int | None, transforms: Iterable[Transform], blocks: Blocks | None = None):
         self._levels: list[Locate] = []
         for transform in transforms:
+            # `prepared` and `blocks_after` need the length of the input, `n`.
             after = transform.length(n)
             if transform.reorders:
                 self._levels.append(transform.prepared(n, blocks))
@@ -381,6 +387,7 @@ class Order:
     def locate(self, ks: np.ndarray, iteration: int, level: int = 0) -> list[Segment]:
         """Return where elements lie in the input of the first transform, or of the reordering one at ``level``."""
         segments: list[Segment] = [(np.arange(len(ks)), ks, iteration)]
+        # From the last transform to the first: each maps numbers of its output to its input.
         for locate in reversed(self._levels[level:]):
             segments = [
                 (where[part], inner, inner_iteration)
@@ -397,6 +404,7 @@ class Order:
 
 
 def _groups(keys: np.ndarray) -> Iterator[tuple[int, Any]]:
+    # Nearly all batches lie in one repetition: no sorting.
     if len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all():
         yield int(keys[0]), _ALL
         return
@@ -420,7 +428,7 @@ class PaddedBatch(Batch):
         """
         leaves, rebuild = nest.flatten(rows[0])
         if not leaves:
-            return elements.stack(rows)
+            return elements.stack(rows)  # raises: there is no array to stack
         shapes = self.shapes_of(rows[0], leaves)
         values = _for_leaves(self.values, rows[0], len(leaves), "padding_values")
         columns = zip(*(nest.flatten(row)[0] for row in rows), strict=True)
@@ -497,6 +505,7 @@ def _padded(column: Sequence[Any], shape: Any, value: Any, number: int) -> np.nd
     dtype = np.result_type(*{array.dtype for array in arrays})
     padding = _padding(value, dtype, number)
     if dtype.kind in "US":
+        # A padding text may be longer than all texts of the column, and would be cut.
         dtype = np.result_type(dtype, np.asarray(padding).dtype)
     padded = np.full((len(arrays), *full), padding, dtype)
     for number, array in enumerate(arrays):
@@ -509,6 +518,7 @@ def _padding(value: Any, dtype: np.dtype, number: int) -> Any:
     if value is None:
         return np.zeros((), dtype)[()] if dtype.kind != "O" else None
     array = np.asarray(value)
+    # By value: NumPy reads a Python 0 as int64, which no smaller integer type takes.
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         fits = np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     else:

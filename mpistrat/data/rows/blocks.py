@@ -26,10 +26,10 @@ OF_MEMORY = 8
 One is in use, two wait, one is read, and two are decoded. The rest is for copies.
 """
 
-_BLOCK_BYTES = 3 << 19
-_LEAST_BLOCK_BYTES = 64 << 10
+_BLOCK_BYTES = 3 << 19  # 1.5 MiB
+_LEAST_BLOCK_BYTES = 64 << 10  # where a shuffle has little memory
 _WINDOW_BYTES = 48 << 20
-_FEWEST, _MOST = 8, 64
+_FEWEST, _MOST = 8, 64  # blocks of a window
 LEAST_WINDOW_BYTES = _FEWEST * _LEAST_BLOCK_BYTES
 """Size of the window of a shuffle without memory: each file of it is opened once, and not for each batch."""
 _TABLE = 256  # blocks
@@ -113,11 +113,13 @@ def chunk_rows_of(row_bytes: int, largest: int, decoded: Collection[Collection[W
 def _decoded_bytes(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
     """Return the bytes of the chunks that have rows of a block, on average."""
     if rows % chunks.rows:
+        # A block begins anywhere in a chunk: this many at most.
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
     # Rows left over at the ends of files make blocks too. These have parts of more chunks.
     whole, rests = np.divmod(np.diff(starts), rows)
     number, left = int(whole.sum()), -(-int(rests.sum()) // rows)
     touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + left
+    # In eighths of a chunk, as a mean of whole chunks would be too low.
     return 8 * touched // max(1, number + left) * chunks.nbytes // 8
 
 
@@ -201,6 +203,7 @@ class BlockOrder:
         places, _ = self._places(np.array([start[0], stop - 1]), seed, epoch)
         begins = self._table(int(places[0]), int(places[1]), seed, epoch)
         whole = begins + self._size <= self._layout.in_whole
+        # A whole block is one run of rows. Other blocks may have the ends of several files.
         firsts = self._layout.rows(begins[whole])
         spans = [self._layout.spans(first, min(first + self._size, self._n)) for first in begins[~whole].tolist()]
         runs = np.concatenate([np.stack([firsts, firsts + self._size], axis=1), *spans])
@@ -211,6 +214,7 @@ class BlockOrder:
         full = self._window * self._size
         missing = self._size - self._rest if self._rest else 0
         short = self._short_at(seed, epoch) // self._window
+        # As if the short block were whole: the positions behind its window move on by the missing rows.
         numbers = positions + missing * (positions >= (short + 1) * full - missing)
         window = numbers // full
         start = window * full - missing * (window > short)
@@ -227,6 +231,7 @@ class BlockOrder:
         """Return the rows at these positions when only the blocks are permuted."""
         places, inside = self._places(positions, seed, epoch)
         low, high = int(places.min()), int(places.max())
+        # Dense: each block of the range is asked for, most of them many times.
         if high - low < len(places):
             numbers, places = self._table(low, high, seed, epoch), places - low
         else:
@@ -241,6 +246,7 @@ class BlockOrder:
     def _places(self, positions: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the place of each position among the permuted blocks, and its offset in the block."""
         if self._rest:
+            # Behind the short block, positions move on as if it were whole.
             end = self._short_at(seed, epoch) * self._size + self._rest
             positions = positions + (self._size - self._rest) * (positions >= end)
         place = positions // self._size
@@ -258,6 +264,7 @@ class BlockOrder:
     def _first_numbers(self, places: np.ndarray, seed: int, epoch: int) -> np.ndarray:
         """Return the number of the first row of the blocks at these places, in the numbering of `_Layout`."""
         short = self._short_at(seed, epoch)
+        # The short block has its own place, so the whole blocks behind that place move on by one.
         whole = Feistel(self._whole, round_keys(seed, epoch, "blocks"))
         numbers = whole(np.clip(places - (places > short), 0, max(0, self._whole - 1)))
         numbers[places == short] = self._whole

@@ -46,6 +46,7 @@ def warn_together(ranks: Topology | None, texts: Sequence[str]) -> None:
     except Warning as error:
         failure = error
     if ranks is not None and texts:
+        # With ``-W error`` rank 0 raises: the others must not wait for it in the next collective.
         failure = ranks.all_gather_object(failure)[0]
     if failure is not None:
         raise failure

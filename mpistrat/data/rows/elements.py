@@ -14,7 +14,7 @@ from mpistrat.data.rows.spec import in_native_order
 
 _ONLY_ARRAYS = {np.ndarray}
 _NUMBERS = (bool, int, float, complex)
-_TEXTS = "UST"
+_TEXTS = "UST"  # kinds of dtypes; T is StringDType of NumPy 2
 
 
 def call(fn: Callable[..., Any], element: Any) -> Any:
@@ -49,6 +49,7 @@ def seeded(fn: Callable[..., Any], seed: int | None, row_id: tuple[int, int]) ->
     row, epoch = row_id
 
     def call(*parts: Any) -> Any:
+        # Philox counts what is drawn in the first word of the counter, so rows have 2**64 numbers each.
         bits = np.random.Philox(key=[seed, epoch], counter=[0, row, 0, 0])
         return fn(*parts, np.random.Generator(bits))
 
@@ -168,6 +169,7 @@ def _cast(array: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         try:
             cast = array.astype(dtype)
             restored = cast.astype(array.dtype)
+            # NaN is not equal to itself, and stays NaN.
             return cast, np.asarray((restored == array) | ((restored != restored) & (array != array)))
         except (TypeError, ValueError):
             return array, nowhere

@@ -91,6 +91,7 @@ class LaneOrder:
         start = window * self._window
         sizes = np.minimum(self._lengths[lane] - start, self._window)
         offset -= start
+        # The tweak gives each window of each lane another order by the same keys.
         keys, tweaks = round_keys(seed, epoch, "lanes"), window * len(self._shares) + lane
         for size in np.unique(sizes).tolist():  # of the windows, and of the last window of each lane: few values
             of_size = np.flatnonzero(sizes == size)
@@ -108,6 +109,7 @@ class LaneOrder:
         offset += batch * self._shares[lane] - self._cuts[lane]
         last = np.flatnonzero(batch == self._full)
         if len(last):
+            # The last batch has fewer rows, so lanes have other shares of it.
             rest = positions[last] - self._full * self._batch
             lane[last] = of_last = self._last.searchsorted(rest, side="right") - 1
             offset[last] = self._full * self._shares[of_last] + rest - self._last[of_last]

@@ -25,6 +25,7 @@ def permutation(n: int, seed: int, iteration: int) -> np.ndarray:
     Raw words are sorted: NumPy keeps these equal in all versions, which it does not promise for permutations.
     """
     order = np.argsort(random_words(n, seed, iteration, 0), kind="stable")
+    # Half the memory, of a table that an exact shuffle keeps for the epoch.
     return order.astype(np.int32) if n < 2**31 else order
 
 
@@ -45,6 +46,7 @@ class Feistel:
 
     def __init__(self, n: int, keys: np.ndarray):
         self._n = n
+        # Each half needs a bit.
         bits = max(2, (n - 1).bit_length())
         self._low = bits // 2
         self._masks = [(1 << width) - 1 for width in (bits // 2, bits - bits // 2)]
@@ -57,6 +59,7 @@ class Feistel:
             return numbers.copy()
         tweak = None if tweaks is None else _mixed(tweaks)
         one = tweak is None or len(tweak) == 1
+        # A table of all halves pays if it has fewer entries than there are numbers.
         tables = self._tables(tweak) if one and self._masks[1] < len(numbers) else None
         pairs = (self._masks[0] + 1) * (self._masks[1] + 1)
         if tables is not None and pairs <= _FEW_PAIRS:
