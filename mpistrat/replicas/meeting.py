@@ -37,7 +37,7 @@ _REFUSED = (
 
 
 def settings_of_thread() -> tuple[Any, ...] | None:
-    """Return what the program sets for this thread that its context variables do not have; None without any."""
+    """Return settings of this thread that its context variables do not have; None without any."""
     torch: Any = sys.modules.get("torch")
     jax: Any = sys.modules.get("jax")
     if torch is None and jax is None and not _ERRSTATE_OF_THREAD:
@@ -96,7 +96,7 @@ class JointCall(Protocol):
 
 
 class _Gate:
-    """What one thread waits at and another opens. It may be open for no reason, so wait in a loop."""
+    """A lock that one thread waits at and another opens. It may be open for no reason, so wait in a loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

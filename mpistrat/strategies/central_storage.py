@@ -68,6 +68,7 @@ class CentralStorageStrategy(Strategy):
         own = None if compute is None else compute[replicas.first]
         device = own_device(topology, own, same=len({*(compute or ())}) <= 1)
         if parameters is None:
+            # Ranks share memory of the host only.
             parameters = device if replicas.size == 1 else _HOST
         super().__init__(_CentralExtended(self, topology, device, replicas=replicas))
         self.extended.engine.variable_device = parameters.require()
@@ -91,6 +92,7 @@ class _CentralExtended(StrategyExtended):
         args, kwargs = components(args), components(kwargs)
         given, _ = nest.flatten((args, kwargs))
         names = tuple(value.name for value in given if isinstance(value, Variable))
+        # The function gets a component, and may return the variable that it belongs to.
         given += [self.value_container(value) for value in given]
         pickled = self.engine.topology.on_first(
             lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn), operation("update", names)
@@ -99,16 +101,16 @@ class _CentralExtended(StrategyExtended):
         return Mirrored((result,)) if group else (result,)
 
 
-class _Given(int):
-    """The place of an argument of an update function, in a result that has this argument."""
+class _ArgumentIndex(int):
+    """The index of an argument of an update function, in place of the argument in a result."""
 
 
 def _packed(result: Any, given: list[Any], fn: Callable[..., Any]) -> bytes:
-    """Return a result as bytes: arguments in it, such as the variable, by their place; other variables as arrays."""
-    places = {id(value): _Given(place) for place, value in enumerate(given)}
+    """Return a result as bytes. Arguments in it, such as the variable, are sent by index, other variables as arrays."""
+    indices = {id(value): _ArgumentIndex(i) for i, value in enumerate(given)}
     leaves, rebuild = nest.flatten(result)
     try:
-        return pickle.dumps(rebuild([places[id(leaf)] if id(leaf) in places else _plain(leaf) for leaf in leaves]))
+        return pickle.dumps(rebuild([indices[id(leaf)] if id(leaf) in indices else _plain(leaf) for leaf in leaves]))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         raise TypeError(
             f"the update function {getattr(fn, '__qualname__', fn)} runs on rank 0, and its result cannot be sent to "
@@ -122,7 +124,7 @@ def _plain(leaf: Any) -> Any:
 
 def _unpacked(pickled: bytes, given: list[Any]) -> Any:
     leaves, rebuild = nest.flatten(pickle.loads(pickled))
-    return rebuild([given[leaf] if isinstance(leaf, _Given) else leaf for leaf in leaves])
+    return rebuild([given[leaf] if isinstance(leaf, _ArgumentIndex) else leaf for leaf in leaves])
 
 
 def _check(

@@ -70,6 +70,7 @@ class MirroredStrategy(Strategy):
         if parsed is not None and len(parsed) != replicas.size:
             if len(parsed) < replicas.size:
                 require_one_for_each("devices", parsed, replicas)
+            # More names than ranks: each name is a replica, and a rank plays several.
             replicas = ReplicaGroup.dealt(topology, len(parsed), is_virtual=False)
             require_hosts(replicas, parsed)
         device = own_device(

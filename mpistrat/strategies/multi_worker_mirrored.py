@@ -123,6 +123,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if groups is not None and (mesh is not None or virtual_replicas is not None):
             raise ValueError("groups have a replica on each rank: leave out mesh and virtual_replicas")
         _check_exchange(groups, sync_every, outer_optimizer, compression)
+        # Groups and meshes count the replicas of a part of the ranks; files and datasets concern all of them.
         all_ranks = topology = Topology.of(comm).limited(options.timeout_seconds)
         if mesh is not None or groups is not None:
             part = (
@@ -135,6 +136,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             topology = Topology.of(part).limited(options.timeout_seconds)
         Choice.of(topology).load_measured_costs(topology)
         if cluster_resolver is None and world.size == 1 and os.environ.get("TF_CONFIG"):
+            # One rank, with a TF_CONFIG that may be for several tasks: was it started without a launcher?
             _cross_check(resolvers.resolve(), topology, world)
         elif cluster_resolver is not None:
             _cross_check(cluster_resolver, all_ranks, world)

@@ -34,7 +34,7 @@ Partitioner = Callable[..., Any]
 
 
 class PlacedExtended(StrategyExtended):
-    """What the ranks that create variables and those that serve them have in common."""
+    """The common part of the ranks that create variables and of the ranks that serve them."""
 
     servers: Servers | NoServers
 
@@ -145,13 +145,14 @@ class PlacingExtended(PlacedExtended):
             alike = shape[:1] == beside.shape[:1]
             return [shard.server for shard in beside.shards] if alike else [beside.server]
         number = 1 if self._partitioner is None else shards_wanted(self._partitioner, shape, dtype)
+        # In turn over all servers, as in TensorFlow.
         servers = [(self._placed + i) % self.servers.number for i in range(number)]
         self._placed += number
         return servers
 
 
 def _on_servers(variables: Sequence[Variable]) -> bool:
-    """Return whether these are variables to be asked for, and not those of this parameter server."""
+    """Return whether the values of these variables must be asked for, and are not held by this parameter server."""
     return bool(variables) and all(isinstance(variable, ServerVariable) for variable in variables)
 
 
@@ -161,7 +162,7 @@ def _on_servers(variables: Sequence[Variable]) -> bool:
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()  # equal on all ranks that construct strategies: these construct the same ones
 _known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by number, those of this rank
-_copies = Cache[int, Strategy](64)  # on a worker, which is not told when the coordinator drops its own
+_copies = Cache[int, Strategy](64)  # on a worker, which does not learn when the coordinator drops its own
 
 
 class SentByNumber:
@@ -170,6 +171,7 @@ class SentByNumber:
     number: int
 
     def __reduce__(self) -> Any:
+        # In a message it is a number. Elsewhere, as in a file, it cannot be pickled.
         if not refer(self):
             refuse(repr(self))
         return strategy_of, (self.number,)
@@ -313,6 +315,7 @@ def strategy_of(number: int) -> Any:
     if strategy is None:
         reached = contact.here()
         assert reached is not None
+        # Without the constructor, which is the coordinator's: it reaches all ranks.
         strategy = object.__new__(ParameterServerStrategy)
         strategy.number, strategy._resolver, strategy.contact = number, None, reached
         Strategy.__init__(strategy, _ServingExtended(strategy, reached))

@@ -56,6 +56,7 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     if exact:
         is_mirrored = isinstance(value, Mirrored)
         topology = SingleRankTopology() if is_mirrored else topology
+        # A plain value stands for each replica of this rank, a mirrored one for all replicas at once.
         copies = 1 if is_mirrored or len(values) > 1 else extended.engine.replicas.count
         whole = _along(values * copies, axis)
         total, count = _exact_parts(topology, op, whole, axis, options.timeout_seconds)
@@ -64,13 +65,14 @@ def _reduce(extended: StrategyExtended, op: Op, value: Any, axis: Axis) -> Any:
     if op in (ReduceOp.SUM, FurtherOp.PROD):
         return sum_of_parts(extended.engine.all_reduce(op, parts, None, form)[0], like=like)
     if not isinstance(value, Mirrored):  # a Mirrored value: the mean over all replicas is the mean of one
+        # For MAX and MIN the values are reduced by the op. The counts behind them are summed.
         extremes = [] if op is ReduceOp.MEAN else extended.engine.all_reduce(op, [parts.pop(0)], None, form)
         parts = extremes + extended.engine.all_reduce(ReduceOp.SUM, parts, None, form)
     if op is ReduceOp.MEAN:
         return mean_of_parts(parts[0], parts[1], like=like)
     if not parts[1]:
         raise ValueError(f"{form}: the axis has no values on any replica")
-    return given_back(parts[0], like=like)
+    return in_library_of(parts[0], like=like)
 
 
 def _along(values: Sequence[Any], axis: Axis) -> Any:
@@ -128,6 +130,7 @@ def local_extreme(value: Any, axis: Axis, op: Op) -> list[Any]:
     if count:
         extreme = array.max(axis=axis) if op is FurtherOp.MAX else array.min(axis=axis)
     else:
+        # NumPy has no maximum of no values: `sum` gives the shape that is left.
         shape = array.sum(axis=axis).shape
         extreme = type(array)(shape, array.dtype)
         extreme[...] = _neutral(array.dtype, op)
@@ -160,7 +163,7 @@ def sum_of_parts(total: Any, like: Any) -> Any:
     """Return the result of SUM or PROD over an axis, in the dtype and library of ``like``."""
     dtype = arrays.numpy_or_cupy(like).dtype
     half = dtype.kind not in "iu" and accumulator(dtype, ReduceOp.SUM).itemsize > dtype.itemsize
-    return given_back(total.astype(result_dtype(dtype, ReduceOp.SUM)) if half else total, like)
+    return in_library_of(total.astype(result_dtype(dtype, ReduceOp.SUM)) if half else total, like)
 
 
 def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
@@ -169,10 +172,10 @@ def mean_of_parts(total: Any, count: np.ndarray, like: Any) -> Any:
     mean = divide(total, count[()])
     if not arrays.on_gpu(mean):
         mean = np.asarray(mean)
-    return given_back(mean.astype(result_dtype(dtype, ReduceOp.MEAN), copy=False), like)
+    return in_library_of(mean.astype(result_dtype(dtype, ReduceOp.MEAN), copy=False), like)
 
 
-def given_back(result: Any, like: Any) -> Any:
+def in_library_of(result: Any, like: Any) -> Any:
     """Return a result in the library of ``like``."""
     if arrays.on_gpu(result):
         return arrays.from_cupy(result, like)
@@ -207,6 +210,7 @@ def exact_sum_over_axis(
     flat = total.reshape(-1)
     count = np.array([examples], np.int64)
     if array.dtype.kind == "c":
+        # The sum of complex numbers is exact in both parts.
         values = np.ascontiguousarray(values).view(array.real.dtype)
         flat = flat.view(total.real.dtype)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):

@@ -145,9 +145,10 @@ class Collectives:
             totals = engine.all_reduce(op, leaves, options, form)
             return rebuild(totals) if leaves else value
         values = engine.contributions(op, leaves, form)
-        todo = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
-        totals = engine.all_reduce(op, [values[i] for i in todo], options, form) if todo else []
-        for i, total in zip(todo, totals, strict=True):
+        # Mirrored values are equal on all replicas already: nothing is sent for them.
+        reduced = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, Mirrored)]
+        totals = engine.all_reduce(op, [values[i] for i in reduced], options, form) if reduced else []
+        for i, total in zip(reduced, totals, strict=True):
             values[i] = total
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Mirrored):
@@ -188,6 +189,7 @@ class Collectives:
         with structures.refusals("gather", topology):
             dst = None if dst is None else replicas.checked("dst", dst)
         if dst is None or not replicas.by_rank:
+            # A gather of MPI takes one value of each rank, and a rank may have several replicas here.
             structures.agree(topology, "gather", dst)
             whole = gather_on_all(self._engine, each_of(value, replicas.count), axis)
             return whole if dst is None or dst in replicas.local else None
@@ -243,6 +245,7 @@ class Collectives:
             src = replicas.checked("src", src)
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
+            # A rank that plays other replicas gives the dtypes and shapes of its first one.
             own = src - replicas.first if src in replicas.local else 0
             leaves = [components_of(leaf, replicas.count)[own] for leaf in leaves]
             hosts = [to_host(leaf) for leaf in leaves]
@@ -295,6 +298,7 @@ class Collectives:
                 if nest.holds(leaves, IndexedSlices):
                     raise TypeError("IndexedSlices cannot be scattered: scatter their values and indices")
                 leaves = [to_host(component(leaf)) for leaf in leaves]
+                # The other replicas lack the structure: it is sent with numbers in place of arrays.
                 skeleton = rebuild([*range(len(leaves))])
         if not replicas.by_rank:
             return self._scattered(leaves, skeleton, axis, src)

@@ -166,7 +166,7 @@ def _gathered(value: Any) -> Any:
     return snapshot(value)
 
 
-_strategy: list[_DefaultStrategy] = []
+_strategy: list[_DefaultStrategy] = []  # one, which makes the constructor refuse another
 _strategy.append(_DefaultStrategy())
 _mode = _strategy[0].extended.replica_context.mode
 
@@ -244,14 +244,14 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"experimental_set_strategy() takes a strategy or None, not {strategy!r}")
     stack = context.stack()
-    if stack and not (len(stack) == 1 and isinstance(stack[0], _Set)):
+    if stack and not (len(stack) == 1 and isinstance(stack[0], _SetMode)):
         raise RuntimeError("Must not be called inside a strategy scope: leave `with strategy.scope()` first")
     stack.clear()
     if strategy is not None and strategy is not default_mode().strategy:
-        stack.append(_Set(strategy))
+        stack.append(_SetMode(strategy))
 
 
-class _Set(context.Mode):
+class _SetMode(context.Mode):
     """The mode that `experimental_set_strategy` entered."""
 
     __slots__ = ()

@@ -168,6 +168,7 @@ class StrategyExtended:
     def value_container(self, value: Any) -> Any:
         """Return the variable that ``value`` is a component of, or ``value`` itself."""
         reference = getattr(value, "_container", None)
+        # A weak reference, since the variable holds the component.
         container = None if reference is None else reference()
         return value if container is None else container
 
@@ -290,6 +291,7 @@ class StrategyExtended:
     def _in_update(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, group: bool
     ) -> Any:
+        # Fast path: flat arguments, as of optimizers, are not taken apart as structures.
         args = tuple(map(component, args)) if not any(map(nest.is_nested, args)) else components(args)
         kwargs = components(kwargs) if kwargs else {}
         stack = context.stack()
@@ -316,7 +318,7 @@ class StrategyExtended:
         options: CommunicationOptions | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Mirrored:
-        """Combine one value over the replicas. Collective. Arguments and errors as of `CrossDeviceOps.reduce`.
+        """Combine one value over the replicas. Collective. Arguments and errors as `CrossDeviceOps.reduce`.
 
         ``reduce_op`` may be a VariableAggregation, and ``experimental_hints`` is the former name of ``options``.
         """

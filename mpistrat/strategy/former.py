@@ -1,4 +1,4 @@
-"""What older programs use: options of `run`, several steps in one call, and former names of methods."""
+"""Parts of the interface for older programs: options of `run`, several steps in one call, former names."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ class _KerasFinder(importlib.abc.MetaPathFinder):
             return None
         with contextlib.suppress(ValueError):  # another thread has removed it
             sys.meta_path.remove(self)
+        # Asks the other finders: this one has removed itself.
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
@@ -78,6 +79,7 @@ _finder = _KerasFinder()
 
 def _watch_models(keras: Any) -> None:
     model = getattr(keras, "Model", None)
+    # Watched already, or another module of this name.
     if model is None or hasattr(model, _MADE_HERE):
         return
     setattr(model, _MADE_HERE, None)
@@ -107,6 +109,7 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
         result = method(self, *args, **kwargs)
         made.add(self)
         if (strategy := _current()) is not None:
+            # Keras' own __setattr__ would track the strategy as a part of the model.
             object.__setattr__(self, _MADE_HERE, strategy)
         return result
 

@@ -30,6 +30,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
     def devices(self) -> tuple[str, ...]:
         context.require_replica_context(self)
         names = self._engine.devices
+        # One name stands for all replicas of a rank that were not given names.
         return (names[self.number_here % len(names)],)
 
     def meet(self, name: str, begin: Callable[[], JointCall], value: Any) -> Any:
@@ -132,6 +133,7 @@ class _Merged:
             results = []
             for i, replica in enumerate(contexts):
                 stack.append(replica.mode)
+                # In the replica's own context, which says whose components these are.
                 own = components_but_variables(result)
                 results.append(own if i == 0 else apart(own))
                 stack.pop()

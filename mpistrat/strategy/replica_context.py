@@ -1,6 +1,6 @@
 """The replica context: the identity of a replica, its collectives, and the components that its function gets.
 
-What the functions of several replicas of a rank return becomes one as ``tf.distribute`` regroups that of its devices.
+The results of several replicas of a rank are regrouped as ``tf.distribute`` regroups the results of its devices.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
     first = values[0]
     if not any(map(nest.is_nested, values)):
         return _one(values, always)
+    # None has no leaves to put beside the leaves of the others.
     without = [value is None for value in values]
     if any(without):
         return None if all(without) else PerReplica(tuple(values))
@@ -464,7 +465,7 @@ def refuse_rows(op: Op, leaf: Any) -> None:
 
 
 def own_rows(total: Any, replica: int, size: int) -> Any:
-    """Return the rows that a replica of ``size`` gets of arrays that all of them have combined."""
+    """Return the rows of reduced arrays that belong to one of ``size`` replicas."""
 
     def rows(array: Any) -> Any:
         lengths = rows_of_ranks(array, size)
@@ -492,7 +493,7 @@ class GatherOfReplicas:
             self._called, self._likes, self._rebuild = called, leaves, rebuild
         elif called != self._called:
             raise ValueError(f"a replica gathers {called}, and the first one of its rank {self._called}")
-        several = self._engine.replicas.count > 1  # which may reuse their memory before the last one gives its own
+        several = self._engine.replicas.count > 1  # replicas, which may reuse memory before all have given
         self._given.append([to_host(leaf).copy() for leaf in leaves] if several else leaves)
 
     def make(self) -> list[Any]:
@@ -502,7 +503,7 @@ class GatherOfReplicas:
         gathered = []
         for like, (_, axis, _), parts in zip(self._likes, described, zip(*self._given, strict=True), strict=True):
             whole = parts[0]
-            if len(parts) > 1:  # with a dtype, or it is in native order on ranks that join
+            if len(parts) > 1:  # dtype: else in native byte order, on these ranks only
                 whole = from_host(np.concatenate(parts, axis, dtype=whole.dtype), like)
             gathered.append(self._engine.ops.gathered(whole, axis, seconds))
         return [self._rebuild(own_copies(gathered, i)) for i in range(len(self._given))]

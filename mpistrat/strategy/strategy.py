@@ -254,6 +254,7 @@ class Strategy(Collectives, FormerNames):
         extended = self._extended
         stack = context.local.stack
         depth = len(stack)
+        # Fast path: in the scope of this strategy, or in none, there is nothing to check.
         if depth and stack[-1] is not extended.cross_replica_mode:
             context.require_cross_replica(self, "run", "a replica function cannot run another")
         if extended.meeting is not None:
@@ -459,7 +460,7 @@ class Strategy(Collectives, FormerNames):
 
 
 def _batches_of_group(dataset: Any, groups: BetweenGroups, all_ranks: Topology) -> Any:
-    """Return every ``count``-th batch, as many for each group: a group with more would wait for the others for ever."""
+    """Return this group's share of a dataset: every ``count``-th batch."""
     if not isinstance(dataset, data.Dataset) or dataset.batch_size is None:
         return dataset  # refused by `DistributedDataset`
     length = dataset.cardinality()
@@ -470,6 +471,7 @@ def _batches_of_group(dataset: Any, groups: BetweenGroups, all_ranks: Topology) 
             "distribute_datasets_from_function"
         )
     if length != data.INFINITE_CARDINALITY:
+        # As many batches for each group: a group with more would wait for the others for ever.
         dataset = dataset.take(length // groups.count * groups.count)
     return dataset.shard(groups.count, groups.index)
 
@@ -496,5 +498,5 @@ class _ChiefFirst:
         if not self._replicas.is_chief:
             return
         if isinstance(error, MismatchError) and topology.lock.mismatches != self._mismatches:
-            return  # the other ranks wait here, met a collective of the block, and have raised too
+            return  # the others waited here, met a collective of the block, and have raised, too
         topology.broadcast_object(None if error is None else repr(error), name="chief_first")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     class _Operators:
-        """The operators. Those of NumPy's mixin return Any there, of which an editor completes nothing."""
+        """The operators, typed: NumPy's mixin returns Any, for which an editor completes nothing."""
 
         def __add__(self, other: Any) -> np.ndarray: ...
         def __neg__(self) -> np.ndarray: ...
@@ -102,6 +102,7 @@ class ArrayLike(_Operators):
             if copy is False:
                 raise ValueError(f"a copy is needed to convert {array.dtype} to {np.dtype(dtype)}")
             return np.array(array, dtype=dtype)
+        # Read-only: a write to the view would miss the other copies of the value.
         view = array.view()
         view.flags.writeable = False
         return view
@@ -130,14 +131,15 @@ class ArrayLike(_Operators):
                 return _call_on_gpu(getattr(on_gpu, method), plain, kwargs, out)
         if not any(isinstance(x, ArrayLike) for x in out):
             return getattr(ufunc, method)(*plain, **kwargs)
+        # Copies: a method of the object then writes the result to all copies of the value.
         kwargs["out"] = tuple(x._read().copy() if isinstance(x, ArrayLike) else x for x in out)
         results = getattr(ufunc, method)(*plain, **kwargs)
-        given_back = []
+        outputs = []
         for target, result in zip(out, results if isinstance(results, tuple) else (results,), strict=True):
             if isinstance(target, ArrayLike):
                 target._write_result(result)
-            given_back.append(result if target is None else target)
-        return tuple(given_back) if isinstance(results, tuple) else given_back[0]
+            outputs.append(result if target is None else target)
+        return tuple(outputs) if isinstance(results, tuple) else outputs[0]
 
     @staticmethod
     def _at(ufunc: np.ufunc, target: Any, plain: list[Any]) -> None:

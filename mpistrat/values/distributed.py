@@ -81,6 +81,7 @@ class IndexedSlices:
         if self.dense_shape is None:
             raise ValueError("to_dense() needs the shape of the whole array: give IndexedSlices a dense_shape")
         dense = np.zeros(self.dense_shape, self.values.dtype)
+        # On the host: a GPU adds rows of equal index in any order.
         np.add.at(dense, arrays.to_host(self.indices), arrays.to_host(self.values))
         return arrays.from_host(dense, self.values)
 
@@ -183,7 +184,7 @@ class Mirrored(ArrayLike, DistributedValues):
         except AttributeError:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # by identity, since == compares elements
 
 
 def component(value: Any) -> Any:
@@ -206,7 +207,7 @@ def component(value: Any) -> Any:
 
 
 def reducible(op: Any, value: Any) -> Any:
-    """Return what this process gives to a reduction: a value's component or components, or the value.
+    """Return the operand of this process in a reduction: a value's component or components, or the value.
 
     Raise ValueError for SUM or PROD of a mirrored value.
     """

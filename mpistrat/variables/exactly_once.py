@@ -1,4 +1,4 @@
-"""Writes that count once: a worker keeps those of a function, and servers prepare them until they are committed."""
+"""Writes that count once: a worker keeps the writes of a function, and servers prepare them until the commit."""
 
 from __future__ import annotations
 
@@ -60,9 +60,11 @@ class PreparedWrites:
         elif letter.kind == "commit":
             (number,) = letter.head
             with self._store.as_one():
+                # Other ranks see all writes of the function, or none.
                 body = self._apply(number, where)
             post.send(letter.source, "committed", (number,), body)
         elif self._waiting.pop(letter.head[0], None) is None:
+            # The abort has overtaken the writes.
             self._aborted.add(letter.head[0])
 
     def _prepare(self, post: Post, letter: Letter, where: str) -> None:
@@ -97,15 +99,16 @@ class PreparedWrites:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                # The other writes are applied all the same: they are committed.
                 body = pack(failure_of(error, where))[0] if body is EMPTY else body
         return body
 
 
-class _Kept(NamedTuple):
+class _KeptWrite(NamedTuple):
     """A write, with what is needed to apply it to copies of the variables."""
 
     write: Write
-    variables: tuple[ServerVariable, ...]  # that it may change; the first one names the server
+    variables: tuple[ServerVariable, ...]  # that it may read or change; the server is that of the first
     function: Any  # that updates them
     kept: object  # what must live until the write is sent
 
@@ -118,8 +121,8 @@ class KeptWrites:
 
     def __init__(self, servers: Servers):
         self._servers = servers
-        self._writes: list[_Kept] = []
-        self._missing: list[_Kept] = []  # those that are not applied to the copies
+        self._writes: list[_KeptWrite] = []
+        self._unapplied: list[_KeptWrite] = []  # to the copies
         self._copies = VariableStore()
         self._lock = threading.RLock()  # a function may have threads
 
@@ -131,11 +134,13 @@ class KeptWrites:
             others = []
             for i, (_, kind, (key, *head), value) in enumerate(requests):
                 if kind == "write":
+                    # Copied: the function may change the array after the write.
                     packed, references = pack(value, copy=True)
-                    self._keep(_Kept(Write(key, head[0], b"", packed), (known(key),), None, references))
+                    self._keep(_KeptWrite(Write(key, head[0], b"", packed), (known(key),), None, references))
                     written.add(key)
                 elif key in written:
                     own = self._own(key)
+                    # A copy, which later writes do not change.
                     replies[i] = np.array(own if kind == "read" else own[value])
                 else:
                     others.append(i)
@@ -154,26 +159,27 @@ class KeptWrites:
                 others = (leaf for leaf in leaves if isinstance(leaf, ServerVariable))
                 variables = (known(variable.key), *others)
                 write = Write(variable.key, None, sent.digest, packed)
-                self._keep(_Kept(write, variables, function, (references, sent)))
+                self._keep(_KeptWrite(write, variables, function, (references, sent)))
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, kept: _KeptWrite) -> None:
         self._writes.append(kept)
-        self._missing.append(kept)
+        self._unapplied.append(kept)
 
     def _own(self, key: int) -> np.ndarray:
         """Return the copy of a variable, after the writes that matter for it."""
+        # Backwards: a write matters if it changes a variable that a later write which matters depends on.
         needed, due = {key}, []
-        for kept in reversed(self._missing):
+        for kept in reversed(self._unapplied):
             keys = {variable.key for variable in kept.variables}
             if keys & needed:
                 needed |= keys
                 due.append(kept)
         for kept in reversed(due):
             self._apply(kept)
-            self._missing.remove(kept)
+            self._unapplied.remove(kept)
         return self._copies.array(key)
 
-    def _apply(self, kept: _Kept) -> None:
+    def _apply(self, kept: _KeptWrite) -> None:
         """Apply a write to the copies."""
         for variable in kept.variables:
             if not self._copies.holds(variable.key):
@@ -185,6 +191,7 @@ class KeptWrites:
         if write.method is not None:
             self._copies.write(write.key, write.method, value)
             return
+        # As on the server: the function updates in cross-replica context.
         stack = context.stack()
         depth = len(stack)
         stack.append(kept.variables[0].distribute_strategy.extended.cross_replica_mode)

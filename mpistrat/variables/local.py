@@ -33,6 +33,7 @@ def placed_beside(value: np.ndarray, kind: Hashable) -> np.ndarray:
     with _lock:
         block, used = _blocks.get(key) or (np.empty(0, value.dtype), 0)
         if used + value.size > block.size:
+            # The rest of the last block stays unused: its pages take no memory.
             block, used = np.empty(_BLOCK // value.itemsize, value.dtype), 0
         _blocks[key] = block, used + value.size
     own = block[used : used + value.size].reshape(value.shape)
@@ -108,6 +109,7 @@ class LocalVariable(Variable):
         Raise ValueError for another shape or an integer out of range, and TypeError if the dtype cannot be cast.
         """
         mine = self.array
+        # Fast path, by the identity of the dtype: most gradients and sums are of the variable's own.
         if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
             return value
         value = component(value)
@@ -128,6 +130,7 @@ class LocalVariable(Variable):
             if not limits.min <= value <= limits.max:
                 raise ValueError(f"variable {self.name!r} has dtype {dtype}, which cannot hold {value}")
         elif not np.can_cast(np.asarray(value).dtype, dtype, "same_kind"):
+            # Not cast: `_check_value` raises, and names the dtype of the value.
             return np.asarray(value)
         return np.asarray(value, dtype)
 
@@ -137,6 +140,7 @@ class LocalVariable(Variable):
         if array.dtype not in _OF_NUMBERS or not np.can_cast(array.dtype, dtype, "same_kind"):
             return array
         if dtype.kind in "iu" and array.size:
+            # If the smallest and the largest fit, all do.
             for extreme in (array.min(), array.max()):
                 self._number(int(extreme))
         return array.astype(dtype)
@@ -155,7 +159,7 @@ def _assign_add(variable: LocalVariable, value: Any) -> None:
     if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
         np.add(mine, value, mine)  # fast path: skips the checks of `fitting`
     else:
-        np.add(mine, variable.fitting(value), out=mine, casting="unsafe")
+        np.add(mine, variable.fitting(value), out=mine, casting="unsafe")  # `fitting` has checked the cast
 
 
 def _assign_sub(variable: LocalVariable, value: Any) -> None:
@@ -166,6 +170,7 @@ def _assign_sub(variable: LocalVariable, value: Any) -> None:
 def _scatter_by(ufunc: np.ufunc) -> Callable[[LocalVariable, Any], None]:
     def scatter(variable: LocalVariable, rows: Any) -> None:
         indices, values = variable._fitting_rows(rows)
+        # `at`, since `array[indices] += values` counts a repeated index once.
         ufunc.at(variable.array, indices, values)
 
     return scatter
@@ -241,12 +246,13 @@ class GpuVariable(LocalVariable):
         """Update the rows on the host: a GPU's atomic operations have another order on every replica."""
         host = IndexedSlices(arrays.to_host(rows.values), arrays.to_host(rows.indices))
         self.check_rows(host)
-        touched, places = np.unique(host.indices, return_inverse=True)
+        # Each row once, also where indices are repeated: the host applies them in order.
+        touched, positions = np.unique(host.indices, return_inverse=True)
         if not len(touched):
             return
         where = pinned.upload(touched, arrays.device_of(self.array).index)
         here = LocalVariable.copy_of(self, arrays.to_host(self.array[where]), None, 0)
-        here.write(method, IndexedSlices(host.values, places.reshape(-1)))
+        here.write(method, IndexedSlices(host.values, positions.reshape(-1)))
         self.array[where] = arrays.from_host(here.array, self.array)
 
 

@@ -185,6 +185,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 and type(mine) is np.ndarray
                 and value.dtype is mine.dtype
                 and value.shape == mine.shape
+                # A view may lie in a buffer, which would be reduced in place.
                 and value.base is None
                 and not topology.compares_variables
                 and (op is not _MEAN or has_mean(mine.dtype))
@@ -200,7 +201,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             raise
 
     def _combined(self, method: str, value: Any) -> Any:
-        """Return what the replicas' values become, as the aggregation says."""
+        """Combine the replicas' values by the aggregation of the variable."""
         engine, op, mine = self._engine, self._reduction, self._component.array
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
@@ -229,7 +230,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         self._component.write(method, value)
 
     def _contribution(self, op: ReduceOp | None, value: Any) -> Any:
-        """What this replica sends, as an array of the variable's shape."""
+        """Return this replica's value to reduce, as an array of the variable's shape."""
         value = self._component.fitting(value)
         if op is ReduceOp.MEAN and not has_mean(value.dtype):
             raise ValueError(f"variable {self.name!r}: MEAN needs floating point or complex values, not {value.dtype}")
@@ -244,7 +245,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         super().__setitem__(key, value)
 
     def _refuse_sum_of_wholes(self) -> None:
-        """Raise where what is written in place, which is a whole new value, would be added up over the replicas."""
+        """Raise ValueError where whole values, written in place, would be added up over the replicas."""
         mode = context.current()
         if self._reduction is ReduceOp.SUM and mode.replica_context and mode.strategy is self._strategy:
             raise ValueError(
@@ -260,6 +261,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 self._require_rows_of_a_reduction(method, op)
             return engine.all_reduce(op, [rows])[0]
         topology = engine.topology
+        # As objects: the other ranks do not know how many rows replica 0 has.
         values, indices = topology.broadcast_object((arrays.to_host(rows.values), arrays.to_host(rows.indices)))
         return IndexedSlices(values, indices, rows.dense_shape)
 
@@ -294,6 +296,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         own = self.own_copy()
         checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(own).tobytes()))
         if len(set(checksums)) > 1:
+            # The value of most ranks is taken to be the right one.
             usual = max(checksums, key=checksums.count)
             others = [rank for rank, checksum in enumerate(checksums) if checksum != usual]
             raise RuntimeError(
@@ -397,13 +400,13 @@ def _read(argument: Any) -> Any:
 
 
 class MirroredOfReplicas(MirroredVariable):
-    """A variable with one copy for all replicas of a rank. What they assign is combined and written once."""
+    """A variable with one copy for all replicas of a rank. Their values are combined and written once."""
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         context.current().replica_context.meet(method, lambda: _Written(method), (self, value))
 
     def write_of_all(self, method: str, values: list[Any]) -> None:
-        """Write what the values of this rank's replicas and those of all others become. Collective."""
+        """Combine the values of all replicas, given the values of this rank's, and write the result. Collective."""
         op = self._reduction
         if op is None:  # the value of the first replica, or an error
             self._write_equal(method, self._combined(method, values[0]))
@@ -430,6 +433,7 @@ class _Written:
                 f"a replica calls {self._method} of variable {variable.name!r}, and the first one of its rank that of "
                 f"{first.name!r}"
             )
+        # A copy: the next replica of the rank may reuse the memory before the write.
         self._given.append((variable, snapshot(component(value))))
 
     def make(self) -> list[None]:
@@ -453,6 +457,7 @@ class CentralVariable(MirroredVariable):
             return kind_on(device).copy_of(self, arrays.placed(value, device), container, 0)
         memory = self._shared_like(value)
         engine.topology.on_first(partial(np.copyto, memory, value))
+        # All ranks map the same pages: a stray write of another rank raises.
         memory.flags.writeable = engine.replicas.is_chief
         return LocalVariable.copy_of(self, memory, container, 0)
 
@@ -461,7 +466,7 @@ class CentralVariable(MirroredVariable):
         problem: NoSharedMemoryError | None = None
         with topology.lock.collective(operation("a central variable", (value.dtype, value.shape), *self._rules())):
             try:
-                memory = share(topology.node, 0, max(value.nbytes, 1)).common
+                memory = share(topology.node, 0, max(value.nbytes, 1)).common  # a file of 0 bytes cannot be mapped
             except NoSharedMemoryError as error:
                 problem = error
         if problem is not None:  # after the lock is released: all ranks raise, and stay in step
@@ -489,7 +494,7 @@ class CentralVariable(MirroredVariable):
             if isinstance(value, IndexedSlices):
                 self.check_rows(value)
             else:
-                value = self._component.fitting(value)
+                value = self._component.fitting(value)  # raises on all ranks, before rank 0 writes
         self._write_equal(method, value)
 
     def _write_equal(self, method: str, value: Any) -> None:

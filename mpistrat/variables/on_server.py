@@ -1,4 +1,4 @@
-"""Variables whose arrays are on parameter servers: how other ranks read and write them, and what a server keeps."""
+"""Variables on parameter servers: their reads and writes by other ranks, and the arrays on a server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerVariable(Variable):
         if len(servers) == 1:
             self._strategy.extended.create(self, value)
             end = weakref.finalize(self, self._strategy.extended.servers.free, self.server, self.key)
-            end.atexit = False
+            end.atexit = False  # the servers end with the program, and free all
             return
         parts = Sharding(len(value), len(servers)).cut(value)
         self._shards = tuple(
@@ -105,6 +105,7 @@ class ServerVariable(Variable):
     # --- references ------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
+        # In a message it is a reference, without the value. Elsewhere, as in a file, it cannot be pickled.
         if not refer(self):
             return super().__reduce__()
         names = ("_strategy", "_synchronization", "_aggregation", "_trainable", "_name", "_facts", "_shards")
@@ -134,9 +135,9 @@ class ServerVariable(Variable):
         shape, dtype = self._facts
         rows = np.empty((where.size, *shape[1:]), dtype)
         chosen = self._sharding.by_shard(where.reshape(-1))
-        replies = self._ask_shards("rows", [(rows_of_shard.shard, rows_of_shard.rows) for rows_of_shard in chosen])
-        for rows_of_shard, reply in zip(chosen, replies, strict=True):
-            rows[rows_of_shard.places] = reply
+        replies = self._ask_shards("rows", [(part.shard, part.rows) for part in chosen])
+        for part, reply in zip(chosen, replies, strict=True):
+            rows[part.positions] = reply
         return rows.reshape(*where.shape, *shape[1:])
 
     def _item(self, key: Any) -> Any:
@@ -159,6 +160,7 @@ class ServerVariable(Variable):
             value = arrays.as_numpy(value)
             self._check_value(value)  # before a shard is written
         parts = enumerate(self._cut(value))
+        # A shard without rows gets no message.
         touched = [(i, part) for i, part in parts if not isinstance(part, IndexedSlices) or part.indices.size]
         self._ask_shards("write", touched, method)
 
@@ -171,8 +173,8 @@ class ServerVariable(Variable):
             return list(value.shards)
         if isinstance(value, IndexedSlices):
             parts = [IndexedSlices(value.values[:0], value.indices[:0])] * number
-            for rows_of_shard in self._sharding.by_shard(value.indices):
-                parts[rows_of_shard.shard] = IndexedSlices(value.values[rows_of_shard.places], rows_of_shard.rows)
+            for part in self._sharding.by_shard(value.indices):
+                parts[part.shard] = IndexedSlices(value.values[part.positions], part.rows)
             return parts
         if isinstance(value, np.ndarray) and value.shape == self.shape:
             return self._sharding.cut(value)
@@ -272,6 +274,7 @@ class HeldVariable(LocalVariable):
         """Raise the error of a write that does not fit, and write nothing."""
         if method == "setitem":
             where, rows = value
+            # To memory that is thrown away: NumPy raises what the write would raise.
             np.empty_like(self.array)[where] = rows
         elif isinstance(value, IndexedSlices):
             self.check_rows(value)
@@ -280,7 +283,7 @@ class HeldVariable(LocalVariable):
 
 
 class VariableStore:
-    """The variables of this parameter server, in ``memory``. It does what one letter asks for before the next."""
+    """The variables of this parameter server, in ``memory``. It handles one letter after another."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory or Memory()
@@ -300,7 +303,7 @@ class VariableStore:
         }
 
     def handle(self, post: Post, letter: Letter, where: str) -> None:
-        """Do what a letter asks for, and answer it."""
+        """Handle a letter, and answer it."""
         if letter.kind == "function":
             self._functions.keep(letter)
         elif letter.kind == "free":
@@ -316,7 +319,7 @@ class VariableStore:
                 post.answer(letter, value)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # raised where it was asked for; sys.exit() must not end the server
+            except BaseException as error:  # raised by the rank that asked; sys.exit() must not end the server
                 post.refuse(letter, error, where)
 
     @contextmanager
@@ -351,7 +354,7 @@ class VariableStore:
         return self._held[key][1].array
 
     def hold(self, variable: ServerVariable, value: np.ndarray) -> None:
-        """Keep a copy of a value as that of a variable."""
+        """Keep a copy of a value as the array of a variable."""
         array, self._places[variable.key] = self._memory.copy(value)
         held = HeldVariable.copy_of(variable, array, weakref.ref(variable), 0)
         self._held[variable.key] = (variable, held)  # type: ignore[assignment]
@@ -404,6 +407,7 @@ class VariableStore:
 
     def _free(self, key: int) -> None:
         self._users[key] -= 1
+        # Each rank that refers to it frees it once.
         if not self._users[key]:
             del self._users[key], self._held[key], self._places[key]
 

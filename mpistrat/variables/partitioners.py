@@ -14,10 +14,10 @@ import numpy as np
 
 
 class RowsOfShard(NamedTuple):
-    """The part of some indices that lies on one shard: their places among all, and the rows of the shard."""
+    """The indices that lie on one shard: their positions among all indices, and their rows in the shard."""
 
     shard: int
-    places: np.ndarray
+    positions: np.ndarray
     rows: np.ndarray
 
 
@@ -44,7 +44,7 @@ class Sharding:
     shards: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shards", max(1, min(self.shards, self.rows)))
+        object.__setattr__(self, "shards", max(1, min(self.shards, self.rows)))  # frozen; no shard is empty
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -82,13 +82,14 @@ class Sharding:
                 f"the array has {self.rows} rows: indices from {indices.min()} to {indices.max()} do not fit"
             )
         shards = self.shard_of(indices)
+        # Stable: of equal indices the last row must stay the last.
         order = np.argsort(shards, kind="stable")
         ends = np.searchsorted(shards[order], np.arange(self.shards + 1))
         by_shard = []
         for shard, (start, end) in enumerate(itertools.pairwise(ends)):
             if start < end:
-                places = order[start:end]
-                by_shard.append(RowsOfShard(shard, places, indices[places] - self.offsets[shard]))
+                positions = order[start:end]
+                by_shard.append(RowsOfShard(shard, positions, indices[positions] - self.offsets[shard]))
         return by_shard
 
     def select(self, key: Any) -> Selection:
@@ -101,6 +102,7 @@ class Sharding:
         ((0, slice(2, 3, 2)), (1, slice(1, 2, 2)), (2, slice(0, 1, 2)))
         """
         first, *others = key if isinstance(key, tuple) and key else (key,)
+        # A bool is a mask for NumPy, and not the index 0 or 1.
         if isinstance(first, (bool, np.bool_)) or not isinstance(first, (int, np.integer, slice)):
             return Selection(tuple((shard, slice(0, n, 1)) for shard, n in enumerate(self.lengths)), key)
         if isinstance(first, slice):
@@ -115,8 +117,9 @@ class Sharding:
         parts = []
         for shard in range(self.shards):
             start, end = self.bounds(shard)
-            inside = rows[_places_below(rows, start, end)]
+            inside = rows[_positions_in(rows, start, end)]
             if inside:
+                # A slice that goes down to row 0 has no stop: -1 would count from the end.
                 stop = inside[-1] - start + (1 if rows.step > 0 else -1)
                 parts.append((shard, slice(inside[0] - start, stop if stop >= 0 else None, rows.step)))
         if rows.step < 0:
@@ -124,8 +127,8 @@ class Sharding:
         return tuple(parts) or ((0, slice(0, 0, 1)),)
 
 
-def _places_below(rows: range, start: int, end: int) -> slice:
-    """Return the places of a sequence of rows that lie from ``start`` to ``end``."""
+def _positions_in(rows: range, start: int, end: int) -> slice:
+    """Return the positions in a sequence of rows of the rows from ``start`` to ``end``."""
     step, first = rows.step, rows.start
     lower, upper = (start, end) if step > 0 else (end - 1, start - 1)
     return slice(max(0, -(-(lower - first) // step)), max(0, -(-(upper - first) // step)))
@@ -307,10 +310,10 @@ def _at_least(least: int, name: str, value: int) -> int:
 def _checked(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
     """Return the shape and the axis counted from 0."""
     sizes = tuple(_at_least(0, "a dimension of the shape", size) for size in shape)
-    place = operator.index(axis)
-    if not -len(sizes) <= place < len(sizes):
+    number = operator.index(axis)
+    if not -len(sizes) <= number < len(sizes):
         raise ValueError(f"a variable of shape {sizes} has no axis {axis} to cut")
-    return sizes, place % len(sizes)
+    return sizes, number % len(sizes)
 
 
 def _parts(sizes: tuple[int, ...], axis: int, shards: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Parts of variables: writes to elements and slices by the names of ``tf.Variable``, and what stands for a variable."""
+"""Parts of variables: writes to elements and slices by the names of ``tf.Variable``, texts, and references."""
 
 from __future__ import annotations
 
@@ -99,18 +99,19 @@ class ScatterNd:
         return self.scatter_nd_update(np.stack([*batches, indices], axis=-1), sparse_delta.values)
 
     def _delta(self: Any, indices: Any, updates: Any) -> np.ndarray:
+        # A whole array, which can be combined between replicas that write at different indices.
         zeros = np.zeros(self.shape, self.dtype)
-        places, rows = self._placed(zeros, indices, updates)
-        np.add.at(zeros, places, rows)
+        by_axis, rows = self._placed(zeros, indices, updates)
+        np.add.at(zeros, by_axis, rows)
         return zeros
 
     def _with(self: Any, ufunc: np.ufunc | None, indices: Any, updates: Any) -> Any:
         whole = self.numpy()
-        places, rows = self._placed(whole, indices, updates)
+        by_axis, rows = self._placed(whole, indices, updates)
         if ufunc is None:
-            whole[places] = rows
+            whole[by_axis] = rows
         else:
-            ufunc.at(whole, places, rows)
+            ufunc.at(whole, by_axis, rows)
         return self.assign(whole)
 
     def _placed(self: Any, array: np.ndarray, indices: Any, updates: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
@@ -135,15 +136,15 @@ def assign_follows(frame: FrameType) -> bool:
     no fast path takes it.
     """
     code = frame.f_code
-    place = id(code), frame.f_lasti
-    known = _known.get(place)
+    key = id(code), frame.f_lasti
+    known = _known.get(key)
     if known is None:
         if len(_known) >= _MOST_PLACES:  # of a program that makes code without end
             _known.clear()
-        after = (instruction for instruction in dis.get_instructions(code) if instruction.offset > place[1])
+        after = (instruction for instruction in dis.get_instructions(code) if instruction.offset > key[1])
         step = next((instruction for instruction in after if instruction.opname not in ("CACHE", "EXTENDED_ARG")), None)
         takes = step is not None and step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval == "assign"
-        known = _known[place] = code, takes
+        known = _known[key] = code, takes
     return known[1]
 
 

@@ -32,7 +32,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self.own_copy()
-        engine, own = self._engine, self.own_copy()  # with several replicas in a rank, that of the first
+        engine, own = self._engine, self.own_copy()  # of the first replica of this rank
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
             return any_library.broadcasted(engine.topology, own)
@@ -62,6 +62,7 @@ class SyncOnReadVariable(DistributedVariable):
                     f"variable {self.name!r}: {method} in cross-replica context would count once per replica: "
                     "call it in strategy.run, or assign the sum"
                 )
+            # A read adds up the copies: each gets a share of the sum.
             value = _share(self._component.fitting(value), self._strategy.num_replicas_in_sync, self.dtype)
         for copy in self.values:
             copy.write(method, value)
@@ -107,7 +108,7 @@ class SyncOnReadOfReplicas(SyncOnReadVariable):
 
 
 def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
-    """Return what `Variable.read_value` returns for each. Sums over the replicas of one strategy are one message."""
+    """Return the values of variables. Sums over the replicas of one strategy travel in one message."""
     first = variables[0]
     if isinstance(first, SyncOnReadVariable) and all(_is_summed(variable, first) for variable in variables):
         engine = first.distribute_strategy.extended.engine
@@ -116,7 +117,7 @@ def read_together(variables: Sequence[Variable]) -> list[np.ndarray]:
 
 
 def _contribution(variable: Variable) -> Any:
-    """Return what this rank gives to a reduction over replicas."""
+    """Return this rank's copy or copies, to be reduced over the replicas."""
     copies = variable.own_copies()
     return copies[0] if len(copies) == 1 else PerReplica(copies)
 
@@ -133,8 +134,9 @@ def _is_summed(variable: Variable, first: SyncOnReadVariable) -> bool:
 
 
 def _share(value: np.ndarray, replicas: int, dtype: np.dtype) -> np.ndarray:
-    """What each replica holds of a sum; integers are rounded towards zero."""
+    """Return the share of a sum that each replica holds. Integers are rounded towards zero."""
     if value.dtype.kind not in "iu" or dtype.kind not in "iu":
         return divide(value, replicas).astype(dtype)
+    # `//` rounds down: a negative quotient with a remainder is one too low.
     floor = value // replicas
     return (floor + ((value < 0) & (value % replicas != 0))).astype(dtype)

@@ -382,6 +382,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         self.assign(result)
 
     def __getitem__(self, key: Any) -> Any:
+        # `v[key].assign(value)`, as in TensorFlow, needs an object that is not an array: see `assign_follows`.
         frame = _frame_of(1)
         if "assign" in frame.f_code.co_names and assign_follows(frame):
             return Slice(self, key)
@@ -394,7 +395,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         whole[key] = arrays.placed(value, arrays.device_of(whole))
         self.assign(whole)
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # by identity, since == compares elements
 
     def __eq__(self, other: object) -> Any:  # element-wise, as for arrays
         return self.__array_ufunc__(np.equal, "__call__", self, other)
@@ -408,7 +409,7 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
 
     @property
     def part(self) -> Variable:
-        """What this rank computes with: its part of a variable that is cut, or this variable. Never communicates."""
+        """This rank's part of a variable that is cut, or this variable. Never communicates."""
         return self
 
     def own_copies(self) -> list[np.ndarray]:
@@ -476,7 +477,7 @@ def _initial_array(initial_value: Any, dtype: Any, name: str) -> np.ndarray:
         initial_value = initial_value()
     if initial_value is None:
         raise ValueError(f"variable {name!r}: initial_value is needed")
-    array = np.array(arrays.as_numpy(initial_value, dtype), order="C")
+    array = np.array(arrays.as_numpy(initial_value, dtype), order="C")  # a copy: the caller keeps its array
     if array.dtype.hasobject:
         raise ValueError(f"variable {name!r}: initial_value {initial_value!r} is not an array of numbers")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

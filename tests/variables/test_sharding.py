@@ -82,14 +82,14 @@ def test_rows_by_shard(sharding, data):
     shards, totals = sharding.cut(whole), sharding.cut(total)
     parts = sharding.by_shard(indices)
     for part in parts:
-        result[part.places] = shards[part.shard][part.rows]
-        np.add.at(totals[part.shard], part.rows, part.places[:, None] + 1.0)
+        result[part.positions] = shards[part.shard][part.rows]
+        np.add.at(totals[part.shard], part.rows, part.positions[:, None] + 1.0)
     oracle = np.zeros_like(whole)
     np.add.at(oracle, indices, np.arange(len(indices))[:, None] + 1.0)
     assert np.array_equal(result, whole[indices])
     assert np.array_equal(total, oracle)
     assert [part.shard for part in parts] == sorted({*sharding.shard_of(indices).tolist()})
-    assert all((np.diff(part.places) > 0).all() for part in parts)  # the last of equal rows stays the last
+    assert all((np.diff(part.positions) > 0).all() for part in parts)  # the last of equal rows stays the last
 
 
 def test_refusals():
