@@ -18,8 +18,8 @@ from mpistrat.asynchronous.on_worker import (
 )
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.data import Dataset
+from mpistrat.messages.mailbox import SentFunction
 from mpistrat.messages.pickling import Packed, is_plain, pack, pack_arguments, refer, refuse
-from mpistrat.messages.post import SentFunction
 from mpistrat.strategies.parameter_server import DatasetOfWorkers, ParameterServerStrategy
 
 _LONGEST_QUEUE = 262_144
@@ -276,7 +276,7 @@ class ClusterCoordinator:
         function = self._functions.packed(fn)
         arguments, references = pack(args, copy=True)
         key = next(_keys)
-        # The function first: letters to a rank arrive in order, and the next one names the function by its digest.
+        # The function first: messages to a rank arrive in order, and the next one names the function by its digest.
         for rank in self.strategy.contact.roles.workers:
             self._functions.send(rank, function)
         self._dispatcher.send_to_workers("part", (key, function.digest, self._number), arguments)

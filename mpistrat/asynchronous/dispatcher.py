@@ -16,8 +16,8 @@ from typing import Any
 
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.messages.contact import Contact, role_in_words
+from mpistrat.messages.mailbox import Mailbox, ReceivedMessage, SentFunction
 from mpistrat.messages.pickling import LostRankError, Packed, unpack
-from mpistrat.messages.post import Letter, Post, SentFunction
 from mpistrat.process import failure
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
@@ -58,7 +58,7 @@ class Task:
         return not (self.arguments.buffers or self.function.packed.buffers)
 
     def assign(self, number: int, ranks: list[int]) -> tuple[Any, ...]:
-        """Note which ranks get it. Return the head of their letter."""
+        """Note which ranks get it. Return the head of their message."""
         self.number, self.running, self.workers = number, ranks, tuple(ranks)
         together = None if self.ranks is None else self.workers
         return number, self.function.digest, self.strategy, together, self.seconds, self.once
@@ -80,8 +80,8 @@ _QUICK = 0.002  # seconds; a worker whose last task took less gets a second task
 class Decisions:
     """The tasks whose writes are being committed by parameter servers. ``servers`` are the ranks of these servers."""
 
-    def __init__(self, post: Post, servers: tuple[int, ...]):
-        self._post = post
+    def __init__(self, mailbox: Mailbox, servers: tuple[int, ...]):
+        self._mailbox = mailbox
         self._servers = servers
         # By task: its result, and the servers that have not committed.
         self._open: dict[int, tuple[Task, Any, set[int]]] = {}
@@ -97,13 +97,13 @@ class Decisions:
         ranks = self._servers if servers is None else [self._servers[index] for index in servers]
         self._send(ranks, "abort", number)
 
-    def committed(self, letter: Letter) -> tuple[Task, Any, BaseException | None] | None:
+    def committed(self, message: ReceivedMessage) -> tuple[Task, Any, BaseException | None] | None:
         """Note that a server has committed a task. Return task, value and error when all servers have, else None."""
-        (number,) = letter.head
+        (number,) = message.head
         task, value, missing = self._open[number]
-        missing.discard(letter.source)
-        if letter.body.stream:
-            task.error = task.error or unpack(letter.body).error()
+        missing.discard(message.source)
+        if message.body.stream:
+            task.error = task.error or unpack(message.body).error()
         if missing:
             return None
         del self._open[number]
@@ -112,7 +112,7 @@ class Decisions:
 
     def _send(self, ranks: Iterable[int], kind: str, number: int) -> None:
         for rank in ranks:
-            self._post.send(rank, kind, (number,))
+            self._mailbox.send(rank, kind, (number,))
 
 
 @dataclass(eq=False, slots=True)
@@ -146,7 +146,7 @@ class Dispatcher:
 
     def __init__(self, contact: Contact):
         self._contact = contact
-        self._post = contact.post
+        self._mailbox = contact.mailbox
         self._queue: deque[Task] = deque()
         self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}  # those that are not lost
         self._all = tuple(self._workers.values())
@@ -158,10 +158,10 @@ class Dispatcher:
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
         self._notifying: set[int] = set()  # threads that call `Task.ended` of owners
-        self._decisions = Decisions(contact.post, contact.roles.parameter_servers)
+        self._decisions = Decisions(contact.mailbox, contact.roles.parameter_servers)
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
-        self.lock = contact.post.lock
+        self.lock = contact.mailbox.lock
         self.freed: deque[int] = deque()
 
     @property
@@ -192,9 +192,9 @@ class Dispatcher:
             self.progress()
 
     def send_to_workers(self, kind: str, head: tuple[Any, ...], body: Packed) -> None:
-        """Send a letter to every worker, which acts on it before later tasks."""
+        """Send a message to every worker, which acts on it before later tasks."""
         for rank in self._workers:
-            self._post.send(rank, kind, head, body)
+            self._mailbox.send(rank, kind, head, body)
 
     def progress(self) -> bool:
         """Take results and hand out tasks. Return whether one came. Raise LostRankError for a lost parameter server."""
@@ -204,21 +204,21 @@ class Dispatcher:
 
     def _advance(self) -> bool:
         """Do as `progress`, but notify no owner."""
-        if self._post.closed:
+        if self._mailbox.closed:
             return False
         with self.lock:
-            if len(self._post.losses.ranks) == self._losses:  # a lost worker must get no part of a task
+            if len(self._mailbox.losses.ranks) == self._losses:  # a lost worker must get no part of a task
                 self._hand_out_if_free()  # first: a free worker need not wait for a poll
             arrived = False
-            while (letter := self._post.receive()) is not None:
-                self._take(letter)
+            while (message := self._mailbox.receive()) is not None:
+                self._take(message)
                 arrived = True
-            if len(self._post.losses.ranks) > self._losses:
+            if len(self._mailbox.losses.ranks) > self._losses:
                 self._take_losses()
             while self.freed:  # destructors of values append to it, in any thread
                 key = self.freed.popleft()
                 for rank in self._workers:
-                    self._post.send(rank, "free", (key,))
+                    self._mailbox.send(rank, "free", (key,))
             if arrived:  # also if nothing is queued: the next task finds a free worker
                 self._busy = False
             self._hand_out_if_free()
@@ -252,7 +252,7 @@ class Dispatcher:
         """Make progress until a condition holds. Raise RuntimeError if the workers are gone, so that it cannot hold."""
         backoff = Backoff()
         while not until():
-            self._post.require_open()
+            self._mailbox.require_open()
             if self.progress():
                 backoff.reset()
             elif not until():
@@ -282,14 +282,14 @@ class Dispatcher:
             task.error = error()
             self._ended.append(task)
 
-    # --- letters of workers --------------------------------------------------------------------------------
+    # --- messages of workers --------------------------------------------------------------------------------
 
     def _take_losses(self) -> None:
         """Queue the tasks of lost workers again. Raise LostRankError if a parameter server is lost."""
-        lost = self._post.losses.ranks
+        lost = self._mailbox.losses.ranks
         for rank in self._contact.roles.parameter_servers:
             if rank in lost:
-                raise self._post.losses.error(rank)
+                raise self._mailbox.losses.error(rank)
         self._losses = len(lost)
         for worker in [self._workers.pop(rank) for rank in lost if rank in self._workers]:
             tasks, worker.tasks = [*worker.tasks.values()], {}
@@ -297,7 +297,7 @@ class Dispatcher:
             self._ahead.discard(worker)
             _log.warning(
                 "%s. Functions that it had, and that run again: %d. Workers left: %d",
-                self._post.losses.error(worker.rank),
+                self._mailbox.losses.error(worker.rank),
                 len(tasks),
                 len(self._workers),
             )
@@ -309,34 +309,34 @@ class Dispatcher:
                     self._queue_again(task, self._queue.appendleft)
                 else:  # Open MPI 5.0 mixes up messages after a communicator was made with a lost rank
                     failure.end_job(
-                        f"{self._post.losses.error(worker.rank)}. It ran a function of {task.ranks} ranks, which wait "
-                        "for it, so the job ends"
+                        f"{self._mailbox.losses.error(worker.rank)}. It ran a function of {task.ranks} ranks, which "
+                        "wait for it, so the job ends"
                     )
         self._busy = False
 
-    def _take(self, letter: Letter) -> None:
-        if letter.kind == "committed":
-            decided = self._decisions.committed(letter)
+    def _take(self, message: ReceivedMessage) -> None:
+        if message.kind == "committed":
+            decided = self._decisions.committed(message)
             if decided is not None:
                 task, value, error = decided
                 if task.workers[0] in self._workers:
                     self._workers[task.workers[0]].deciding = False
                 self._take_end(task, task.workers[0], value, error)
             return
-        worker = self._workers[letter.source]
-        if letter.kind == "dropped":
+        worker = self._workers[message.source]
+        if message.kind == "dropped":
             worker.dropping = False
-            for number in reversed(letter.head):
+            for number in reversed(message.head):
                 task = worker.tasks.pop(number)
                 task.running.remove(worker.rank)
                 self._queue_again(task, self._queue.appendleft)
         else:
-            self._take_outcome(worker, letter)
+            self._take_outcome(worker, message)
         if len(worker.tasks) < 2:
             self._ahead.discard(worker)
 
-    def _take_outcome(self, worker: _Worker, letter: Letter) -> None:
-        number, seconds, servers = letter.head
+    def _take_outcome(self, worker: _Worker, message: ReceivedMessage) -> None:
+        number, seconds, servers = message.head
         task = worker.tasks.pop(number)
         worker.quick, worker.since = seconds < _QUICK, time.monotonic()
         worker.ended += task.calls
@@ -344,10 +344,10 @@ class Dispatcher:
         value: Any = None
         error: BaseException | None = None
         try:
-            value = unpack(letter.body)
+            value = unpack(message.body)
         except Exception as raised:  # a class that the coordinator cannot rebuild
             error = raised
-        if letter.kind == "failed" and error is None:
+        if message.kind == "failed" and error is None:
             value, error = None, value.error()
         worker.failed += error is not None
         if servers and error is None:
@@ -364,7 +364,7 @@ class Dispatcher:
             self._ended.append(task)
             if task.ranks is not None and task.error is not None:
                 for member in task.workers:  # MPI has some thousands of communicators: free the call's
-                    self._post.send(member, "ended", (task.number,))
+                    self._mailbox.send(member, "ended", (task.number,))
         elif error is not None:
             self._failed.append(task)
 
@@ -440,7 +440,7 @@ class Dispatcher:
             if task.ranks is not None:
                 worker.quick = False  # no second task ahead: behind a call of several ranks it would be taken back
             self._contact.functions.send(worker.rank, task.function)
-            self._post.send(worker.rank, "task", head, task.arguments)
+            self._mailbox.send(worker.rank, "task", head, task.arguments)
 
     def _take_back(self) -> None:
         """Ask for tasks that wait for a long one on their worker, if another worker idles."""
@@ -454,7 +454,7 @@ class Dispatcher:
     def _ask_back(self, worker: _Worker) -> None:
         if not worker.dropping:
             worker.dropping = True
-            self._post.send(worker.rank, "drop")
+            self._mailbox.send(worker.rank, "drop")
 
 
 _dispatchers: dict[int, Dispatcher] = {}
@@ -462,7 +462,7 @@ _dispatchers: dict[int, Dispatcher] = {}
 
 def dispatcher_of(contact: Contact) -> Dispatcher:
     """Return the dispatcher of a contact. There is one, which all coordinators and executors share."""
-    return _dispatchers.setdefault(id(contact.post), Dispatcher(contact))
+    return _dispatchers.setdefault(id(contact.mailbox), Dispatcher(contact))
 
 
 class OneRank:

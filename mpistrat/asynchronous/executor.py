@@ -18,9 +18,9 @@ from mpistrat.asynchronous.dispatcher import Dispatcher, OneRank, Task, dispatch
 from mpistrat.asynchronous.kept_results import KeptResults
 from mpistrat.asynchronous.server import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
-from mpistrat.messages.contact import end_with, meet_on, say_goodbye
+from mpistrat.messages.contact import end_with, meet_on, shut_down
+from mpistrat.messages.mailbox import SentFunction
 from mpistrat.messages.pickling import LostRankError, pack_arguments
-from mpistrat.messages.post import SentFunction
 from mpistrat.process import mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
@@ -98,7 +98,7 @@ class Executor(concurrent.futures.Executor):
         else:
             raise TypeError(f"an Executor takes a communicator or a ParameterServerStrategy, not {where!r}")
         self._retries, self._time_limit = retries, time_limit
-        self._serves = self._contact.roles.chief != self._contact.post.rank
+        self._serves = self._contact.roles.chief != self._contact.mailbox.rank
         self._kept: list[KeptResults] = []
         self._open: set[concurrent.futures.Future[Any]] = set()
         self._submitted: deque[Task] = deque()  # not yet taken by the thread
@@ -136,7 +136,7 @@ class Executor(concurrent.futures.Executor):
         self._closed = True
         program_end.unregister(EndStep.EXECUTORS, self._serve)
         serve(self._contact)
-        self._contact.post.close()
+        self._contact.mailbox.close()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         missing = error.name if isinstance(error, AttributeError) and error.obj is None else None
@@ -384,9 +384,9 @@ class Executor(concurrent.futures.Executor):
             self._bar.close()
             while self._kept:
                 self._kept.pop().close()
-            if self._strategy is None and not self._contact.post.closed:
-                say_goodbye(self._contact)
-                self._contact.post.close()
+            if self._strategy is None and not self._contact.mailbox.closed:
+                shut_down(self._contact)
+                self._contact.mailbox.close()
             program_end.unregister(EndStep.EXECUTORS, self._end)
 
     def _end(self) -> None:
@@ -408,7 +408,7 @@ class Executor(concurrent.futures.Executor):
     def _make_progress(self) -> None:
         backoff = Backoff()
         idle_from = time.monotonic() + _IDLE if self._has_two_ranks else None
-        while not self._contact.post.closed:
+        while not self._contact.mailbox.closed:
             with self._lock:
                 if not self._open:
                     if self._closed:

@@ -1,4 +1,4 @@
-"""The server of a rank: its task in the cluster, and its work for the coordinator until the goodbye."""
+"""The server of a rank: its task in the cluster, and its work for the coordinator until its shutdown message."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mpistrat.cluster_resolver.roles import CHIEF, PARAMETER_SERVER, WORKER
 from mpistrat.memory.published import Memory, PublishedMemory
 from mpistrat.messages import contact
 from mpistrat.messages.contact import Contact
+from mpistrat.messages.mailbox import FunctionKeeper, Mailbox, ReceivedMessage
 from mpistrat.messages.pickling import failure_of, is_plain, pack, unpack
-from mpistrat.messages.post import FunctionKeeper, Letter, Post
 from mpistrat.process import mpi
 from mpistrat.process.waiting import Backoff
 from mpistrat.record import flight_record
@@ -33,27 +33,27 @@ from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, Prepar
 from mpistrat.variables.on_server import ServerVariable, VariableStore
 
 _LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
-_AGAIN = 0.001  # seconds until the next attempt, if the function is within a letter
+_AGAIN = 0.001  # seconds until the next attempt, if the function is within a message
 _UNLIMITED = nullcontext()
-_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a letter until the job ends
-_LOOK = 0.005  # seconds between looks for letters while a task runs; a look costs about 10 us
+_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a message until the job ends
+_LOOK = 0.005  # seconds between looks for messages while a task runs; a look costs about 10 us
 _REST = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
 
 
-def time_limit(seconds: float | None, post: Post) -> AbstractContextManager[None]:
-    """Raise TimeoutError in the block after some seconds, between two steps of Python, and not within a letter.
+def time_limit(seconds: float | None, mailbox: Mailbox) -> AbstractContextManager[None]:
+    """Raise TimeoutError in the block after some seconds, between two steps of Python, and not within a message.
 
     Python ignores an error in a destructor or a callback of a weak reference: then it is raised again.
     """
-    return _UNLIMITED if seconds is None else _limited(seconds, post)
+    return _UNLIMITED if seconds is None else _limited(seconds, mailbox)
 
 
 @contextmanager
-def _limited(seconds: float, post: Post) -> Iterator[None]:
+def _limited(seconds: float, mailbox: Mailbox) -> Iterator[None]:
     error = TimeoutError(f"the function runs for more than {seconds:g} s, its time limit")
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if post.between_letters:
+        if mailbox.between_messages:
             raise error
         signal.setitimer(signal.ITIMER_REAL, _AGAIN)
 
@@ -78,7 +78,7 @@ def _limited(seconds: float, post: Post) -> Iterator[None]:
 
 def serve(contact: Contact) -> None:
     """Serve the coordinator until its program ends; as a parameter server, serve all ranks that run the program."""
-    job, number = contact.roles.task_of(contact.post.rank)
+    job, number = contact.roles.task_of(contact.mailbox.rank)
     phase = flight_record.phase(Phase.SERVING)
     with phase, _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
@@ -108,26 +108,26 @@ def _noticed_at_exit() -> Iterator[None]:
 
 
 def _serve_variables(contact: Contact) -> None:
-    post, store, backoff = contact.post, VariableStore(_memory_for(contact)), Backoff()
+    mailbox, store, backoff = contact.mailbox, VariableStore(_memory_for(contact)), Backoff()
     prepared = PreparedWrites(store)
     clients = {*contact.clients}
     while clients:
-        letter = post.receive()
-        if letter is None:
-            if contact.roles.chief in clients:  # a chief that has said goodbye is not lost
+        message = mailbox.receive()
+        if message is None:
+            if contact.roles.chief in clients:  # a chief that has sent its shutdown is not lost
                 contact.require_coordinator()
-            clients -= post.losses.ranks
+            clients -= mailbox.losses.ranks
             backoff.pause()
             continue
         backoff.reset()
-        if letter.kind == "goodbye":
-            _say_goodbye(contact, letter)
-            clients.discard(letter.source)
-            store.leave(letter.source)
-        elif prepared.takes(letter.kind):
-            prepared.handle(post, letter, contact.role)
+        if message.kind == "shutdown":
+            _confirm_shutdown(contact, message)
+            clients.discard(message.source)
+            store.leave(message.source)
+        elif prepared.takes(message.kind):
+            prepared.handle(mailbox, message, contact.role)
         else:
-            store.handle(post, letter, contact.role)
+            store.handle(mailbox, message, contact.role)
 
 
 def _memory_for(contact: Contact) -> Memory:
@@ -139,42 +139,42 @@ def _memory_for(contact: Contact) -> Memory:
     return Memory()
 
 
-def _say_goodbye(contact: Contact, letter: Letter) -> None:
-    contact.post.send(letter.source, "goodbye")
-    contact.post.flush()
+def _confirm_shutdown(contact: Contact, message: ReceivedMessage) -> None:
+    contact.mailbox.send(message.source, "shutdown")
+    contact.mailbox.flush()
 
 
 class _Worker:
-    """A worker: handles letters one after the other, in the order in which they arrive."""
+    """A worker: handles messages one after the other, in the order in which they arrive."""
 
     def __init__(self, contact: Contact, parts: on_worker.OwnParts):
-        self._contact, self._post = contact, contact.post
+        self._contact, self._mailbox = contact, contact.mailbox
         self._functions = FunctionKeeper()
-        self._letters: deque[Letter] = deque()
+        self._messages: deque[ReceivedMessage] = deque()
         self._parts = parts
         self._failed: dict[int, Any] = {}  # communicators of tasks of several ranks that raised here
-        self._running: object = None  # letter of the task that runs
+        self._running: object = None  # message of the task that runs
 
     def serve(self) -> None:
         with self._looking():
             backoff = Backoff()
             while True:
-                with self._post.lock:
-                    if not self._letters:
-                        self._take_letter()  # one: a poll for the next takes 3 us, for which this one would wait
-                    letter = self._letters.popleft() if self._letters else None
-                if letter is None:
+                with self._mailbox.lock:
+                    if not self._messages:
+                        self._take_message()  # one: a poll for the next takes 3 us, for which this one would wait
+                    message = self._messages.popleft() if self._messages else None
+                if message is None:
                     backoff.pause()
                     continue
                 backoff.reset()
-                if letter.kind == "goodbye":
-                    _say_goodbye(self._contact, letter)
+                if message.kind == "shutdown":
+                    _confirm_shutdown(self._contact, message)
                     return
-                self._handle(letter)
+                self._handle(message)
 
     @contextmanager
     def _looking(self) -> Iterator[None]:
-        """Look for letters in a thread while a task runs, so that the task after it can be taken back."""
+        """Look for messages in a thread while a task runs, so that the task after it can be taken back."""
         MPI = mpi.start()
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             yield
@@ -193,58 +193,58 @@ class _Worker:
         with suppress(RuntimeError):  # of an interrupted message: the main thread raises it, too
             while not ended.wait(_LOOK if seen is not None else _REST):
                 if self._running is not None and self._running is seen:
-                    with self._post.lock:  # the main thread waits: letters stay in order, a task begins or goes back
-                        while self._take_letter():
+                    with self._mailbox.lock:  # the main thread waits: messages stay in order, tasks begin or go back
+                        while self._take_message():
                             pass
                 seen = self._running
 
-    def _take_letter(self) -> bool:
-        """Take a letter if one has arrived. If it asks for tasks that have not begun, give them back."""
-        letter = self._post.receive()
-        if letter is None:
-            if self._post.losses.ranks:
+    def _take_message(self) -> bool:
+        """Take a message if one has arrived. If it asks for tasks that have not begun, give them back."""
+        message = self._mailbox.receive()
+        if message is None:
+            if self._mailbox.losses.ranks:
                 self._contact.require_coordinator()
             return False
-        if letter.kind in ("drop", "goodbye"):
-            tasks = [waiting for waiting in self._letters if waiting.kind == "task"]
-            self._letters = deque(waiting for waiting in self._letters if waiting.kind != "task")
-            if letter.kind == "drop":
-                self._post.send(letter.source, "dropped", tuple(task.head[0] for task in tasks))
+        if message.kind in ("drop", "shutdown"):
+            tasks = [waiting for waiting in self._messages if waiting.kind == "task"]
+            self._messages = deque(waiting for waiting in self._messages if waiting.kind != "task")
+            if message.kind == "drop":
+                self._mailbox.send(message.source, "dropped", tuple(task.head[0] for task in tasks))
                 return True
-        self._letters.append(letter)
+        self._messages.append(message)
         return True
 
-    def _handle(self, letter: Letter) -> None:
-        if letter.kind == "task":
-            self._run(letter)
-        elif letter.kind == "function":
-            self._functions.keep(letter)
-        elif letter.kind == "part":
-            key, digest, strategy = letter.head
+    def _handle(self, message: ReceivedMessage) -> None:
+        if message.kind == "task":
+            self._run(message)
+        elif message.kind == "function":
+            self._functions.keep(message)
+        elif message.kind == "part":
+            key, digest, strategy = message.head
             with _in_scope(strategy):
-                self._parts.make(key, lambda: self._functions.function(letter.source, digest)(*unpack(letter.body)))
-        elif letter.kind == "free":
-            self._parts.free(letter.head[0])
-        elif letter.kind == "ended":
-            comm = self._failed.pop(letter.head[0], None)
+                self._parts.make(key, lambda: self._functions.function(message.source, digest)(*unpack(message.body)))
+        elif message.kind == "free":
+            self._parts.free(message.head[0])
+        elif message.kind == "ended":
+            comm = self._failed.pop(message.head[0], None)
             if comm is not None and not mpi.survives_losses():  # with a lost rank it cannot be freed
                 comm.Free()
 
-    def _run(self, letter: Letter) -> None:
-        number, digest, strategy, together, seconds, once = letter.head
-        self._running = letter
+    def _run(self, message: ReceivedMessage) -> None:
+        number, digest, strategy, together, seconds, once = message.head
+        self._running = message
         start = time.perf_counter()
         comm = None
         servers: tuple[int, ...] = ()  # that wait for the decision of the coordinator
         called = False  # whether the function runs
         try:
-            function = self._functions.function(letter.source, digest)
-            args, kwargs = unpack(letter.body)
-            comm = None if together is None else self._post.communicator(together, number)
+            function = self._functions.function(message.source, digest)
+            args, kwargs = unpack(message.body)
+            comm = None if together is None else self._mailbox.communicator(together, number)
             if comm is not None:
                 args = (comm, *args)
             with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
-                with on_worker.call_on(comm), time_limit(seconds, self._post):
+                with on_worker.call_on(comm), time_limit(seconds, self._mailbox):
                     called = True
                     result = function(*args, **kwargs)
                     called = False
@@ -262,9 +262,9 @@ class _Worker:
             body, kind = pack(failure_of(error, self._contact.role))[0], "failed"
             if comm:
                 self._failed[number] = comm
-        self._post.send(letter.source, kind, (number, time.perf_counter() - start, servers), body)
+        self._mailbox.send(message.source, kind, (number, time.perf_counter() - start, servers), body)
         if body.buffers:
-            self._post.flush()  # the next task may change the arrays
+            self._mailbox.flush()  # the next task may change the arrays
         self._running = None
 
 
@@ -419,7 +419,7 @@ class Server:
         reached = contact.be_reached(SimpleClusterResolver(cluster, task_type=job, task_id=task))
         if reached is None:
             return
-        if reached.post.rank in reached.clients:
+        if reached.mailbox.rank in reached.clients:
             raise RuntimeError(
                 f"{reached.role} is in Server.join(), and the chief uses compat.v1's ParameterServerStrategy: create "
                 "that on workers too, which run the program, and call join() on parameter servers only"

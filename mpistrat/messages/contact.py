@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mpistrat.cluster_resolver import ClusterResolver
 from mpistrat.cluster_resolver.compare import agreed_roles
 from mpistrat.cluster_resolver.roles import CHIEF, WORKER, Roles
-from mpistrat.messages.post import FunctionSender, Post
+from mpistrat.messages.mailbox import FunctionSender, Mailbox
 from mpistrat.process import failure, mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
@@ -28,13 +28,13 @@ _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ra
 class Contact(NamedTuple):
     """What a rank has of the others."""
 
-    post: Post  # letters to and from all ranks of the program
+    mailbox: Mailbox  # messages to and from all ranks of the program
     roles: Roles  # the rank of each task
     functions: FunctionSender  # the functions that other ranks know from this one
     # number of the parameter server, and key, of variables that are not used any more
     freed: deque[tuple[int, int]]
-    # ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. Each says
-    # goodbye at its end to the other ranks, which serve it.
+    # ranks whose program goes on: the coordinator, or chief and workers if all of them run the program. At its end
+    # each sends "shutdown" to the other ranks, which serve it.
     clients: tuple[int, ...]
     # the other ranks of this node, of which parameter servers publish their variables
     neighbors: frozenset[int] = frozenset()
@@ -42,15 +42,15 @@ class Contact(NamedTuple):
     @property
     def servers(self) -> set[int]:
         """The ranks that do what a client asks for."""
-        return {*range(self.post.size)} - {*self.clients}
+        return {*range(self.mailbox.size)} - {*self.clients}
 
     @property
     def role(self) -> str:
-        return role_in_words(self.roles, self.post.rank)
+        return role_in_words(self.roles, self.mailbox.rank)
 
     def require_coordinator(self) -> None:
         """End the job if the coordinator is lost."""
-        if self.roles.chief in self.post.losses.ranks:
+        if self.roles.chief in self.mailbox.losses.ranks:
             lost = role_in_words(self.roles, self.roles.chief)
             failure.end_job(f"{self.role}: {lost}, the coordinator, was lost, so the job ends")
 
@@ -107,11 +107,11 @@ def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Conta
         comm = world.Dup()
     topology = Topology.of(comm)
     roles = agreed_roles(resolver, topology)
-    post = Post(comm, partial(role_in_words, roles))
-    (node,) = (node for node in topology.nodes if post.rank in node)
-    neighbors = frozenset(node) - {post.rank}
-    _contact = Contact(post, roles, FunctionSender(post), deque(), _clients(roles, jobs), neighbors)
-    if post.rank in _contact.clients:
+    mailbox = Mailbox(comm, partial(role_in_words, roles))
+    (node,) = (node for node in topology.nodes if mailbox.rank in node)
+    neighbors = frozenset(node) - {mailbox.rank}
+    _contact = Contact(mailbox, roles, FunctionSender(mailbox), deque(), _clients(roles, jobs), neighbors)
+    if mailbox.rank in _contact.clients:
         program_end.register(EndStep.SERVERS, _let_go)
     return _contact
 
@@ -179,8 +179,8 @@ def meet_on(comm: Any) -> Contact:
     """Return the contact of a communicator: rank 0 coordinates, others work, a single rank does both. Collective."""
     roles = Roles({CHIEF: (0,), WORKER: tuple(range(1, comm.size)) or (0,)}, "a communicator")
     with creation(comm, "the start of an executor"):
-        post = Post(comm.Dup(), partial(role_in_words, roles))
-    return Contact(post, roles, FunctionSender(post), deque(), (0,))
+        mailbox = Mailbox(comm.Dup(), partial(role_in_words, roles))
+    return Contact(mailbox, roles, FunctionSender(mailbox), deque(), (0,))
 
 
 def _let_go() -> None:
@@ -191,33 +191,33 @@ def _let_go() -> None:
             if rank != world.rank:
                 world.isend((), rank, _GO).Free()
     else:
-        end_with(partial(say_goodbye, _contact))
+        end_with(partial(shut_down, _contact))
 
 
-def end_with(goodbye: Callable[[], None]) -> None:
-    """Say goodbye at the end of the program. If that fails, end the job: the other ranks would wait for ever."""
+def end_with(shutdown: Callable[[], None]) -> None:
+    """Call ``shutdown`` at the end of the program. If it fails, end the job: the other ranks would wait for ever."""
     try:
-        goodbye()
+        shutdown()
     except RuntimeError as error:
-        failure.end_job(f"The job ends without a goodbye to the other ranks: {error}")
+        failure.end_job(f"The job ends without a shutdown of the other ranks: {error}")
 
 
-def say_goodbye(contact: Contact) -> None:
-    """Tell the ranks that serve this one that no more letters come, and wait until all have answered."""
-    post = contact.post
-    with post.lock:
-        if post.closed:
+def shut_down(contact: Contact) -> None:
+    """Tell the ranks that serve this one that no more messages come, and wait until all have answered."""
+    mailbox = contact.mailbox
+    with mailbox.lock:
+        if mailbox.closed:
             return
         servers = contact.servers
         for rank in servers:
-            post.send(rank, "goodbye")
-        post.closed = True
+            mailbox.send(rank, "shutdown")
+        mailbox.closed = True
         backoff = Backoff()
-        while servers:  # and take what was under way: a rank cannot end with a letter that has not left
-            letter = post.receive()
-            servers -= post.losses.ranks
-            if letter is None:
+        while servers:  # and take what was under way: a rank cannot end with a message that has not left
+            message = mailbox.receive()
+            servers -= mailbox.losses.ranks
+            if message is None:
                 backoff.pause()
-            elif letter.kind == "goodbye":
-                servers.discard(letter.source)
-        post.flush()
+            elif message.kind == "shutdown":
+                servers.discard(message.source)
+        mailbox.flush()

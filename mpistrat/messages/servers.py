@@ -11,8 +11,8 @@ import numpy as np
 from mpistrat.memory.buffer_pool import Buffers
 from mpistrat.memory.published import Location, Reader, View
 from mpistrat.messages.contact import Contact
+from mpistrat.messages.mailbox import ask_in_bundles
 from mpistrat.messages.pickling import EMPTY, Packed, pack
-from mpistrat.messages.post import ask_in_bundles
 from mpistrat.process.cache import Cache
 
 Request = tuple[int, str, tuple[Any, ...], Any]  # server, kind, head, value
@@ -28,7 +28,7 @@ class SharedReads:
     """What this rank reads of the parameter servers of its node. A read is tried once, else a message asks."""
 
     def __init__(self, contact: Contact):
-        self._post = contact.post
+        self._mailbox = contact.mailbox
         servers = enumerate(contact.roles.parameter_servers)
         self._ranks = {server: rank for server, rank in servers if rank in contact.neighbors}
         self._readers: dict[int, Reader] = {}
@@ -47,7 +47,7 @@ class SharedReads:
             if server in self._ranks:
                 by_server.setdefault(server, []).append(index)
         for server, indices in by_server.items():
-            self._post.require(self._ranks[server])
+            self._mailbox.require(self._ranks[server])
             views = self._views_of(server, [requests[index][2][0] for index in indices])
             if any(view is None for view in views):
                 continue
@@ -68,7 +68,7 @@ class SharedReads:
         missing = [key for key in dict.fromkeys(keys) if key not in views]
         if missing:
             rank = self._ranks[server]
-            locations = ask_in_bundles(self._post, [(rank, "where", (key,), EMPTY) for key in missing])
+            locations = ask_in_bundles(self._mailbox, [(rank, "where", (key,), EMPTY) for key in missing])
             for key, location in zip(missing, locations, strict=True):
                 views[key] = self._views.keep(key, None if location is None else self._mapped(server, location))
         return [views[key] for key in keys]
@@ -137,22 +137,22 @@ class Servers:
                 (self._ranks[server], kind, head, EMPTY if value is None else pack(value)[0])
                 for server, kind, head, value in (requests[index] for index in others)
             ]
-            for index, reply in zip(others, ask_in_bundles(self._contact.post, asked), strict=True):
+            for index, reply in zip(others, ask_in_bundles(self._contact.mailbox, asked), strict=True):
                 replies[index] = reply
         return replies
 
     def ask_packed(self, requests: Sequence[tuple[int, str, tuple[Any, ...], Packed]]) -> list[Any]:
         """Return the replies of the parameter servers to requests whose bodies are packed."""
         self._tell_freed()
-        return self._contact.post.ask_all(
+        return self._contact.mailbox.ask_all(
             [(self._ranks[server], kind, head, body) for server, kind, head, body in requests]
         )
 
     def _tell_freed(self) -> None:
-        post = self._contact.post
+        mailbox = self._contact.mailbox
         while self._freed:
             server, key = self._freed.popleft()
-            post.send(self._ranks[server], "free", (key,))
+            mailbox.send(self._ranks[server], "free", (key,))
 
     def update(self, updates: Sequence[Update]) -> list[Any]:
         """Return the results of functions that run beside their variables; None for each while they are kept."""

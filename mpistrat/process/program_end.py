@@ -34,9 +34,9 @@ class EndStep(enum.IntEnum):
     SAVES = enum.auto()
     """Report saves that failed while no call waited for them. Python has ended their threads. Only writes logs."""
     EXECUTORS = enum.auto()
-    """Wait for the calls of executors, or serve them. Sends letters and runs functions of the program."""
+    """Wait for the calls of executors, or serve them. Sends messages and runs functions of the program."""
     SERVERS = enum.auto()
-    """Let workers and parameter servers go. Their programs go on, so they come to `GOODBYES`. Sends letters."""
+    """Let workers and parameter servers go. Their programs go on, so they come to `GOODBYES`. Sends messages."""
     TORCH = enum.auto()
     """Tell other ranks that this one makes no more groups of torch. Sends, but does not wait: they may not be here."""
     GOODBYES = enum.auto()
@@ -97,7 +97,7 @@ def _run(last: EndStep) -> None:
             continue
         try:
             function()
-        except BaseException as error:  # also an interrupt: the other ranks wait for the goodbyes
+        except BaseException as error:  # also an interrupt: the other ranks wait for the step `GOODBYES`
             trace = traceback.format_exception(type(error), error, error.__traceback__)
             failure.write("".join([f"Exception ignored in atexit callback: {function!r}\n", *trace]))
 

@@ -298,7 +298,7 @@ class Topology(ObjectCollectives):
             for comm in (self.world, self.node, self.rail):
                 failure.revoke_at_end(comm)
         elif self.size > 1:
-            program_end.register(EndStep.GOODBYES, self._say_goodbye)
+            program_end.register(EndStep.GOODBYES, self._announce_end)
             debug_notes.note(self.checks)
 
     def _share_memory(self, MPI: Any) -> NodeMemory | None:
@@ -363,7 +363,7 @@ class Topology(ObjectCollectives):
         if ring.ring is not None:
             ring.ring.sample(sample)
 
-    def _say_goodbye(self) -> None:
+    def _announce_end(self) -> None:
         """Tell ranks that still wait in a collective that this rank's program has ended."""
         if not self.world:
             return
@@ -392,7 +392,7 @@ class Topology(ObjectCollectives):
 
     def free(self) -> None:
         """Give the private communicators back. Collective."""
-        program_end.unregister(EndStep.GOODBYES, self._say_goodbye)
+        program_end.unregister(EndStep.GOODBYES, self._announce_end)
         # Before the memory of the node is touched, which others may still read.
         self.lock.close("on a communicator that was freed: make a strategy on one that is not")
         self.memory = None

@@ -326,7 +326,7 @@ def strategy_of(number: int) -> Any:
 class _ServingExtended(PlacedExtended):
     def __init__(self, strategy: ParameterServerStrategy, reached: Contact):
         super().__init__(strategy, reached)
-        job, _ = reached.roles.task_of(reached.post.rank)
+        job, _ = reached.roles.task_of(reached.mailbox.rank)
         self.servers = NoServers() if job == PARAMETER_SERVER else Servers(reached)
 
     def variable_class(self, synchronization: VariableSynchronization) -> NoReturn:

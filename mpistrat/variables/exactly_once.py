@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat import context, nest
+from mpistrat.messages.mailbox import Mailbox, ReceivedMessage, SentFunction, bundle
 from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
-from mpistrat.messages.post import Letter, Post, SentFunction, bundle
 from mpistrat.messages.servers import Request, Servers, Update
 from mpistrat.variables.on_server import ServerVariable, VariableStore, known
 
@@ -28,7 +28,7 @@ class Write(NamedTuple):
 
 
 def pack_writes(writes: list[Write]) -> Packed:
-    """Return writes as one body of a letter, whose arrays are not copied."""
+    """Return writes as one body of a message, whose arrays are not copied."""
     return bundle([(key, (method, digest), value) for key, method, digest, value in writes])
 
 
@@ -50,37 +50,37 @@ class PreparedWrites:
         self._aborted: set[int] = set()  # numbers whose writes have not come, of lost workers
 
     def takes(self, kind: str) -> bool:
-        """Return whether a letter of this kind is for `handle`."""
+        """Return whether a message of this kind is for `handle`."""
         return kind in ("prepare", "commit", "abort")
 
-    def handle(self, post: Post, letter: Letter, where: str) -> None:
-        """Do what a letter asks for, and answer it."""
-        if letter.kind == "prepare":
-            self._prepare(post, letter, where)
-        elif letter.kind == "commit":
-            (number,) = letter.head
+    def handle(self, mailbox: Mailbox, message: ReceivedMessage, where: str) -> None:
+        """Do what a message asks for, and answer it."""
+        if message.kind == "prepare":
+            self._prepare(mailbox, message, where)
+        elif message.kind == "commit":
+            (number,) = message.head
             with self._store.as_one():
                 # Other ranks see all writes of the function, or none.
                 body = self._apply(number, where)
-            post.send(letter.source, "committed", (number,), body)
-        elif self._waiting.pop(letter.head[0], None) is None:
+            mailbox.send(message.source, "committed", (number,), body)
+        elif self._waiting.pop(message.head[0], None) is None:
             # The abort has overtaken the writes.
-            self._aborted.add(letter.head[0])
+            self._aborted.add(message.head[0])
 
-    def _prepare(self, post: Post, letter: Letter, where: str) -> None:
-        _, number = letter.head
+    def _prepare(self, mailbox: Mailbox, message: ReceivedMessage, where: str) -> None:
+        _, number = message.head
         if number in self._aborted:  # the worker was lost, and this arrived late
             self._aborted.discard(number)
             return
         writes = self._waiting[number] = []
         try:
-            writes += [self._checked(write, letter.source) for write in unpack_writes(letter.body)]
+            writes += [self._checked(write, message.source) for write in unpack_writes(message.body)]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the function raises it, and the coordinator says abort
-            post.refuse(letter, error, where)
+            mailbox.refuse(message, error, where)
         else:
-            post.answer(letter, None)
+            mailbox.answer(message, None)
 
     def _checked(self, write: Write, source: int) -> Callable[[], object]:
         """Return the application of a write. Raise what it would raise, as far as that can be known."""

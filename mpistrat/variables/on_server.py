@@ -13,8 +13,8 @@ import numpy as np
 from mpistrat import nest
 from mpistrat.arrays import arrays
 from mpistrat.memory.published import Location, Memory
+from mpistrat.messages.mailbox import SEVERAL, FunctionKeeper, Mailbox, ReceivedMessage, outcomes_of
 from mpistrat.messages.pickling import Packed, failure_of, pack, refer, unpack
-from mpistrat.messages.post import SEVERAL, FunctionKeeper, Letter, Post, outcomes_of
 from mpistrat.messages.servers import Update
 from mpistrat.values import ArrayLike, IndexedSlices, component
 from mpistrat.variables.local import LocalVariable
@@ -283,7 +283,7 @@ class HeldVariable(LocalVariable):
 
 
 class VariableStore:
-    """The variables of this parameter server, in ``memory``. It handles one letter after another."""
+    """The variables of this parameter server, in ``memory``. It handles one message after another."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory or Memory()
@@ -292,35 +292,35 @@ class VariableStore:
         self._users: dict[int, int] = {}  # number of ranks that have not freed a variable
         self._left: set[int] = set()
         self._functions = FunctionKeeper()
-        self._replies: dict[str, Callable[[Letter], Any]] = {
+        self._replies: dict[str, Callable[[ReceivedMessage], Any]] = {
             "create": self._create,
             "meet": self._meet,
-            "where": lambda letter: self._places.get(letter.head[1]),
-            "read": lambda letter: self.array(letter.head[1]),
-            "rows": lambda letter: self.array(letter.head[1])[unpack(letter.body)],
-            "write": lambda letter: self.write(letter.head[1], letter.head[2], unpack(letter.body)),
+            "where": lambda message: self._places.get(message.head[1]),
+            "read": lambda message: self.array(message.head[1]),
+            "rows": lambda message: self.array(message.head[1])[unpack(message.body)],
+            "write": lambda message: self.write(message.head[1], message.head[2], unpack(message.body)),
             "update": self._update,
         }
 
-    def handle(self, post: Post, letter: Letter, where: str) -> None:
-        """Handle a letter, and answer it."""
-        if letter.kind == "function":
-            self._functions.keep(letter)
-        elif letter.kind == "free":
-            self._free(letter.head[0])
-        elif letter.kind == SEVERAL:
+    def handle(self, mailbox: Mailbox, message: ReceivedMessage, where: str) -> None:
+        """Handle a message, and answer it."""
+        if message.kind == "function":
+            self._functions.keep(message)
+        elif message.kind == "free":
+            self._free(message.head[0])
+        elif message.kind == SEVERAL:
             with self.as_one():
-                body = outcomes_of(letter, lambda call: self._outcome(call, where))
-            post.reply(letter, body)
+                body = outcomes_of(message, lambda call: self._outcome(call, where))
+            mailbox.reply(message, body)
         else:
             try:
                 with self.as_one():
-                    value = self._replies[letter.kind](letter)
-                post.answer(letter, value)
+                    value = self._replies[message.kind](message)
+                mailbox.answer(message, value)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # raised by the rank that asked; sys.exit() must not end the server
-                post.refuse(letter, error, where)
+                mailbox.refuse(message, error, where)
 
     @contextmanager
     def as_one(self) -> Iterator[None]:
@@ -330,11 +330,11 @@ class VariableStore:
         finally:
             self._memory.end()  # the first write has begun it
 
-    def _outcome(self, letter: Letter, where: str) -> Packed:
+    def _outcome(self, message: ReceivedMessage, where: str) -> Packed:
         """Return the packed answer to one of several requests, or the packed error that it met."""
         try:
-            value = self._replies[letter.kind](letter)
-            return pack(value, copy=letter.kind == "update")[0]  # a later one may change what it returns
+            value = self._replies[message.kind](message)
+            return pack(value, copy=message.kind == "update")[0]  # a later one may change what it returns
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -387,14 +387,14 @@ class VariableStore:
 
         return update
 
-    def _create(self, letter: Letter) -> None:
-        _, key, users = letter.head
-        self.hold(*unpack(letter.body))
+    def _create(self, message: ReceivedMessage) -> None:
+        _, key, users = message.head
+        self.hold(*unpack(message.body))
         self._users[key] = users
 
-    def _meet(self, letter: Letter) -> tuple[str, Facts] | None:
+    def _meet(self, message: ReceivedMessage) -> tuple[str, Facts] | None:
         """Return the name, shape and dtype of a variable that another rank creates; None if it has not yet."""
-        _, key, creator = letter.head
+        _, key, creator = message.head
         if key in self._held:
             variable, held = self._held[key]
             return variable.name, (held.array.shape, held.array.dtype)
@@ -411,10 +411,10 @@ class VariableStore:
         if not self._users[key]:
             del self._users[key], self._held[key], self._places[key]
 
-    def _update(self, letter: Letter) -> Any:
-        _, key, digest = letter.head
-        args, kwargs = unpack(letter.body)
-        return self.prepared_update(key, self.function(letter.source, digest), args, kwargs)()
+    def _update(self, message: ReceivedMessage) -> Any:
+        _, key, digest = message.head
+        args, kwargs = unpack(message.body)
+        return self.prepared_update(key, self.function(message.source, digest), args, kwargs)()
 
     def _here(self, value: Any) -> Any:
         if not isinstance(value, ServerVariable):

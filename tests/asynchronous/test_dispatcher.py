@@ -6,8 +6,8 @@ from collections import deque
 from types import SimpleNamespace
 
 from mpistrat.asynchronous.dispatcher import Dispatcher, Task
+from mpistrat.messages.mailbox import ReceivedMessage
 from mpistrat.messages.pickling import EMPTY, LostRankError, failure_of, pack
-from mpistrat.messages.post import Letter
 from mpistrat.process import failure
 
 WORKERS = 600
@@ -16,28 +16,28 @@ FUNCTION = SimpleNamespace(digest=b"", packed=EMPTY)
 
 
 class FailingWorkers:
-    """A post whose workers answer each task with an error. The answers wait until they are let through."""
+    """A mailbox whose workers answer each task with an error. The answers wait until they are let through."""
 
     def __init__(self):
         self.lock, self.closed, self.open = threading.RLock(), False, False
         self.body = pack(failure_of(OSError("on purpose"), "a worker"))[0]
-        self.letters, self.losses = deque(), SimpleNamespace(ranks=set())
+        self.messages, self.losses = deque(), SimpleNamespace(ranks=set())
 
     def receive(self):
-        return self.letters.popleft() if self.open and self.letters else None
+        return self.messages.popleft() if self.open and self.messages else None
 
     def require_open(self):
         pass
 
     def send(self, to, kind, head=(), body=EMPTY):
         if kind == "task":
-            self.letters.append(Letter(to, "failed", (head[0], 0.0, ()), self.body))
+            self.messages.append(ReceivedMessage(to, "failed", (head[0], 0.0, ()), self.body))
 
 
 def test_many_tasks_that_fail_together_run_again():
-    post = FailingWorkers()
+    mailbox = FailingWorkers()
     roles = SimpleNamespace(workers=range(1, WORKERS + 1), parameter_servers=())
-    dispatcher = Dispatcher(SimpleNamespace(post=post, roles=roles, functions=FUNCTIONS))
+    dispatcher = Dispatcher(SimpleNamespace(mailbox=mailbox, roles=roles, functions=FUNCTIONS))
     given_up = []
 
     def attempt(left):
@@ -52,13 +52,13 @@ def test_many_tasks_that_fail_together_run_again():
 
     for _ in range(WORKERS):
         dispatcher.add(attempt(2))
-    post.open = True
+    mailbox.open = True
     dispatcher.wait(lambda: len(given_up) == WORKERS)
     assert not dispatcher.unfinished(dispatcher)
 
 
-class Post:
-    """A post that notes the letters that it is given, and whose replies a test makes."""
+class Mailbox:
+    """A mailbox that notes the messages that it is given, and whose replies a test makes."""
 
     def __init__(self):
         self.lock, self.closed = threading.RLock(), False
@@ -72,10 +72,10 @@ class Post:
         self.sent.append((to, kind, *head[:1]))
 
 
-def dispatcher_of_two(post):
+def dispatcher_of_two(mailbox):
     """A dispatcher of the workers 1 and 2, and a parameter server."""
     roles = SimpleNamespace(workers=(1, 2), parameter_servers=(3,), task_of=lambda rank: ("worker", rank - 1))
-    return Dispatcher(SimpleNamespace(post=post, roles=roles, functions=FUNCTIONS))
+    return Dispatcher(SimpleNamespace(mailbox=mailbox, roles=roles, functions=FUNCTIONS))
 
 
 def test_no_lost_worker_gets_a_part_of_a_task(monkeypatch):
@@ -83,24 +83,24 @@ def test_no_lost_worker_gets_a_part_of_a_task(monkeypatch):
         raise AssertionError(text)
 
     monkeypatch.setattr(failure, "end_job", end_job)
-    post = Post()
-    dispatcher, errors = dispatcher_of_two(post), []
-    post.losses.ranks.add(2)
+    mailbox = Mailbox()
+    dispatcher, errors = dispatcher_of_two(mailbox), []
+    mailbox.losses.ranks.add(2)
     dispatcher.add(Task(FUNCTION, EMPTY, None, dispatcher, None, lambda _, error: errors.append(error), ranks=2))
     (error,) = errors
     assert isinstance(error, LostRankError)
-    assert post.sent == []
+    assert mailbox.sent == []
 
 
 def test_no_task_is_taken_back_for_a_worker_whose_writes_are_applied():
-    post = Post()
-    dispatcher = dispatcher_of_two(post)
+    mailbox = Mailbox()
+    dispatcher = dispatcher_of_two(mailbox)
 
     def add(once=False):
         dispatcher.add(Task(FUNCTION, EMPTY, None, dispatcher, None, lambda *_: None, once=once))
 
     def reply(source, kind, *head):
-        post.replies.append(Letter(source, kind, head, pack(None)[0] if kind == "ended" else EMPTY))
+        mailbox.replies.append(ReceivedMessage(source, kind, head, pack(None)[0] if kind == "ended" else EMPTY))
         dispatcher.progress()
 
     add(once=True)
@@ -108,10 +108,10 @@ def test_no_task_is_taken_back_for_a_worker_whose_writes_are_applied():
     reply(2, "ended", 1, 0.0, ())  # at once: it is handed two tasks now
     add()
     add()
-    assert post.sent == [(1, "task", 0), (2, "task", 1), (2, "task", 2), (2, "task", 3)]
+    assert mailbox.sent == [(1, "task", 0), (2, "task", 1), (2, "task", 2), (2, "task", 3)]
     reply(1, "ended", 0, 1.0, (0,))
     time.sleep(0.01)  # the first task of the other worker is not short
     dispatcher.progress()
-    assert post.sent[4:] == [(3, "commit", 0)]
+    assert mailbox.sent[4:] == [(3, "commit", 0)]
     reply(3, "committed", 0)
-    assert post.sent[5:] == [(2, "drop")]
+    assert mailbox.sent[5:] == [(2, "drop")]

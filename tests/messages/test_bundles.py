@@ -1,46 +1,46 @@
-"""Several requests to one rank are one letter, and each request has its own outcome."""
+"""Several requests to one rank are one message, and each request has its own outcome."""
 
 import numpy as np
 import pytest
 
+from mpistrat.messages.mailbox import SEVERAL, ReceivedMessage, ask_in_bundles, outcomes_of
 from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
-from mpistrat.messages.post import SEVERAL, Letter, ask_in_bundles, outcomes_of
 
 
 class Wire:
-    """Stands in for a Post: carries bytes to ranks that answer at once, and counts the letters."""
+    """Stands in for a Mailbox: carries bytes to ranks that answer at once, and counts the messages."""
 
     def __init__(self, answers):
-        self._answers, self.letters = answers, []
+        self._answers, self.messages = answers, []
 
     def ask_all(self, requests):
         values = []
         for number, (to, kind, head, body) in enumerate(requests):
-            self.letters.append((to, kind))
+            self.messages.append((to, kind))
             sent = Packed(bytes(body.stream), tuple(bytearray(each) for each in body.buffers))
-            letter = Letter(to, kind, (number, *head), sent)
+            message = ReceivedMessage(to, kind, (number, *head), sent)
             if kind == SEVERAL:
-                self.reply(letter, outcomes_of(letter, self._outcome))
+                self.reply(message, outcomes_of(message, self._outcome))
                 values.append(unpack(self._reply))
             else:
-                values.append(self._answers(letter))
+                values.append(self._answers(message))
         return values
 
-    def reply(self, letter, body):
+    def reply(self, message, body):
         self._reply = Packed(bytes(body.stream), tuple(bytearray(each) for each in body.buffers))
 
-    def _outcome(self, letter):
+    def _outcome(self, message):
         try:
-            return pack(self._answers(letter))[0]
+            return pack(self._answers(message))[0]
         except LookupError as error:
-            return pack(failure_of(error, f"rank {letter.source}"))[0]
+            return pack(failure_of(error, f"rank {message.source}"))[0]
 
 
-def echo(letter):
-    if letter.kind == "fail":
-        raise LookupError(letter.head[1])
-    value = unpack(letter.body) if letter.body is not EMPTY and len(letter.body.stream) else None
-    return letter.source, letter.kind, letter.head[1:], value
+def echo(message):
+    if message.kind == "fail":
+        raise LookupError(message.head[1])
+    value = unpack(message.body) if message.body is not EMPTY and len(message.body.stream) else None
+    return message.source, message.kind, message.head[1:], value
 
 
 def requests_of(ranks, size):
@@ -59,7 +59,7 @@ def test_replies_are_those_of_single_requests_in_their_order(ranks, size):
     for reply, expected in zip(replies, single.ask_all(requests), strict=True):
         assert reply[:3] == expected[:3]
         np.testing.assert_array_equal(reply[3], expected[3])
-    assert len(bundled.letters) == len({*ranks})
+    assert len(bundled.messages) == len({*ranks})
 
 
 def test_the_first_error_is_raised_after_all_were_asked():
@@ -73,4 +73,4 @@ def test_the_first_error_is_raised_after_all_were_asked():
     with pytest.raises(LookupError, match="first") as raised:
         ask_in_bundles(wire, requests)
     assert "rank 1" in str(raised.value.__cause__)
-    assert [to for to, _ in wire.letters] == [1, 2]
+    assert [to for to, _ in wire.messages] == [1, 2]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mpistrat
+from mpistrat.messages.mailbox import FunctionKeeper, FunctionSender, ReceivedMessage
 from mpistrat.messages.pickling import failure_of, is_plain, pack, unpack
-from mpistrat.messages.post import FunctionKeeper, FunctionSender, Letter
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -36,19 +36,19 @@ def test_what_needs_no_cloudpickle():
     assert not is_plain(np.array([object()]))
 
 
-class Letters:
-    """Keeps the letters that are sent."""
+class SentMessages:
+    """Keeps the messages that are sent."""
 
     def __init__(self):
         self.sent = []
 
     def send(self, to, kind, head, body):
-        self.sent.append((to, Letter(7, kind, head, body)))
+        self.sent.append((to, ReceivedMessage(7, kind, head, body)))
 
 
 def test_a_function_is_sent_once_to_each_rank():
-    post, keeper = Letters(), FunctionKeeper()
-    sender = FunctionSender(post)
+    mailbox, keeper = SentMessages(), FunctionKeeper()
+    sender = FunctionSender(mailbox)
     scale = 3
 
     def times(x):
@@ -56,37 +56,37 @@ def test_a_function_is_sent_once_to_each_rank():
 
     for to in (1, 2, 1, 1):
         sender.send(to, sender.packed(times))
-    assert [to for to, _ in post.sent] == [1, 2]
-    keeper.keep(post.sent[0][1])
+    assert [to for to, _ in mailbox.sent] == [1, 2]
+    keeper.keep(mailbox.sent[0][1])
     assert keeper.function(7, sender.packed(times).digest)(2) == 6
 
 
 def test_functions_that_are_not_used_are_forgotten():
-    post, keeper = Letters(), FunctionKeeper()
-    sender = FunctionSender(post)
+    mailbox, keeper = SentMessages(), FunctionKeeper()
+    sender = FunctionSender(mailbox)
     functions = [lambda i=i: i for i in range(300)]
     for function in functions:
         sender.send(1, sender.packed(function))
-        keeper.keep(post.sent[-1][1])
+        keeper.keep(mailbox.sent[-1][1])
     digests = [sender.packed(function).digest for function in functions]
     assert keeper.function(7, digests[-1])() == 299
     with pytest.raises(KeyError):
         keeper.function(7, digests[0])
     sender.send(1, sender.packed(functions[0]))  # is sent again
-    keeper.keep(post.sent[-1][1])
+    keeper.keep(mailbox.sent[-1][1])
     assert keeper.function(7, digests[0])() == 0
 
 
 def test_what_cannot_be_sent_is_named():
     guard = threading.Lock()
     with pytest.raises(TypeError, match="because of 'guard', a lock"):
-        FunctionSender(Letters()).packed(lambda: guard.locked())
+        FunctionSender(SentMessages()).packed(lambda: guard.locked())
 
 
 def test_plain_variables_are_not_sent():
     v = mpistrat.Variable([1.0])
     with pytest.raises(TypeError, match="because of 'v', a LocalVariable"):
-        FunctionSender(Letters()).packed(lambda: v.read_value())
+        FunctionSender(SentMessages()).packed(lambda: v.read_value())
 
 
 class TwoArguments(ValueError):

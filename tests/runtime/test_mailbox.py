@@ -51,29 +51,29 @@ class TestMailbox:
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def test_letters(self, tmp_path):
+    def test_messages(self, tmp_path):
         outbox = FileQueue("key", 1)
         outbox.put({"a": 1})  # there is no inbox yet
         inbox = Inbox("key")
         assert inbox.works
         assert outbox.works
         inbox.collect()
-        assert inbox.letters == {}
+        assert inbox.messages == {}
         assert not outbox.announced("stop")  # it looks, and sends again
         inbox.announce("stop")
         assert not outbox.announced("stop")  # it may be meant for others: nobody has read of this one
         inbox.collect()
-        assert inbox.letters == {1: {"a": 1}}
+        assert inbox.messages == {1: {"a": 1}}
         assert outbox.announced("stop")
         assert not outbox.announced("read")
         outbox.put({"a": 2})
         outbox.put({"a": 3})
         inbox.collect()
-        assert inbox.letters == {1: {"a": 3}}
+        assert inbox.messages == {1: {"a": 3}}
         assert not inbox.all_have_gone()
         outbox.put(None, goes=True)
         assert inbox.all_have_gone()
-        assert inbox.letters == {1: {"a": 3}}
+        assert inbox.messages == {1: {"a": 3}}
         assert not outbox.is_closed()
         inbox.close()
         assert outbox.is_closed()
@@ -81,7 +81,7 @@ class TestMailbox:
         assert os.listdir(tmp_path) == []
 
     def test_what_a_killed_launch_has_left(self, tmp_path):
-        """With the same key, letters in its inbox and announcements to its ranks."""
+        """With the same key, messages in its inbox and announcements to its ranks."""
         old, sender, late = Inbox("key"), FileQueue("key", 1), FileQueue("key", 2)
         sender.put({"trouble": "old"})
         old.collect()
@@ -94,11 +94,11 @@ class TestMailbox:
         assert not fresh.announced("read")
         new = Inbox("key")
         new.collect()
-        assert new.letters == {}
+        assert new.messages == {}
         new.announce("read")
         assert not fresh.announced("read")
         new.collect()
-        assert new.letters == {1: "hello"}
+        assert new.messages == {1: "hello"}
         assert fresh.announced("read")
         late.close()
         new.close()
@@ -125,7 +125,7 @@ class TestMailbox:
         outbox.put(1)
         inbox.collect()
         inbox.announce("stop")
-        assert (inbox.works, outbox.works, inbox.letters, inbox.all_have_gone()) == (False, False, {}, True)
+        assert (inbox.works, outbox.works, inbox.messages, inbox.all_have_gone()) == (False, False, {}, True)
         assert (outbox.announced("stop"), outbox.is_closed()) == (False, True)
         inbox.close()
         outbox.close()

@@ -12,7 +12,7 @@ from mpistrat.runtime.without_mpi import board
 from mpistrat.runtime.without_mpi.board import FileQueue, Inbox, SharedDirectory
 
 KEY = "a job"
-LETTERS = f"letters {KEY}"
+MESSAGES = f"messages {KEY}"
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def test_another_directory_at_the_expected_place(tmp_path, results, mode, monkey
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("tempfile.tempdir", str(home))
     results.chmod(mode)
-    planted = home / f".mpistrat-board-{hashed(LETTERS)}"
+    planted = home / f".mpistrat-board-{hashed(MESSAGES)}"
     results.rename(planted)
     place.chmod(0o777)  # others may write here: it is not used
     inbox, outbox = Inbox(KEY), FileQueue(KEY, 1)
     assert not inbox.works
     assert not outbox.works
-    outbox.put("letter")
+    outbox.put("message")
     outbox.close()
     inbox.close()
     own_folder_of_board = home / f".mpistrat-board-{hashed(KEY)}"
@@ -62,7 +62,7 @@ def test_what_was_made_is_used_and_removed(tmp_path, monkeypatch):
     inbox, outbox = Inbox(KEY), FileQueue(KEY, 1)
     outbox.put({"all": "well"})
     inbox.collect()
-    assert inbox.letters == {1: {"all": "well"}}
+    assert inbox.messages == {1: {"all": "well"}}
     outbox.close()
     inbox.close()
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def test_two_users_of_one_folder(tmp_path):
         os.chown(each, 65533, 65533)
     shared.chmod(0o777)
     rename = ["import os, sys; os.setuid(65534); os.rename(*sys.argv[1:])", shared / "results"]
-    planted = shared / f".mpistrat-board-{hashed(LETTERS)}"
+    planted = shared / f".mpistrat-board-{hashed(MESSAGES)}"
     subprocess.run([sys.executable, "-c", *map(str, rename), str(planted)], check=True)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpistrat import IndexedSlices, Variable
+from mpistrat.messages.mailbox import ReceivedMessage
 from mpistrat.messages.pickling import EMPTY, pack, unpack
-from mpistrat.messages.post import Letter
 from mpistrat.variables.exactly_once import PreparedWrites, Write, pack_writes, unpack_writes
 from mpistrat.variables.on_server import VariableStore
 
@@ -13,34 +13,34 @@ WORKER, COORDINATOR = 3, 0
 
 
 class Sent:
-    """A post that keeps what is sent."""
+    """A mailbox that keeps what is sent."""
 
     def __init__(self):
-        self.letters = []
+        self.messages = []
 
     def send(self, to, kind, head=(), body=None):
-        self.letters.append((to, kind, head, body))
+        self.messages.append((to, kind, head, body))
 
-    def answer(self, letter, value):
-        self.letters.append((letter.source, "value", letter.head[:1], value))
+    def answer(self, message, value):
+        self.messages.append((message.source, "value", message.head[:1], value))
 
-    def refuse(self, letter, error, where):
-        self.letters.append((letter.source, "error", letter.head[:1], error))
+    def refuse(self, message, error, where):
+        self.messages.append((message.source, "error", message.head[:1], error))
 
 
 class Server:
     """A parameter server with one variable, whose key is 7."""
 
     def __init__(self, value):
-        self.variable, self.post, self.store = Variable(value), Sent(), VariableStore()
+        self.variable, self.mailbox, self.store = Variable(value), Sent(), VariableStore()
         self.variable.key = 7
         self.store.hold(self.variable, np.array(value))
         self._prepared = PreparedWrites(self.store)
 
     def gets(self, kind, *head, source=COORDINATOR, body=EMPTY):
         assert self._prepared.takes(kind)
-        self._prepared.handle(self.post, Letter(source, kind, head, body), "here")
-        return self.post.letters.pop() if self.post.letters else None
+        self._prepared.handle(self.mailbox, ReceivedMessage(source, kind, head, body), "here")
+        return self.mailbox.messages.pop() if self.mailbox.messages else None
 
     def prepares(self, number, *writes):
         body = pack_writes([Write(7, method, b"", pack(value)[0]) for method, value in writes])
@@ -112,7 +112,7 @@ def test_an_update_function_that_raises_is_told_at_the_commit(server):
         raise ArithmeticError("on purpose")
 
     packed, _ = pack(fail, copy=True)
-    server.store.handle(server.post, Letter(WORKER, "function", (b"f", None), packed), "here")
+    server.store.handle(server.mailbox, ReceivedMessage(WORKER, "function", (b"f", None), packed), "here")
     body = pack_writes([Write(7, None, b"f", pack(((), {}))[0])])
     assert server.gets("prepare", 0, 5, source=WORKER, body=body)[1] == "value"
     _, kind, _, failure = server.gets("commit", 5)

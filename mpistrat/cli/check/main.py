@@ -27,7 +27,7 @@ from mpistrat.process import children
 from mpistrat.runtime.without_mpi.board import FileQueue, Inbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
-_GATHER = 3.0  # seconds to wait for letters of other ranks
+_GATHER = 3.0  # seconds to wait for messages of other ranks
 _START = 4.0  # seconds after which ranks with different MPI libraries count as unable to start together
 _END = 5.0  # seconds to wait for the end of a process
 _ENDING = 0.2  # seconds to wait for it when the launcher ends the job
@@ -161,12 +161,12 @@ class Watcher:
         else:
             self._outcome.update(message)
 
-    def _tell(self, letter: dict[str, Any]) -> None:
-        """Send a letter to rank 0 without MPI."""
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Send a message to rank 0 without MPI."""
         if self._inbox is not None:
-            self._inbox.letters[0] = letter
+            self._inbox.messages[0] = message
         elif self._outbox is not None:
-            self._outbox.put(letter)
+            self._outbox.put(message)
 
     def _others_are_in_trouble(self, waited: float) -> bool:
         """Return whether waiting is useless because other ranks failed. Rank 0 decides."""
@@ -174,9 +174,9 @@ class Watcher:
             return self._outbox.announced("stop")
         assert self._inbox is not None
         self._inbox.collect()
-        letters = self._inbox.letters
-        if any(letter.get("trouble") for letter in letters.values()) or (
-            self._stage == START and waited > _START and _mixed(letters)
+        messages = self._inbox.messages
+        if any(message.get("trouble") for message in messages.values()) or (
+            self._stage == START and waited > _START and _mixed(messages)
         ):
             time.sleep(1)  # other ranks may be about to report as well
             self._inbox.announce("stop")
@@ -209,19 +209,20 @@ class Watcher:
 
         def all_have_told() -> bool:
             inbox.collect()
-            return len(inbox.letters) >= self._size and all("trouble" in letter for letter in inbox.letters.values())
+            arrived = inbox.messages.values()
+            return len(arrived) >= self._size and all("trouble" in message for message in arrived)
 
         inbox.announce("stop")
         if inbox.works:
             _until(all_have_told, self._gather)
-        letters = inbox.letters
-        facts = {rank: letter["facts"] for rank, letter in letters.items() if letter["facts"] is not None}
-        reason = next((letter["alone"] for letter in letters.values() if letter.get("alone")), None)
+        messages = inbox.messages
+        facts = {rank: message["facts"] for rank, message in messages.items() if message["facts"] is not None}
+        reason = next((message["alone"] for message in messages.values() if message.get("alone")), None)
         # Where the libraries differ, they are the cause, not the launcher.
-        alone = Finding(reason[0], Severity.FIX, reason[1]) if reason and not _mixed(letters) else None
-        troubles = {rank: Trouble(*letter["trouble"]) for rank, letter in letters.items() if letter.get("trouble")}
+        alone = Finding(reason[0], Severity.FIX, reason[1]) if reason and not _mixed(messages) else None
+        troubles = {rank: Trouble(*message["trouble"]) for rank, message in messages.items() if message.get("trouble")}
         unheard = Trouble(Blame.UNHEARD, "sent no report")
-        troubles.update({rank: unheard for rank in range(self._size) if rank not in letters})
+        troubles.update({rank: unheard for rank in range(self._size) if rank not in messages})
         if not facts:
             facts = {0: {"host": os.uname().nodename}}
         return CheckedJob(self._size, facts, {}, troubles, alone, self._options)
@@ -247,9 +248,9 @@ class Watcher:
         sys.exit(1)
 
 
-def _mixed(letters: dict[int, Any]) -> bool:
+def _mixed(messages: dict[int, Any]) -> bool:
     """Return whether the ranks load different MPI libraries: then MPI may never start."""
-    facts = {rank: letter["facts"] for rank, letter in letters.items()}
+    facts = {rank: message["facts"] for rank, message in messages.items()}
     return mixed({rank: report["library"] for rank, report in facts.items() if report is not None})
 
 

@@ -82,7 +82,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
             super().__init__(_LocalExtended(self))
         else:
             reached = _reached(cluster_resolver)
-            self._workers, self._worker = len(reached.clients), reached.clients.index(reached.post.rank)
+            self._workers, self._worker = len(reached.clients), reached.clients.index(reached.mailbox.rank)
             super().__init__(_BetweenWorkersExtended(self, reached))
         self.number = number_of(self)
 
@@ -136,7 +136,7 @@ class _BetweenWorkersExtended(PlacingExtended):
     @property
     def experimental_should_init(self) -> bool:
         """Whether the initial values of this rank count: True on the chief."""
-        return self.contact.post.rank == self._chief
+        return self.contact.mailbox.rank == self._chief
 
     should_checkpoint = should_save_summary = experimental_should_init
 
@@ -188,7 +188,7 @@ def _reached(resolver: resolvers.ClusterResolver) -> Contact:
             f"{resolver.task_type} {resolver.task_id} creates ParameterServerStrategy, and the chief's program has "
             "ended without one"
         )
-    if reached.post.rank not in reached.clients:
+    if reached.mailbox.rank not in reached.clients:
         raise RuntimeError(
             f"{reached.role} creates compat.v1's ParameterServerStrategy, and the chief that of version 2, whose "
             "workers are in mpistrat.Server.join()"

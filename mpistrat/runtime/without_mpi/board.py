@@ -38,7 +38,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 # such a directory are removed.
 _MODE = 0o1700  # the sticky bit, and no rights for others
 _BITS = 0o1777  # without those that a directory may get from its parent
-_INBOX, _LETTER = "inbox", "letter-"
+_INBOX, _MESSAGE = "inbox", "message-"
 
 
 class SharedDirectory:
@@ -254,13 +254,13 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 class Inbox:
-    """The letters of the other ranks to rank 0: in ``letters`` the last of each rank. Empty without a shared directory.
+    """The messages of the other ranks to rank 0; ``messages`` has the last of each. Empty without a shared directory.
 
-    A launch that was killed may have left letters under the same key, so each inbox has a name, which letters repeat.
+    A launch that was killed may have left messages under the same key. So each inbox has a name, which messages repeat.
     """
 
     def __init__(self, key: str | None):
-        self.letters: dict[int, Any] = {}
+        self.messages: dict[int, Any] = {}
         self._heard: set[str] = set()  # the senders
         self._gone: set[str] = set()
         self._announced: set[str] = set()
@@ -270,31 +270,31 @@ class Inbox:
 
     @property
     def works(self) -> bool:
-        """Whether the ranks have a directory for letters."""
+        """Whether the ranks have a directory for messages."""
         return bool(self._board.folders)
 
     def collect(self) -> None:
-        """Read the letters that arrived."""
+        """Read the messages that arrived."""
         self._board.post(_INBOX, self._name)  # NFS looks at a directory again after a change that is made here
         for name in self._board.names():
-            letter = self._board.read(name) if name.startswith(_LETTER) else None
-            if letter is None or letter["to"] != self._name:
+            message = self._board.read(name) if name.startswith(_MESSAGE) else None
+            if message is None or message["to"] != self._name:
                 continue
-            self._heard.add(letter["from"])
-            if letter["goes"]:
-                self._gone.add(letter["from"])
+            self._heard.add(message["from"])
+            if message["goes"]:
+                self._gone.add(message["from"])
             else:
-                self.letters[letter["rank"]] = letter["value"]
+                self.messages[message["rank"]] = message["value"]
         for name in self._announced:
             self.announce(name)
 
     def announce(self, name: str) -> None:
-        """Announce a name to all senders of letters, also to those whose letters arrive later."""
+        """Announce a name to all senders of messages, also to those whose messages arrive later."""
         self._announced.add(name)
         self._board.post(name, sorted(self._heard))
 
     def all_have_gone(self) -> bool:
-        """Return whether all senders of letters have sent their last one."""
+        """Return whether all senders of messages have sent their last one."""
         self.collect()
         return self._gone >= self._heard
 
@@ -305,55 +305,55 @@ class Inbox:
 
 
 class FileQueue:
-    """The letters of one rank to rank 0, sent again to each new inbox, since an earlier launch may have left one.
+    """The messages of one rank to rank 0, sent again to each new inbox, since an earlier launch may have left one.
 
     An announcement counts only if it names this sender.
     """
 
     def __init__(self, key: str | None, rank: int):
         self._board = _board(key)
-        self._notice = f"{_LETTER}{rank}"
+        self._notice = f"{_MESSAGE}{rank}"
         self._name = secrets.token_hex(8)
         self._rank = rank
-        self._letter: dict[str, Any] | None = None
-        self._sent_to: str | None = None  # the inbox that got the letter
+        self._message: dict[str, Any] | None = None
+        self._sent_to: str | None = None  # the inbox that got the message
 
     @property
     def works(self) -> bool:
         return bool(self._board.folders)
 
     def put(self, value: Any, *, goes: bool = False) -> None:
-        """Send a letter that replaces the previous one. ``goes`` marks the last letter."""
-        self._letter = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
+        """Send a message that replaces the previous one. ``goes`` marks the last message."""
+        self._message = {"from": self._name, "rank": self._rank, "value": value, "goes": goes}
         self._sent_to = None
         self._send()
 
     def announced(self, name: str) -> bool:
-        """Return whether rank 0 read a letter of this rank and announced this name."""
+        """Return whether rank 0 read a message of this rank and announced this name."""
         self._send()
         heard = self._board.read(name)
         return isinstance(heard, list) and self._name in heard
 
     def is_closed(self) -> bool:
-        """Return whether rank 0 removed the inbox that got the letter."""
+        """Return whether rank 0 removed the inbox that got the message."""
         return self._sent_to is None or self._board.read(_INBOX) != self._sent_to
 
     def close(self) -> None:
-        """Remove an unread letter of this rank, and the directory if it is empty."""
+        """Remove an unread message of this rank, and the directory if it is empty."""
         self._board.take_down([self._notice])
 
     def _send(self) -> None:
-        if self._letter is None:
+        if self._message is None:
             return
         inbox = self._board.read(_INBOX)
         if isinstance(inbox, str) and inbox != self._sent_to:
-            self._board.post(self._notice, {**self._letter, "to": inbox})
+            self._board.post(self._notice, {**self._message, "to": inbox})
             self._sent_to = inbox
 
 
 def _board(key: str | None) -> SharedDirectory:
-    """Return the board for the letters of a key; one that takes none without a key, or a directory for it."""
-    board = SharedDirectory(f"letters {key}")  # the watchdogs of this launch have one of their own
+    """Return the board for the messages of a key; one that takes none without a key, or a directory for it."""
+    board = SharedDirectory(f"messages {key}")  # the watchdogs of this launch have one of their own
     if key is None or not board.make():
         board.forget()
     return board

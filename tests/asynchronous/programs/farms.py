@@ -340,7 +340,7 @@ def count():
 
 
 def reads_with_a_time_limit():
-    """A function that only reads a variable is interrupted between two letters, and the worker lives on."""
+    """A function that only reads a variable is interrupted between two messages, and the worker lives on."""
     resolver = mpistrat.cluster_resolver.MpiClusterResolver(jobs={"chief": 1, "worker": 2, "ps": 1})
     if resolver.task_type != "chief":
         spec = resolver.cluster_spec()

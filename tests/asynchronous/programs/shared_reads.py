@@ -16,20 +16,20 @@ CALLS = 60
 
 
 @contextmanager
-def letters(strategy):
-    """The ranks that get letters in the block, one entry for each letter."""
-    post, sent = strategy.contact.post, []
-    send = post.send
+def messages(strategy):
+    """The ranks that get messages in the block, one entry for each message."""
+    mailbox, sent = strategy.contact.mailbox, []
+    send = mailbox.send
 
     def noted(to, *arguments, **options):
         sent.append(to)
         send(to, *arguments, **options)
 
-    post.send = noted
+    mailbox.send = noted
     try:
         yield sent
     finally:
-        post.send = send
+        mailbox.send = send
 
 
 def only_one_server_is_asked(strategy):
@@ -42,7 +42,7 @@ def only_one_server_is_asked(strategy):
     values *= 2
     strategy.extended.batch_read(variables)
     for variable, value in zip(variables, values, strict=True):
-        with letters(strategy) as sent:
+        with messages(strategy) as sent:
             copy = variable.read_value()
             np.testing.assert_array_equal(copy, value)
             assert (copy.shape, copy.dtype) == (variable.shape, variable.dtype)
@@ -54,7 +54,7 @@ def only_one_server_is_asked(strategy):
                 np.testing.assert_array_equal(variable[::-2, 1], value[::-2, 1])
         servers = {strategy.contact.roles.parameter_servers[1]} if variable.device.endswith(":1") else set()
         assert {*sent} == servers, (variable.device, sent)
-    with letters(strategy) as sent:
+    with messages(strategy) as sent:
         for found, value in zip(strategy.extended.batch_read(variables), values, strict=True):
             np.testing.assert_array_equal(found, value)
     assert len(sent) == 1
@@ -112,7 +112,7 @@ def a_worker_keeps_a_variable_that_was_dropped(strategy):
     assert coordinator.fetch(coordinator.schedule(keep, (v,))) == [1.0, 2.0]
     del v
     gc.collect()
-    other.assign(1.0)  # the next letter to its server tells that it is free
+    other.assign(1.0)  # the next message to its server tells that it is free
     try:
         coordinator.fetch(coordinator.schedule(lambda: sys.kept.read_value().tolist()))
     except KeyError:

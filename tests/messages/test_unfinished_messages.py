@@ -1,4 +1,4 @@
-"""Large letters of ranks that are lost while they send."""
+"""Large messages of ranks that are lost while they send."""
 
 import gc
 import struct
@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from mpistrat.messages import pickling
+from mpistrat.messages.mailbox import REQUEST, Mailbox
 from mpistrat.messages.pickling import Packed
-from mpistrat.messages.post import REQUEST, Post
 from mpistrat.process import mpi
 
 
 class Comm:
-    """A communicator on which large letters arrive whose arrays never come."""
+    """A communicator on which large messages arrive whose arrays never come."""
 
     rank, size = 0, 4
 
@@ -41,10 +41,10 @@ class Comm:
 
 def test_the_memory_of_each_unfinished_letter_is_kept():
     comm = Comm()
-    post = Post(comm)
-    post.losses = SimpleNamespace(ranks=set(), note=lambda error: None)
+    mailbox = Mailbox(comm)
+    mailbox.losses = SimpleNamespace(ranks=set(), note=lambda error: None)
     for _ in range(3):
-        assert post.receive(REQUEST) is None
+        assert mailbox.receive(REQUEST) is None
     gc.collect()
     assert len(comm.memory) == 3
     assert all(each() is not None for each in comm.memory)
@@ -107,10 +107,10 @@ def test_an_error_of_any_class_may_be_the_first_sign_of_a_loss(name, known_after
     if name == "ERR_PROC_FAILED":
         known_after = 0  # this class names it at once
     comm = Losing(getattr(mpi.start(), name), known_after)
-    post = Post(comm)
-    post.send(2, "kind", body=Packed(b"", (b"x" * 100,)))
-    post.flush()
-    assert post.losses.ranks == {2}
+    mailbox = Mailbox(comm)
+    mailbox.send(2, "kind", body=Packed(b"", (b"x" * 100,)))
+    mailbox.flush()
+    assert mailbox.losses.ranks == {2}
 
 
 @pytest.mark.usefixtures("losses_have_classes")
@@ -119,6 +119,6 @@ def test_an_error_without_a_loss_is_raised(monkeypatch):
     monkeypatch.setattr(pickling.mpi, "leave_without_finalize", lambda: None)
     monkeypatch.setattr(pickling.failure, "revoke_at_end", lambda comm: None)
     monkeypatch.setattr(pickling, "_LOSS_REPORT_S", 0.05)
-    post = Post(Losing(mpi.start().ERR_TRUNCATE, 10**9))
+    mailbox = Mailbox(Losing(mpi.start().ERR_TRUNCATE, 10**9))
     with pytest.raises(mpi.start().Exception):
-        post.send(2, "kind")
+        mailbox.send(2, "kind")

@@ -1,4 +1,4 @@
-"""Letters between the ranks of a communicator, sent without waiting, received in order, and the functions in them."""
+"""Messages between the ranks of a communicator, sent without waiting and received in order, and their functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GROUPS = 1 << 15  # tags that every MPI library has
 _memory = Buffers()  # page faults of new memory would take longer than its bytes
 
 
-class Letter(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """A message that arrived."""
 
     source: int  # the rank that sent it
@@ -43,7 +43,7 @@ class _Depth(threading.local):
 
 
 class _Guard:
-    """A context in which a letter is sent or received. If an exception leaves it, a letter may be lost.
+    """A context in which a message is sent or received. If an exception leaves it, a message may be lost.
 
     A class, because contexts of `contextlib` take 2 us longer, at eight for each task.
     """
@@ -76,12 +76,12 @@ class _Guard:
         self._of_thread.depth -= 1
 
 
-class Post:
-    """The letters of one rank, in a communicator that nothing else uses.
+class Mailbox:
+    """The messages of one rank, in a communicator that nothing else uses.
 
-    Letters from one rank with one tag arrive in order. Several threads may call if MPI allows it: ``lock`` is held
-    during each call. Letters to and from a lost rank are dropped from the moment on in which receiving notes its loss.
-    ``closed`` says whether the other ranks have been told that no more letters come.
+    Messages from one rank with one tag arrive in order. Several threads may call if MPI allows it: ``lock`` is held
+    during each call. Messages to and from a lost rank are dropped as soon as receiving notes its loss.
+    ``closed`` says whether the other ranks have been told that no more messages come.
     """
 
     def __init__(self, comm: Any, name: Callable[[int], str] = "rank {}".format):
@@ -96,14 +96,14 @@ class Post:
         self._sends: deque[tuple[int, list[Any], Any]] = deque()
         self._undelivered: list[tuple[int, list[Any], Any]] = []  # to lost ranks; MPI may keep their memory
         self._unfinished: list[tuple[Any, memoryview]] = []  # MPI may still write to them after an error
-        self._moves = 0  # messages of waiting letters that have left
+        self._moves = 0  # messages of waiting messages that have left
         self._mpi = mpi.start()
         self._status = self._mpi.Status()
 
     def send(self, to: int, kind: str, head: tuple[Any, ...] = (), body: Packed = EMPTY, tag: int = REQUEST) -> None:
-        """Send a letter without waiting. Large arrays of the body must not change before `flush` returns.
+        """Send a message without waiting. Large arrays of the body must not change before `flush` returns.
 
-        Raise RuntimeError if ``closed``, or if an earlier letter was interrupted.
+        Raise RuntimeError if ``closed``, or if an earlier message was interrupted.
         """
         self.require_open()
         stream, buffers, aside = body.stream, body.buffers, len(body.stream) > _LARGEST_STREAM
@@ -129,7 +129,7 @@ class Post:
                 self._sends.append((to, requests, (frame, buffers)))
 
     def require_open(self) -> None:
-        """Raise RuntimeError if the other ranks have been told that no more letters come."""
+        """Raise RuntimeError if the other ranks have been told that no more messages come."""
         if self.closed:
             raise RuntimeError(
                 f"rank {self.rank} has let the other ranks go, because its program ends: read variables and fetch "
@@ -148,8 +148,8 @@ class Post:
             if rank in self.losses.ranks:
                 raise self.losses.error(rank)
 
-    def receive(self, tag: int = REQUEST) -> Letter | None:
-        """Return the next letter, or None if none has arrived."""
+    def receive(self, tag: int = REQUEST) -> ReceivedMessage | None:
+        """Return the next message, or None if none has arrived."""
         with self._guard:
             if self._sends:
                 self._forget_sent()
@@ -168,10 +168,10 @@ class Post:
         view = memoryview(frame)
         kind, head = pickle.loads(view[start : start + size])
         stream = buffers.pop(0) if aside else view[start + size :]
-        return Letter(origin, kind, head, Packed(stream, tuple(buffers)))
+        return ReceivedMessage(origin, kind, head, Packed(stream, tuple(buffers)))
 
     def _arrived(self, tag: int) -> tuple[int, bytearray, list[Any]] | None:
-        """Return the source, the frame and the arrays of the next letter, or None if none has arrived."""
+        """Return the source, the frame and the arrays of the next message, or None if none has arrived."""
         status = self._status
         message = self._comm.Improbe(self._mpi.ANY_SOURCE, tag, status)
         if message is None:
@@ -221,22 +221,22 @@ class Post:
                 raise value.error()
         return values
 
-    def _replies(self, numbers: dict[int, int]) -> dict[int, Letter]:
+    def _replies(self, numbers: dict[int, int]) -> dict[int, ReceivedMessage]:
         """Return the replies to requests, of which ``numbers`` has the ranks, received in the order of arrival.
 
         A large reply holds its sender. In another order, two ranks that ask two servers could wait for each other.
         """
-        replies: dict[int, Letter] = {}
+        replies: dict[int, ReceivedMessage] = {}
         missing, backoff, moves = dict(numbers), Backoff(), self._moves
         while missing:
-            letter = self._next_reply()
-            if letter is None:
+            message = self._next_reply()
+            if message is None:
                 if self.losses.ranks:
                     self._require(missing)
                 moves = self._pause(backoff, moves)
-            elif letter.head[0] in missing:  # any other one answers a request that was interrupted
-                del missing[letter.head[0]]
-                replies[letter.head[0]] = letter
+            elif message.head[0] in missing:  # any other one answers a request that was interrupted
+                del missing[message.head[0]]
+                replies[message.head[0]] = message
         return replies
 
     def _require(self, missing: dict[int, int]) -> None:
@@ -246,24 +246,24 @@ class Post:
         for rank in lost.values():
             raise self.losses.error(rank)
 
-    def _next_reply(self) -> Letter | None:
-        letter = self.receive(REPLY)
-        if letter is not None:
-            self._awaited.discard(letter.head[0])
-        return letter
+    def _next_reply(self) -> ReceivedMessage | None:
+        message = self.receive(REPLY)
+        if message is not None:
+            self._awaited.discard(message.head[0])
+        return message
 
-    def answer(self, letter: Letter, value: Any) -> None:
+    def answer(self, message: ReceivedMessage, value: Any) -> None:
         """Send the value that a request asked for, and wait until its arrays may change."""
-        self.reply(letter, pack(value)[0])
+        self.reply(message, pack(value)[0])
 
-    def reply(self, letter: Letter, body: Packed) -> None:
+    def reply(self, message: ReceivedMessage, body: Packed) -> None:
         """Send a packed value that a request asked for, and wait until its arrays may change."""
-        self.send(letter.source, "value", letter.head[:1], body, REPLY)
+        self.send(message.source, "value", message.head[:1], body, REPLY)
         self.flush()
 
-    def refuse(self, letter: Letter, error: BaseException, where: str) -> None:
+    def refuse(self, message: ReceivedMessage, error: BaseException, where: str) -> None:
         failure: Failure = failure_of(error, where)
-        self.send(letter.source, "error", letter.head[:1], pack(failure)[0], REPLY)
+        self.send(message.source, "error", message.head[:1], pack(failure)[0], REPLY)
 
     def communicator(self, ranks: tuple[int, ...], number: int) -> Any:
         """Return a communicator of some ranks. Collective over these, which give the same number."""
@@ -276,17 +276,17 @@ class Post:
             group.Free()
 
     @property
-    def between_letters(self) -> bool:
-        """Whether this thread is outside of a letter, so that an exception loses none."""
+    def between_messages(self) -> bool:
+        """Whether this thread is outside of a message, so that an exception loses none."""
         return not self._guard.entered
 
     def close(self) -> None:
-        """Free the communicator. Collective, after `contact.say_goodbye`. With lost ranks it is kept."""
+        """Free the communicator. Collective, after `contact.shut_down`. With lost ranks it is kept."""
         if not mpi.survives_losses():
             self._comm.Free()
 
     def flush(self) -> None:
-        """Wait until all letters have left, so that their arrays may change."""
+        """Wait until all messages have left, so that their arrays may change."""
         backoff, moves = Backoff(), self._moves
         while self._sends:
             with self.lock:
@@ -297,7 +297,7 @@ class Post:
     def _pause(self, backoff: Backoff, moves: int) -> int:
         """Pause before the next poll, shortly if messages have left since ``moves``, and return their number.
 
-        Each message of a large letter waits for a call of MPI. A rank that sleeps between two holds the next.
+        Each message of a large message waits for a call of MPI. A rank that sleeps between two holds the next.
         """
         if self._moves != moves:
             backoff.reset()
@@ -330,15 +330,15 @@ def _pieces(buffer: Any) -> list[memoryview]:
     return [view[start : start + _PIECE] for start in range(0, view.nbytes, _PIECE)]
 
 
-# --- several requests to one rank as one letter, and their outcomes as one reply -------------------------
+# --- several requests to one rank as one message, and their outcomes as one reply -------------------------
 
-SEVERAL = "several"  # kind of such a letter
+SEVERAL = "several"  # kind of such a message
 
 Request = tuple[int, str, tuple[Any, ...], Packed]  # rank, kind, head, body
 
 
-def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
-    """Return the replies to requests, with one letter to each rank, which does what one asks for before the next.
+def ask_in_bundles(mailbox: Mailbox, requests: Sequence[Request]) -> list[Any]:
+    """Return the replies to requests, with one message to each rank, which does what one asks for before the next.
 
     The first error is raised after all have come.
     """
@@ -346,10 +346,10 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
     for index, (to, *_) in enumerate(requests):
         by_rank.setdefault(to, []).append(index)
     if len(by_rank) == len(requests):
-        return post.ask_all(requests)
+        return mailbox.ask_all(requests)
     replies: list[Any] = [None] * len(requests)
-    letters = [(to, SEVERAL, (), bundle([requests[i][1:] for i in indices])) for to, indices in by_rank.items()]
-    for indices, outcomes in zip(by_rank.values(), post.ask_all(letters), strict=True):
+    messages = [(to, SEVERAL, (), bundle([requests[i][1:] for i in indices])) for to, indices in by_rank.items()]
+    for indices, outcomes in zip(by_rank.values(), mailbox.ask_all(messages), strict=True):
         for index, (_, _, body) in zip(indices, outcomes, strict=True):
             replies[index] = unpack(body)
     for reply in replies:
@@ -358,11 +358,11 @@ def ask_in_bundles(post: Post, requests: Sequence[Request]) -> list[Any]:
     return replies
 
 
-def outcomes_of(letter: Letter, outcome: Callable[[Letter], Packed]) -> Packed:
-    """Return the reply to a letter of several requests. ``outcome`` returns the packed value, or `Failure`, of each."""
+def outcomes_of(message: ReceivedMessage, outcome: Callable[[ReceivedMessage], Packed]) -> Packed:
+    """Return the reply to a message of several requests. ``outcome`` packs the value, or `Failure`, of each."""
     outcomes = []
-    for kind, head, body in unpack(letter.body):
-        outcomes.append((kind, (), outcome(Letter(letter.source, kind, (*letter.head, *head), body))))
+    for kind, head, body in unpack(message.body):
+        outcomes.append((kind, (), outcome(ReceivedMessage(message.source, kind, (*message.head, *head), body))))
     return bundle(outcomes)
 
 
@@ -393,8 +393,8 @@ class SentFunction(NamedTuple):
 class FunctionSender:
     """The functions that this rank has sent, and where each one is known."""
 
-    def __init__(self, post: Post):
-        self._post = post
+    def __init__(self, mailbox: Mailbox):
+        self._mailbox = mailbox
         self._packed: weakref.WeakKeyDictionary[FunctionType, SentFunction] = weakref.WeakKeyDictionary()
         self._known: dict[int, OrderedDict[bytes, None]] = {}
 
@@ -424,7 +424,7 @@ class FunctionSender:
             return
         forget = known.popitem(last=False)[0] if len(known) >= _MOST else None
         known[function.digest] = None
-        self._post.send(to, "function", (function.digest, forget), function.packed)
+        self._mailbox.send(to, "function", (function.digest, forget), function.packed)
 
 
 class FunctionKeeper:
@@ -433,11 +433,11 @@ class FunctionKeeper:
     def __init__(self) -> None:
         self._functions: dict[tuple[int, bytes], Packed | Any] = {}
 
-    def keep(self, letter: Letter) -> None:
-        digest, forget = letter.head
+    def keep(self, message: ReceivedMessage) -> None:
+        digest, forget = message.head
         if forget is not None:
-            self._functions.pop((letter.source, forget), None)
-        self._functions[letter.source, digest] = letter.body
+            self._functions.pop((message.source, forget), None)
+        self._functions[message.source, digest] = message.body
 
     def function(self, source: int, digest: bytes) -> Any:
         """Return a function, which is unpacked at its first use."""
