@@ -30,8 +30,8 @@ def interleaved(
     """Return the seconds of each way, by the slowest rank, once per repetition. Collective.
 
     Each repetition measures every way and starts with another one, so that a disturbance of the machine affects all of
-    them. ``way(k)`` repeats the operation k times. The seconds are those of one operation, of ``inner`` in each
-    measurement. The first ``warmup`` repetitions are not counted. Before each measurement ``before`` is called, then
+    them. ``way(k)`` repeats the operation k times. A measurement repeats it ``inner`` times, and the seconds are for
+    one operation. The first ``warmup`` repetitions are not counted. Before each measurement ``before`` is called, then
     all ranks meet at a barrier.
 
     >>> from mpi4py import MPI

@@ -95,7 +95,7 @@ def commands() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. The arguments default to those of this process."""
+    """Run a command. The arguments default to the arguments of this process."""
     _open_closed_streams()
     try:
         commands.main(args=arguments, prog_name="mpistrat")

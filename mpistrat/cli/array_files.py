@@ -51,8 +51,8 @@ class ArrayFile(NamedTuple):
     def array(self, name: str) -> np.ndarray:
         """Return an array, compared with its checksums. Raise DataFileError if it is damaged, or not of numbers."""
         if not self.has_numbers(name):
-            what = f"it is of dtype {self.entries[name].dtype}, and only numbers are read"
-            raise DataFileError(f"file {str(self.path)!r}, array {name!r}: {what}")
+            reason = f"it is of dtype {self.entries[name].dtype}, and only numbers are read"
+            raise DataFileError(f"file {str(self.path)!r}, array {name!r}: {reason}")
         with _errors_of(self.path, name):
             return self.load(name)
 
@@ -86,8 +86,8 @@ def _errors_of(path: Path, name: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         location = f"file {str(path)!r}" + (f", array {name!r}" if name else "")
-        what = f"it cannot be read ({error or type(error).__name__})"
-        raise DataFileError(f"{location}: {what}; fix: copy or write it again") from None
+        reason = f"it cannot be read ({error or type(error).__name__})"
+        raise DataFileError(f"{location}: {reason}; fix: copy or write it again") from None
 
 
 def _hdf5(path: Path) -> ArrayFile:
@@ -147,8 +147,8 @@ def _safetensors(path: Path) -> ArrayFile:
         with library.safe_open(path, framework="np") as file:
             return np.asarray(file.get_tensor(name))
 
-    def entry(part: Any) -> ArrayEntry:
-        kind, shape = str(part.get_dtype()), tuple(part.get_shape())
+    def entry(tensor: Any) -> ArrayEntry:
+        kind, shape = str(tensor.get_dtype()), tuple(tensor.get_shape())
         dtype = _OF_SAFETENSORS.get(kind)
         size = math.prod(shape) * dtype_of(dtype).itemsize if dtype else 0
         return ArrayEntry(dtype or kind, shape, size, "")
@@ -166,7 +166,7 @@ def write_arrays(values: Mapping[str, np.ndarray], path: Path, kind: str) -> Non
         elif kind == "npz":
             with zipfile.ZipFile(temporary, "w") as archive:
                 for name, value in values.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:  # else 2 GiB at most
                         np.lib.format.write_array(member, value, allow_pickle=False)
         else:
             library = needed("safetensors.numpy", "safetensors files")

@@ -120,7 +120,7 @@ def show(file: Path, name: str | None) -> _Result:
     lines = [f"{file}: {contents.kind}, {counted(len(rows), 'array')}", *aligned(rows)]
     if name is not None:
         report["statistics"] = numbers = statistics(contents.array(name))
-        lines += [f"  {what:<9} {value:.9g}" for what, value in numbers.items() if value is not None]
+        lines += [f"  {statistic:<9} {value:.9g}" for statistic, value in numbers.items() if value is not None]
     return report, lines, True
 
 

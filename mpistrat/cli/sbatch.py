@@ -76,8 +76,8 @@ class Script:
 
 def text(script: Script) -> str:
     """Return the text of the script."""
-    parts = [_head(script), _directives(script), _places(script), _environment(script), _start(script)]
-    return "\n".join(line for part in parts for line in part) + "\n"
+    sections = [_head(script), _directives(script), _paths(script), _environment(script), _start(script)]
+    return "\n".join(line for section in sections for line in section) + "\n"
 
 
 def _head(script: Script) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _directives(script: Script) -> Iterator[str]:
     yield ""
 
 
-def _places(script: Script) -> Iterator[str]:
+def _paths(script: Script) -> Iterator[str]:
     # A name without a slash is looked up in PATH.
     python = _file(script.python) if "/" in script.python else shlex.quote(script.python)
     yield "# Put `module load` for MPI and Python here: many modules fail after the next line.\nset -euo pipefail\n"

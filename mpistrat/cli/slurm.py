@@ -83,7 +83,7 @@ class _Heterogeneous(click.Command):
         if rest[:1] == ["-m"]:
             rest = ["--", *rest]
         ctx.meta["shown"] = [*shown, *args[position:]]
-        ctx.meta["components"] = [_component(part, ctx) for part in components[:-1]]
+        ctx.meta["components"] = [_component(words, ctx) for words in components[:-1]]
         return super().parse_args(ctx, [*general, *components[-1], *rest])
 
 
@@ -277,9 +277,9 @@ def _mpi(python: str, container: str | None) -> str:
 def _seconds(time: str) -> int:
     """Return the seconds of a time limit of sbatch, from minutes to days-hours:minutes:seconds."""
     days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
+    numbers = [int(number) for number in rest.split(":")]
     if dash:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
     else:
-        hours, minutes, seconds = {1: (0, *parts, 0), 2: (0, *parts), 3: tuple(parts)}[len(parts)]
+        hours, minutes, seconds = {1: (0, *numbers, 0), 2: (0, *numbers), 3: tuple(numbers)}[len(numbers)]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

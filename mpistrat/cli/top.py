@@ -61,16 +61,16 @@ class NoJobError(Exception):
         self.choices = choices
 
 
-def find(what: str | None) -> list[Record]:
+def find(number: str | None) -> list[Record]:
     """Return the records of one running job. Raise NoJobError if none or several may be meant.
 
-    ``what`` is the number of a batch job, of a process of the job, or of one that started it. None is the only job.
+    ``number`` is the number of a batch job, of a process of the job, or of one that started it. None is the only job.
     """
     jobs = waits.jobs_of(record for record in read.records() if record.lives)
-    if what is not None:
-        jobs = [job for job in jobs if any(_is(record, what) for record in job)]
+    if number is not None:
+        jobs = [job for job in jobs if any(_is_of(record, number) for record in job)]
     if not jobs:
-        of = "" if what is None else f" {what}"
+        of = "" if number is None else f" {number}"
         raise NoJobError(f"no job{of} of this user runs on this node, or it keeps no record (MPISTRAT_RECORD=0)")
     if len(jobs) > 1:
         choices = "; ".join(f"{job[0].pid} ({counted(len(job), 'rank')}: {job[0].program})" for job in jobs)
@@ -78,10 +78,10 @@ def find(what: str | None) -> list[Record]:
     return jobs[0]
 
 
-def _is(record: Record, what: str) -> bool:
-    if record.job and what in (record.job, _number(record)):
+def _is_of(record: Record, number: str) -> bool:
+    if record.job and number in (record.job, _number(record)):
         return True
-    return what.isdigit() and int(what) in (record.pid, *_parents(record.pid))
+    return number.isdigit() and int(number) in (record.pid, *_parents(record.pid))
 
 
 def _number(record: Record) -> str:
@@ -402,10 +402,10 @@ def _show_stacks(job: tuple[str, ...], here: bool) -> None:
     echo("\n".join(elsewhere))  # in one piece: other nodes print at the same time
 
 
-def _show_last(given: tuple[str, ...], as_json: bool) -> None:
-    if len(given) > 1:
+def _show_last(arguments: tuple[str, ...], as_json: bool) -> None:
+    if len(arguments) > 1:
         raise click.UsageError("--last shows one job: give its number, or the file of its record")
-    job = given[0] if given else batch_job()
+    job = arguments[0] if arguments else batch_job()
     try:
         ended = last_record.load(job) if os.path.isfile(job) else last_record.latest(job)
     except (OSError, ValueError) as error:

@@ -80,8 +80,8 @@ def _write_chrome(file: TextIO, tracks: Sequence[Track], facts: dict[str, Any]) 
     return count
 
 
-def _metadata(what: str, pid: int, tid: int, **values: Any) -> str:
-    return json.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": values})
+def _metadata(event: str, pid: int, tid: int, **values: Any) -> str:
+    return json.dumps({"ph": "M", "name": event, "pid": pid, "tid": tid, "args": values})
 
 
 def _put_track(put: Callable[[str], None], track: Track, pid: int, tid: int, origin: int) -> None:

@@ -214,8 +214,8 @@ class Aligned:
 class Call(NamedTuple):
     """A collective of one rank.
 
-    ``communicator`` is the random number of the communicator, and ``number`` that of the collective in it. ``finished``
-    tells whether this rank has left it.
+    ``communicator`` is the random number of the communicator, which counts its collectives by ``number``. ``finished``
+    tells whether this rank has left the collective.
     """
 
     operation: str

@@ -64,10 +64,10 @@ def expand_hostlist(text: str) -> list[str]:
     hosts: list[str] = []
     position = 0
     while text:
-        parts, position = _entry(text, position)
-        if len(hosts) + math.prod(map(len, parts)) > _MOST_HOSTS:
+        alternatives, position = _entry(text, position)
+        if len(hosts) + math.prod(map(len, alternatives)) > _MOST_HOSTS:
             raise _error(text, position, f"more than {_MOST_HOSTS} hosts up to here")
-        hosts += map("".join, product(*parts))
+        hosts += map("".join, product(*alternatives))
         if position == len(text):
             break
         position += 1  # the comma
@@ -113,12 +113,12 @@ def expand_counts(text: str) -> list[int]:
 
 def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
     """Return the alternatives for each part of the name at ``position``, and the position after the name."""
-    parts: list[list[str]] = []
+    alternatives: list[list[str]] = []
     count = 1
     while position < len(text) and text[position] != ",":
         if text[position] == "[":
             numbers, position = _bracket(text, position)
-            parts.append(numbers)
+            alternatives.append(numbers)
             count *= len(numbers)
             if count > _MOST_HOSTS:
                 raise _error(text, position, f"more than {_MOST_HOSTS} hosts up to here")
@@ -126,11 +126,11 @@ def _entry(text: str, position: int) -> tuple[list[list[str]], int]:
         match = _NAME.match(text, position)
         if match is None:
             raise _error(text, position, f"{text[position]!r} is not allowed here")
-        parts.append([match[0]])
+        alternatives.append([match[0]])
         position = match.end()
-    if not parts:
+    if not alternatives:
         raise _error(text, position, "expected a name")
-    return parts, position
+    return alternatives, position
 
 
 def _bracket(text: str, opening: int) -> tuple[list[str], int]:
@@ -158,9 +158,9 @@ def _bracket(text: str, opening: int) -> tuple[list[str], int]:
     return numbers, position + 1
 
 
-def _error(text: str, position: int, what: str, wanted: str = "a list of hosts such as 'n[1-3,7]'") -> ValueError:
+def _error(text: str, position: int, problem: str, wanted: str = "a list of hosts such as 'n[1-3,7]'") -> ValueError:
     shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-    return ValueError(f"{shown!r} is not {wanted}: {what}, at position {position}")
+    return ValueError(f"{shown!r} is not {wanted}: {problem}, at position {position}")
 
 
 def left_over(environ: Mapping[str, str]) -> str | None:
@@ -172,16 +172,16 @@ def left_over(environ: Mapping[str, str]) -> str | None:
     A step of one task per node on the same nodes cannot be told apart from the batch script's own step. Raise
     ValueError if a list of nodes or counts cannot be read. The message names the variable.
     """
-    parts = groups(environ)
+    components = groups(environ)
     nodes, of_job = (parsed(environ, name, expand_hostlist) for name in (_NODELIST, _JOB_NODELIST))
-    if nodes and of_job and not set(nodes) <= set(of_job).union(*parts):
+    if nodes and of_job and not set(nodes) <= set(of_job).union(*components):
         return f"{_NODELIST}={environ[_NODELIST]} is not part of {_JOB_NODELIST}={environ[_JOB_NODELIST]}"
     # A batch script is task 0, alone.
     tasks = environ.get(_GTIDS, "")
     several = environ.get(_RANK, "0") != "0" or "," in tasks
     of_this_job = environ.get("PMIX_NAMESPACE", "").startswith(f"slurm.pmix.{environ.get('SLURM_JOB_ID')}.")
     # In heterogeneous jobs the counts may belong to another component than the step.
-    if parts or several or of_this_job or environ.get(_SIZE) == "1":
+    if components or several or of_this_job or environ.get(_SIZE) == "1":
         return None
     counts = parsed(environ, _COUNTS, expand_counts)
     if counts and counts[0] > 1 and tasks == "0" and environ.get(_NODE, "0") == "0":

@@ -138,15 +138,15 @@ def _gone(evidence: Evidence) -> Verdict:
             f"is gone: the launcher has ended it with the job, it seems, after {evidence.ended_after}",
             f"Look at {evidence.ended_after} first.",
         )
-    what, ranks = "is gone: its process has ended. It", evidence.one_of
+    observed, ranks = "is gone: its process has ended. It", evidence.one_of
     if ranks:
-        what = (
+        observed = (
             f"is gone. One of {ranks_in_words(ranks)} has ended first, and the launcher has ended the others then: it "
             f"is not known which one, and rank {ranks[0]} gave the oldest sign of life. The first one"
         )
     return Verdict(
         "killed",
-        f"{what} was killed by a signal, such as `kill -9` or for want of memory, or C code has called _exit()",
+        f"{observed} was killed by a signal, such as `kill -9` or for want of memory, or C code has called _exit()",
         "Look into the system's log (`dmesg`, `journalctl -k`) and the messages of the launcher.",
     )
 
@@ -166,8 +166,8 @@ def _among_ranks(evidence: Evidence) -> Iterator[Verdict]:
             "Look at the links of its node, and at MPI itself (`mpistrat check`).",
         )
     if evidence.waits_elsewhere:
-        what = f"waits itself, {evidence.waits_elsewhere}"
-        yield Verdict("waits for others", what, "See for which ranks it waits.")
+        observed = f"waits itself, {evidence.waits_elsewhere}"
+        yield Verdict("waits for others", observed, "See for which ranks it waits.")
     if evidence.facts.replaced:
         yield Verdict(
             "another program",
@@ -203,10 +203,10 @@ def _by_call(evidence: Evidence) -> Iterator[Verdict]:
             "Find out why that call does not return.",
         )
     if facts.state == "D":
-        of, place = f" of {facts.file}" if facts.file else "", f" ({facts.place})" if facts.place else ""
+        of, function = f" of {facts.file}" if facts.file else "", f" ({facts.wchan})" if facts.wchan else ""
         yield Verdict(
             "file system",
-            f"waits for a disk or a file system in {facts.call or 'a system call'}(){of}{place}, {at}",
+            f"waits for a disk or a file system in {facts.call or 'a system call'}(){of}{function}, {at}",
             "Look whether that file system answers: `ls` there, or `lfs df` and `df`.",
         )
     files = (frame.file for frame in evidence.stacks.main)

@@ -30,8 +30,8 @@ class Links(NamedTuple):
     """The links of one node."""
 
     host: str
-    ranks: tuple[int, ...]  # those of the node
-    addresses: tuple[str, ...]  # those of the node where this user's processes are connected
+    ranks: tuple[int, ...]
+    addresses: tuple[str, ...]  # its own ends of this user's connections
     dead: tuple[str, ...]  # the interfaces with one of these addresses that have no carrier
     # the addresses of other nodes that do not acknowledge what was sent to them
     unacknowledged: tuple[str, ...]
@@ -180,7 +180,7 @@ class ProcessFacts:
     state: str
     call: str = ""  # the system call that the main thread is in, empty if it is in none or if that is unknown
     file: str = ""  # the file, pipe or socket of that call, empty if it has none
-    place: str = ""  # where the kernel lets it sleep
+    wchan: str = ""  # the kernel function in which it sleeps
     descriptor: int = -1  # the descriptor of that call, -1 if it has none
     timed: bool = False  # whether that call waits for a lock with a time limit, as for the interpreter's lock
     # whether a handler of a signal does not end what the main thread waits for: it waits for nothing, or in a call that
@@ -222,11 +222,11 @@ def gone() -> ProcessFacts:
 
 def _waiting(process: int, state: str) -> ProcessFacts:
     """Return in which call a main thread waits. Without the call where this user may not read it."""
-    place = proc.text(process, "wchan").strip().removeprefix("0")
+    wchan = proc.text(process, "wchan").strip().removeprefix("0")
     number, *words = proc.text(process, "syscall").split() or ["unreadable"]
     if not number.isdigit():  # "running", or -1 where it waits outside of a call
-        name = next((name for text, name in _KERNEL_PLACES if text in place), "")
-        return ProcessFacts(state, name, "", place, restarts=state == "R")
+        name = next((name for text, name in _KERNEL_PLACES if text in wchan), "")
+        return ProcessFacts(state, name, "", wchan, restarts=state == "R")
     call = _BY_NUMBER.get(int(number), SystemCall(f"system call {number}", UNKNOWN))
     arguments = [int(word, 16) for word in words[:6]]
     descriptor, file = -1, ""
@@ -236,7 +236,7 @@ def _waiting(process: int, state: str) -> ProcessFacts:
             file = os.readlink(f"/proc/{process}/fd/{descriptor}")
     timed = call.name == _FUTEX and len(arguments) > 3 and arguments[3] != 0  # as a wait for Python's lock
     restarts = call.restarts and not timed and not file.startswith("socket:")
-    return ProcessFacts(state, call.name, file, place, descriptor, timed, restarts)
+    return ProcessFacts(state, call.name, file, wchan, descriptor, timed, restarts)
 
 
 def _status(process: int) -> int | None:

@@ -196,10 +196,10 @@ def _verdict_lines(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
     """Return the lines about ranks that do not come, one group for each verdict."""
     lines = []
     for judged, records in groups.items():
-        places = ", ".join(_process(record) for record in records[:_MOST_PROCESSES])
+        processes = ", ".join(_process(record) for record in records[:_MOST_PROCESSES])
         more = ", ..." if len(records) > _MOST_PROCESSES else ""
         lines += [
-            f"  {ranks_in_words([record.rank for record in records])} ({places}{more}): {judged.observed}",
+            f"  {ranks_in_words([record.rank for record in records])} ({processes}{more}): {judged.observed}",
             f"  cause: {judged.cause}. {judged.remedy}",
         ]
     return lines

@@ -66,8 +66,8 @@ class RankStatistics:
     def __str__(self) -> str:
         """Return a sentence for a log."""
         shares = {"input": self.input, "compute": self.compute, "saving": self.saving}
-        whole = sum(shares.values()) or 1.0
-        spent = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in shares.items() if seconds)
+        total = sum(shares.values()) or 1.0
+        spent = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in shares.items() if seconds)
         slow = f" is slower than the others, which costs {self.cost:.0%} of every step" if self.slow else ""
         return f"rank {self.rank} ({self.host}){slow}: {self.outside:.3g} s of a step outside collectives ({spent})"
 
@@ -117,15 +117,15 @@ def _of_one(measured: Measured) -> RankStatistics:
     steps = np.array(measured.steps, float).reshape(-1, 4)
     if not len(steps):
         return RankStatistics(measured.rank, measured.host, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    whole, collectives, input, saving = steps.T
-    outside = whole - collectives
+    totals, collectives, input, saving = steps.T
+    outside = totals - collectives  # in a collective the fast ranks wait for the slow ones
     middle = np.median(outside)
     in_input, in_saving = float(np.mean(input)), float(np.mean(saving))
     return RankStatistics(
         measured.rank,
         measured.host,
         len(steps),
-        float(np.median(whole)),
+        float(np.median(totals)),
         float(middle),
         float(np.median(abs(outside - middle))),
         in_input,

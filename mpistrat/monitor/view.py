@@ -56,7 +56,7 @@ class JobView:
     hosts: tuple[str, ...] = ()  # the host of each rank of the job, where that is known
     # the directories in which the nodes leave notices for each other; empty where one node has all ranks
     searched: tuple[str, ...] = ()
-    end: End = UNKNOWN  # that of a job that has ended
+    end: End = UNKNOWN  # how the job has ended
 
     @property
     def ranks(self) -> set[int]:
@@ -196,7 +196,7 @@ class Notices:
         """Return the calls that other nodes ask about and that no rank of this node, ``node``, has answered."""
         asked, answered = set(), set()
         for name in self._names():
-            call, kind, rank = _parts(name)
+            call, kind, rank = _parsed_name(name)
             if rank in node:
                 answered.add(call)
             elif kind == _ASKS:
@@ -213,8 +213,8 @@ class Notices:
 
     def collects(self, own: JobView) -> bool:
         """Return whether no lower rank asks. ``own`` is what this node sees."""
-        names = [name for name in self._names() if _parts(name)[1] == _ASKS]
-        lower = [view for name in names if _parts(name)[2] < self._rank and (view := self._view(name))]
+        names = [name for name in self._names() if _parsed_name(name)[1] == _ASKS]
+        lower = [view for name in names if _parsed_name(name)[2] < self._rank and (view := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
     def collect(self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]) -> JobView:
@@ -237,7 +237,7 @@ class Notices:
             ):
                 time.sleep(_POLL)
                 change()  # NFS looks at a directory again after a change that is made here
-                names = {name: _parts(name) for name in self._names()}
+                names = {name: _parsed_name(name) for name in self._names()}
                 last = signs
                 signs = {
                     name: self._board.read(name)
@@ -247,8 +247,8 @@ class Notices:
                 if signs != last:
                     latest = time.monotonic()
                 for name in sorted(names.keys() - views.keys()):
-                    of, _, rank = names[name]
-                    if of in (call, _LEFT) and rank != self._rank and (seen := self._view(name)) is not None:
+                    about, _, rank = names[name]
+                    if about in (call, _LEFT) and rank != self._rank and (seen := self._view(name)) is not None:
                         views[name] = seen
                 job = _of_one_job(own, views.values())
         return joined(job)
@@ -303,7 +303,7 @@ class Notices:
             self._posted -= names
 
     def _names(self) -> set[str]:
-        """Return the names of the notices, and not those of other files."""
+        """Return the names of the notices, without other files."""
         return {name for name in self._board.names() if _NAME.fullmatch(name)}
 
     def _view(self, name: str) -> JobView | None:
@@ -323,6 +323,6 @@ def _of_one_job(own: JobView, others: Iterable[JobView]) -> list[JobView]:
     return [own, *(view for view in job if view is not own)]
 
 
-def _parts(name: str) -> tuple[str, str, int]:
+def _parsed_name(name: str) -> tuple[str, str, int]:
     call, kind, rank = name.rsplit(".", 2)
     return call, kind, int(rank)

@@ -91,12 +91,12 @@ def tokens_of(record: Record) -> set[int]:
 
 
 def jobs_of(records: Iterable[Record]) -> list[list[Record]]:
-    """Return records by job, those of a job in the order of ranks."""
+    """Return records by job, each job in the order of ranks."""
     return [sorted(job, key=lambda record: (record.rank, record.pid)) for job in in_jobs(records, tokens_of)]
 
 
 def of_one_job(record: Record, records: Iterable[Record]) -> list[Record]:
-    """Return a record, which is one of ``records``, and those of its job."""
+    """Return the job of a record, which is one of ``records``."""
     return next(job for job in jobs_of(records) if record in job)
 
 

@@ -130,14 +130,14 @@ class Watchdog(threading.Thread):
         waited = now - since
         last = rc.hang_abort_seconds
         limit = min(rc.hang_seconds, last or math.inf)  # the report comes before the end
-        began, made = self._reports
+        began, count = self._reports
         if began not in (0.0, since):
             self._reports = 0.0, 0
             if self._notices is not None:
                 self._notices.take_down()
         if limit and waited > limit:
-            due = 1 + int(math.log2(waited / limit))
-            if began != since or due > made:
+            due = 1 + int(math.log2(waited / limit))  # reports come after 1, 2, 4, 8 ... limits
+            if began != since or due > count:
                 self._reports = since, due
                 self._report(since, due)
         if limit and since == math.inf:
@@ -228,6 +228,7 @@ class Watchdog(threading.Thread):
         self._writes = notices.collects(own)
         if not self._writes:
             return own
+        # Other nodes look for questions only when they have been idle for a quarter of the limit.
         patience = max(_SILENCE, 2 * self._every + rc.hang_seconds / 4) + notices.delay
 
         def waits() -> bool:

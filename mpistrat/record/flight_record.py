@@ -211,22 +211,22 @@ class Creation:
     """A context in which ranks make something together. Its value is the record.
 
     ``ranks`` take part, by their numbers in the job and in the same order on all of them. This rank is number ``index``
-    of these. ``what`` is the name of what they make, the same on all of them.
+    of these. ``name`` says what they make, the same on all of them.
     """
 
-    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], index: int, what: str):
+    def __init__(self, record: FlightRecord | None, ranks: Sequence[int], index: int, name: str):
         self._record = record
         self._flight: Flight | None = None
         if record is not None and len(ranks) > 1:
-            token = _token(ranks, what)
+            token = _token(ranks, name)
             _creations[token] += 1
             self._number = _creations[token]
-            self._what = SimpleNamespace(name=what, label=what, record=0, site=(), nbytes=0)  # what its entry names
+            self._operation = SimpleNamespace(name=name, label=name, record=0, site=(), nbytes=0)  # of its entry
             self._flight = record.join(token, len(ranks), index)
 
     def __enter__(self) -> FlightRecord | None:
         if self._flight is not None:
-            self._flight.enter(self._what, self._number)
+            self._flight.enter(self._operation, self._number)
         return self._record
 
     def __exit__(self, *exc_info: object) -> None:
@@ -235,10 +235,10 @@ class Creation:
             self._flight.end()
 
 
-def _token(ranks: Sequence[int], what: str) -> int:
+def _token(ranks: Sequence[int], name: str) -> int:
     """Return a number that the ranks can find without a message: from their launch and what they make."""
     launch = key_of(os.environ, one_node=True) or ""
-    digest = hashlib.sha256(f"{launch} {what} {list(ranks)}".encode()).digest()
+    digest = hashlib.sha256(f"{launch} {name} {list(ranks)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2 | 1  # positive in a signed word, and not 0, which means none
 
 

@@ -71,7 +71,7 @@ class Record:
     # whether the main thread ran Python code when this was last looked at; None if it was not
     moves: bool | None = None
     exit_status: int | None = None  # the status that was given to `os._exit`
-    out_of_memory_kills: int | None = None  # those of the cgroup when the record was made
+    out_of_memory_kills: int | None = None  # in its cgroup, when the record was made
     memberships: tuple[Membership, ...] = ()
     # of the last steps, the oldest first: seconds in all, in collectives, in input, in saving
     steps: tuple[tuple[float, float, float, float], ...] = field(default=(), repr=False)
@@ -81,7 +81,7 @@ class Record:
 
     @property
     def key(self) -> str:
-        """A text that tells this record from those of all processes of the job, also of other nodes."""
+        """A text that no other process of the job has, also on other nodes."""
         return self.path or f"{self.host} {self.pid}"
 
     def by_clock(self, clock: float) -> Record:

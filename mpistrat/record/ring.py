@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 
 def clock_number() -> int:
-    """Return a number that is equal for processes with the same monotonic clock: those of one boot of one machine."""
+    """Return a number that is equal for processes with the same monotonic clock: on one machine since one boot."""
     facts = []
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         facts.append(file.read())

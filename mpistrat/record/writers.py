@@ -49,7 +49,7 @@ class Sites:
     def find(self, operation: Any) -> int:
         """Return the number of the line that calls the package, and store in the operation how to find it again.
 
-        The line is that of the first frame outside of the package.
+        The line is where the first frame outside of the package stands.
         """
         depth, frame, inner = 2, sys._getframe(2), sys._getframe(1)
         while _is_own(frame.f_code.co_filename) and frame.f_back is not None:
@@ -94,10 +94,10 @@ class Flight:
     def enter(self, operation: Any, number: int) -> None:
         """Note that this rank is in a collective."""
         writer = self.writer
-        # The line of the program that called the package is that of the last such operation, mostly. Each frame that
-        # is looked at costs 0.1 us.
+        # Mostly the same line of the program made the last such operation. So compare two frames with the ones that
+        # `Sites.find` has kept: to look for the line costs 0.1 us for each frame.
         try:
-            depth, code, last, inner, place, known = operation.site
+            depth, code, last, inner, line, known = operation.site
             frame = _frame_of(depth)
             is_same = (
                 frame.f_code is code
@@ -108,20 +108,20 @@ class Flight:
         except ValueError:  # the stack is not as deep, or there was no such operation
             is_same = False
         if not is_same:
-            place = writer.sites.find(operation)
+            line = writer.sites.find(operation)
         entry, at, self._end = writer.next_entry()
         nbytes = operation.nbytes
         self._entered = entered = _now()
         self._met = 0.0
         text = operation.record or writer.texts.add_operation(operation)
-        _pack_event(writer.memory, at, _COLLECTIVE, self._index, 0, text, place, number, nbytes, entered, 0.0, 0.0)
+        _pack_event(writer.memory, at, _COLLECTIVE, self._index, 0, text, line, number, nbytes, entered, 0.0, 0.0)
         words = writer.words
         # Published last: a reader may look at any time, also after this process was killed in the middle of an entry.
         words[self._last] = words[_AT_EVENTS] = entry
         words[_AT_BYTES] = writer.total_bytes = writer.total_bytes + nbytes
         if (ring := writer.trace) is not None:
             communicator, text_of = ring.communicators.get(self._token, NO_COMMUNICATOR), writer.texts.of
-            traced_text, traced_site = ring.text(text, text_of), ring.text(place, text_of)
+            traced_text, traced_site = ring.text(text, text_of), ring.text(line, text_of)
             self._event = ring.begin(_COLLECTIVE, communicator, number, traced_text, traced_site, nbytes, entered)
             self._ring = ring
 
@@ -169,9 +169,9 @@ class RecordWriter:
     """What a process writes to the memory of its record while it runs.
 
     ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry from 1 on, its
-    place in the memory, and that of its end in ``seconds``: others for each thread. ``in_collectives`` are the seconds
-    of this process in collectives, and ``total_bytes`` those that collectives were given. Totals are kept here, too:
-    reading them from the memory takes longer. ``trace`` gets what the record gets, and keeps more of it. ``keeper`` is
+    offset in the memory, and the index of its end in ``seconds``. No two threads get the same. ``in_collectives`` are
+    the seconds of this process in collectives, and ``total_bytes`` the bytes that collectives were given: reading the
+    totals from the memory takes longer. ``trace`` gets all that the record gets, and has room for more. ``keeper`` is
     the communicator that last called `Flight.keep`.
     """
 

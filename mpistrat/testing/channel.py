@@ -1,6 +1,6 @@
 """Messages between a pytest session and the ranks of its job, one socket per rank.
 
-The session reads the end of a socket when its rank ends. The first socket that ends is that of the rank which the job
+The session reads the end of a socket when its rank ends. The first socket that ends is the one of the rank that the job
 has lost.
 """
 
@@ -42,5 +42,5 @@ def error_shown(path: str, line: int, message: str, text: str) -> ReprExceptionI
     """Return an error of a test that is known as a text, in a form that pytest shows, summarizes and sends."""
     from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
 
-    place = ReprFileLocation(path, line, message)
-    return ReprExceptionInfo(reprtraceback=ReprTracebackNative([text.rstrip() + "\n"]), reprcrash=place)
+    location = ReprFileLocation(path, line, message)
+    return ReprExceptionInfo(reprtraceback=ReprTracebackNative([text.rstrip() + "\n"]), reprcrash=location)

@@ -150,23 +150,23 @@ class InStep:
 
     # --- time --------------------------------------------------------------------------------------------
 
-    def _expect(self, what: str, seconds: float) -> None:
+    def _expect(self, activity: str, seconds: float) -> None:
         """End the job unless this method is called again within some seconds."""
         with self._in_time:
-            self._deadline = time.monotonic() + seconds, what, seconds
+            self._deadline = time.monotonic() + seconds, activity, seconds
 
     def _watch(self) -> None:
         """Wait until a deadline has passed, then show where this rank stands, and end it."""
         while True:
             with self._in_time:
-                end, what, seconds = self._deadline
+                end, activity, seconds = self._deadline
                 if time.monotonic() > end:
-                    self._end_late(what, seconds)
+                    self._end_late(activity, seconds)
             time.sleep(0.2)
 
-    def _end_late(self, what: str, seconds: float) -> None:
+    def _end_late(self, activity: str, seconds: float) -> None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        where, stacks = "", []
+        location, stacks = "", []
         for thread, frame in sys._current_frames().items():
             if thread != threading.get_ident():
                 stack = traceback.extract_stack(frame)
@@ -174,8 +174,8 @@ class InStep:
                 stacks += [f"{names.get(thread, thread)}:\n", *traceback.format_list(stack[users[0] :])]
                 if thread == threading.main_thread().ident:
                     last = stack[users[-1]]
-                    where = f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name} "
-        self._send_reason(f"{where}after {seconds:g} s", "".join([f"{what}\n", *stacks]))
+                    location = f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name} "
+        self._send_reason(f"{location}after {seconds:g} s", "".join([f"{activity}\n", *stacks]))
         time.sleep(_OTHER_RANKS_REPORT_S)
         os._exit(1)
 
@@ -235,8 +235,8 @@ class InStep:
         while (asked := self._outside.receive()) is not None:
             item, announced, following = items[asked[0]], following, items.get(asked[1])
             if announced not in (item, None):
-                left = pytest.CallInfo.from_call(lambda item=item: pytest_runtest_teardown(item, item), "teardown")
-                report = self._config.hook.pytest_runtest_makereport(item=item, call=left)
+                teardown = pytest.CallInfo.from_call(lambda item=item: pytest_runtest_teardown(item, item), "teardown")
+                report = self._config.hook.pytest_runtest_makereport(item=item, call=teardown)
                 if report.failed:
                     self._config.hook.pytest_runtest_logreport(report=report)
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -281,8 +281,8 @@ class InStep:
     ) -> None:
         if self._outside is not None:
             shown = str(warning_message.message), warning_message.category.__name__
-            place = warning_message.filename, warning_message.lineno
-            self._tell_outside("warning", (*shown, *place, when, nodeid, location))
+            source = warning_message.filename, warning_message.lineno
+            self._tell_outside("warning", (*shown, *source, when, nodeid, location))
 
     def pytest_unconfigure(self) -> None:
         # The ranks whose program fails may be ended at once: rank 0 has to have reported before.

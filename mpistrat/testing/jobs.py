@@ -81,9 +81,9 @@ class RanksJobs:
         from mpistrat.testing.ranks_job import JobEndError
 
         # This test runs elsewhere, so here nothing tears down what the tests before it have left.
-        left = pytest.CallInfo.from_call(lambda: pytest_runtest_teardown(item, nextitem), "teardown")
-        if left.excinfo is not None:
-            yield item.ihook.pytest_runtest_makereport(item=item, call=left)
+        teardown = pytest.CallInfo.from_call(lambda: pytest_runtest_teardown(item, nextitem), "teardown")
+        if teardown.excinfo is not None:
+            yield item.ihook.pytest_runtest_makereport(item=item, call=teardown)
         start, phase = time.time(), "call"
         try:
             job = self._job(size)
@@ -141,7 +141,7 @@ class RanksJobs:
         return [*map(str, own), *(option for name, option in without.items() if plugins.hasplugin(name))]
 
     def _warn(self, item: pytest.Item, text: str, kind: str, file: str, line: int, *details: Any) -> None:
-        """Show a warning of rank 0 among those of this session."""
+        """Show a warning of rank 0 among the warnings of this session."""
         category = getattr(builtins, kind, None)
         if category is None:  # of a module that only the ranks may have
             text, category = f"{kind}: {text}", UserWarning

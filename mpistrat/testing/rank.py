@@ -83,7 +83,7 @@ class _Rank:
             writer._file = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
 
     def leave(self) -> None:
-        """Let this process report its tests: they are not in step with those of other ranks."""
+        """Let this process report its tests, which are not in step with the other ranks."""
         if self._silent and hasattr(self, "_writer"):
             self._writer._file.close()
             self._writer._file = self._file

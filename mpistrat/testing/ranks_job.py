@@ -119,7 +119,7 @@ class RanksJob:
         self._channels[channel] = channel.recv()
         channel.send(self._files)
 
-    def _error(self, what: str, seconds: float) -> JobEndError:
+    def _error(self, activity: str, seconds: float) -> JobEndError:
         """End the job, and return why it has ended."""
         status = self._process.poll()
         self._end_process()
@@ -136,9 +136,9 @@ class RanksJob:
             first = sorted(self._first or self._ended)
             title = ": ".join([f"{self._name(*first)} {'have' if len(first) > 1 else 'has'} ended", *reasons[:1]])
         elif status is not None:
-            title = f"a job of {self._size} ranks has ended with exit status {status}, in {what}"
+            title = f"a job of {self._size} ranks has ended with exit status {status}, in {activity}"
         else:
-            title = f"{what} has taken longer than {seconds:g} s under {self._size} ranks, which did not react"
+            title = f"{activity} has taken longer than {seconds:g} s under {self._size} ranks, which did not react"
         texts = [
             title,
             *(f"\n{self._name(rank)}: {title}\n{text}" for rank, (title, text) in sorted(self._abort_reasons.items())),

@@ -23,13 +23,12 @@ from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-_MOST = 6
+_MOST = 6  # lines of troubles
 _PACKAGES = ("mpistrat", "mpi4py", "numpy", "h5py")
 _LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-_LEAST_SHARED = 128 * 2**20
-_SHARED_PER_RANK = 32 * 2**20
+_LEAST_SHARED, _SHARED_PER_RANK = 128 << 20, 32 << 20  # bytes of /dev/shm, of a node and for each of its ranks
 _VISIBLE_TIMEOUT_S = 3.0  # until other nodes must see a new file
-_LITTLE = 2**30
+_LITTLE = 1 << 30  # bytes that a file system should have free
 _ASK = (
     "ask for GPUs in the srun line too (--gpus-per-node, or --gres=gpu:N), check --gpu-bind, and do not set "
     "CUDA_VISIBLE_DEVICES by hand"
@@ -48,6 +47,7 @@ def _troubles(job: CheckedJob) -> list[str]:
     """Return one line per problem, with all ranks that have it."""
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, trouble in sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0])):
+        # Without numbers: the same trouble has other addresses and process ids on each rank.
         groups.setdefault((trouble.blame, _NUMBERS.sub("", trouble.text)), []).append(rank)
     lines = []
     for ranks in groups.values():
@@ -173,8 +173,8 @@ def judge_layout(job: CheckedJob) -> Finding:
     per_node = f"{counts[0]} each" if len(set(counts)) == 1 else ", ".join(map(str, counts[:16]))
     text = f"{len(nodes)} node{'s' * (len(nodes) > 1)}, ranks: {per_node}"
     if job.exchanged.get("layout"):
-        rank, what, cause = job.exchanged["layout"]
-        return Finding(f"{text}\nrank {rank}: {what}", Severity.FIX, cause)
+        rank, contradiction, cause = job.exchanged["layout"]
+        return Finding(f"{text}\nrank {rank}: {contradiction}", Severity.FIX, cause)
     if "layout" not in job.exchanged:
         return Finding(text, Severity.UNKNOWN)
     return Finding(text, Severity.OK)
@@ -203,14 +203,14 @@ def judge_binding(job: CheckedJob) -> Finding:
             continue
         masks = [frozenset(report["cores"]) for report in here]
         union = frozenset[int]().union(*masks)
-        there = max(report["there"] for report in here)
-        if affinity.share_one_core(masks, there):
+        total = max(report["there"] for report in here)
+        if affinity.share_one_core(masks, total):
             return Finding(
-                f"{host}: all {len(here)} ranks share core {ranges(union)} of {there}", Severity.FIX, affinity.advice()
+                f"{host}: all {len(here)} ranks share core {ranges(union)} of {total}", Severity.FIX, affinity.advice()
             )
-        threads = sum(report["threads"] or len(report["cores"]) for report in here)
+        threads = sum(report["threads"] or len(report["cores"]) for report in here)  # else a BLAS takes all cores
         if len(here) > len(union) and not crowded:
-            crowded = f"{host}: {len(here)} ranks on {len(union)} of {there} cores"
+            crowded = f"{host}: {len(here)} ranks on {len(union)} of {total} cores"
         elif threads > len(union) and len(here) > 1 and not crowded:
             crowded = f"{host}: {len(here)} ranks start up to {threads} threads on {len(union)} cores"
     if crowded:
@@ -254,11 +254,11 @@ def look_at_gpus(options: CheckOptions) -> dict[str, Any]:
     from mpistrat.cluster_resolver import gpus, resolve
 
     seen = gpus.visible(os.environ)
-    own = given = None
+    own = assigned = None
     with contextlib.suppress(RuntimeError, ValueError):
         placement = resolve().placement
         own = placement.gpu
-        given = gpus.on_node(os.environ, placement.local_size)
+        assigned = gpus.on_node(os.environ, placement.local_size)
     names = None if seen is None else _on_the_node(list(seen.ids), os.environ.get("SLURM_STEP_GPUS", ""))
     if seen is not None and names is not None and own in seen.ids:
         own = names[seen.ids.index(own)]
@@ -266,8 +266,8 @@ def look_at_gpus(options: CheckOptions) -> dict[str, Any]:
         "seen": names,
         "variable": "" if seen is None else f"{seen.variable}={os.environ[seen.variable]}",
         "own": own,
-        "given": given and given[0],
-        "there": _there(),
+        "given": assigned and assigned[0],
+        "there": _gpus_of_driver(),
     }
 
 
@@ -277,7 +277,7 @@ def _on_the_node(seen: list[str], of_task: str) -> list[str]:
     return numbers if len(numbers) == len(seen) and all(number.isdecimal() for number in (*numbers, *seen)) else seen
 
 
-def _there() -> int:
+def _gpus_of_driver() -> int:
     """Return the number of GPUs of the driver of this node."""
     for folder, pattern in (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"), ("/sys/class/kfd/kfd", "gpu")):
         count = len(list(Path(folder).glob(pattern))) if os.path.isdir(folder) else 0
@@ -295,25 +295,26 @@ def judge_gpus(job: CheckedJob) -> Finding:
         here = {rank: facts[rank] for rank in ranks if rank in facts}
         if not here:
             continue
-        given = max((report["given"] or 0) for report in here.values())
+        assigned = max((report["given"] or 0) for report in here.values())
         blind = [rank for rank, report in here.items() if report["seen"] is not None and not report["seen"]]
-        blind += [rank for rank, report in here.items() if report["seen"] is None and given and not report["there"]]
-        if blind and (given or anywhere):
+        # Without a variable a rank sees all GPUs of the driver.
+        blind += [rank for rank, report in here.items() if report["seen"] is None and assigned and not report["there"]]
+        if blind and (assigned or anywhere):
             which = here[blind[0]]["variable"] or "CUDA_VISIBLE_DEVICES is not set"
-            has = f"the job has {given} there" if given else "other ranks see some"
+            has = f"the job has {assigned} there" if assigned else "other ranks see some"
             return Finding(
                 f"{host}: {ranks_in_words(blind)} {_see(blind)} no GPU ({which}), although {has}", Severity.FIX, _ASK
             )
         seen = {gpu for report in here.values() for gpu in report["seen"] or ()}
-        if 0 < len(seen) < given and _numbered_anew(here):
+        if 0 < len(seen) < assigned and _numbered_anew(here):
             return Finding(
-                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {given} that the job has there: all the "
+                f"{host}: each rank sees GPU {', '.join(sorted(seen))}, of {assigned} that the job has there: all the "
                 "same GPUs, or each rank its own if cgroups number them from 0",
                 Severity.UNKNOWN,
             )
-        if seen and len(seen) < given:
+        if seen and len(seen) < assigned:
             return Finding(
-                f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {given} that the job has there",
+                f"{host}: its ranks see GPU {', '.join(sorted(seen))} of {assigned} that the job has there",
                 Severity.FIX,
                 "start one rank per GPU (--ntasks-per-node), or ask for fewer GPUs; " + _ASK,
             )
@@ -328,15 +329,15 @@ def judge_gpus(job: CheckedJob) -> Finding:
     if shared:
         return Finding(shared, Severity.LOOK, "start one rank per GPU: NCCL refuses two ranks on one GPU")
     if not anywhere:
-        there = max(report["there"] for report in facts.values())
-        if there and any(report["seen"] is not None for report in facts.values()):
-            return Finding(f"no rank sees any of the {there} GPUs of its node", Severity.LOOK, _ASK)
-        return Finding(f"{there} on a node, all visible" if there else "none", Severity.OK)
+        count = max(report["there"] for report in facts.values())
+        if count and any(report["seen"] is not None for report in facts.values()):
+            return Finding(f"no rank sees any of the {count} GPUs of its node", Severity.LOOK, _ASK)
+        return Finding(f"{count} on a node, all visible" if count else "none", Severity.OK)
     return Finding(f"{len(next(iter(facts.values()))['seen'] or ())} visible to rank {next(iter(facts))}", Severity.OK)
 
 
-def _see(those: list[int]) -> str:
-    return "sees" if len(those) == 1 else "see"
+def _see(ranks: list[int]) -> str:
+    return "sees" if len(ranks) == 1 else "see"
 
 
 def _numbered_anew(here: dict[int, Any]) -> bool:
@@ -420,9 +421,9 @@ def _file_system(folder: Path) -> str:
     best, kind = "", "?"
     with contextlib.suppress(OSError):
         for line in Path("/proc/mounts").read_text().splitlines():
-            _, place, name, *_ = line.split()
-            if (f"{folder}/").startswith(place.rstrip("/") + "/") and len(place) >= len(best):
-                best, kind = place, name
+            _, mount, name, *_ = line.split()
+            if (f"{folder}/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
+                best, kind = mount, name
     return kind
 
 
@@ -435,11 +436,11 @@ def compare_data(exchange: TimedExchange, options: CheckOptions) -> list[int] | 
             path.touch(exist_ok=False)
         except OSError:
             path = None
-    place = exchange.broadcast(None if path is None else str(path))
+    name = exchange.broadcast(None if path is None else str(path))
     sees = True
-    if place is not None and exchange.rank in exchange.leaders:
+    if name is not None and exchange.rank in exchange.leaders:
         end = time.monotonic() + _VISIBLE_TIMEOUT_S
-        while not (sees := os.path.exists(place)) and time.monotonic() < end:
+        while not (sees := os.path.exists(name)) and time.monotonic() < end:
             time.sleep(0.05)
     answers = exchange.gather(sees)
     if path is not None:

@@ -196,12 +196,12 @@ class TimedExchange:
         while not request.Test():
             time.sleep(0.001)
 
-    def _wait(self, request: Any, what: str) -> None:
+    def _wait(self, request: Any, problem: str) -> None:
         start = time.monotonic()
         while not request.Test():
             waited = time.monotonic() - start
             if waited > self.limit:
-                raise SilenceError(f"{what} in {self.limit:g} s")
+                raise SilenceError(f"{problem} in {self.limit:g} s")
             # Latency is measured by this loop: it spins for 5 ms. Ranks that share a core need it after that.
             if waited > 0.005:
                 time.sleep(0)

@@ -87,7 +87,7 @@ class Watcher:
                 self._process.wait(1)
 
     def _end(self, number: int, frame: Any) -> None:
-        self._gather = 0.2
+        self._gather = 0.2  # the launcher kills this process soon
         if self._reading:
             self._reading = False
             raise _Ended

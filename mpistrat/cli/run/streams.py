@@ -191,12 +191,12 @@ class Streams:
         self._names = [str(folder / "output"), str(folder / "errors")]
         self._channels = selectors.DefaultSelector()
         self._held: dict[int, bytes] = {}  # the begun line of each pipe
-        self._kept: list[int] = []  # the ranks' ends of terminals
+        self._terminals: list[int] = []  # the ranks' ends of terminals
         for target, name in enumerate(self._names, 1):
             for rank in range(ranks if output is None else 0):
                 if os.isatty(target) and not tag:
                     channel, theirs = _terminal(f"{name}.{rank}", target)
-                    self._kept.append(theirs)
+                    self._terminals.append(theirs)
                 else:
                     os.mkfifo(f"{name}.{rank}", 0o600)
                     channel = os.open(f"{name}.{rank}", os.O_RDWR | os.O_NONBLOCK)
@@ -244,7 +244,7 @@ class Streams:
 
     def close(self) -> None:
         """Close the channels, without copying what they have. `finish` does it, too."""
-        for descriptor in [*(key.fd for key in self._channels.get_map().values()), *self._kept, self._ended]:
+        for descriptor in [*(key.fd for key in self._channels.get_map().values()), *self._terminals, self._ended]:
             os.close(descriptor)
         self._channels.close()
 
