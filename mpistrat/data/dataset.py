@@ -234,8 +234,8 @@ class Dataset(FromFiles, Access, Sequential, Generic[Element], metaclass=_Explai
         args : tuple
             Arguments of the function.
         output_signature : structure of ArraySpec, optional
-            What each element has. Numbers and lists get the dtype. By default the structure is that of the first
-            element.
+            Structure, shapes and dtypes of all elements. Numbers and lists get the dtype. By default the structure
+            of the first element.
 
         Raises
         ------

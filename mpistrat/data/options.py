@@ -53,10 +53,10 @@ class AutoShardPolicy(enum.IntEnum):
     FILE
         Files are dealt round-robin. With ``balance``, the longest file comes first and each file goes to the
         replica that has the fewest rows. Each replica applies the whole pipeline (shuffle, take, ...) to the
-        rows of its own files, in batches of its share of the global batch. All replicas make as many steps as
-        the one with the most steps. The others get empty batches at the end. Batches and steps depend on the number
-        of replicas, as in tf.distribute. Where a rank plays several devices
-        that are not virtual replicas, files are dealt to ranks, which share batches out to their devices.
+        rows of its own files, in batches of its share of the global batch. All replicas make equally many steps:
+        replicas whose files end early get empty batches. Batches and steps depend on the number of replicas, as in
+        tf.distribute. Where a rank plays several devices that are not virtual replicas, files are dealt to ranks,
+        which share batches out to their devices.
     HINT
         ``shard(SHARD_HINT, SHARD_HINT)`` becomes the shard of the input pipeline. Otherwise the same as OFF.
     OFF
@@ -111,7 +111,7 @@ class InputContext:
         Parameters
         ----------
         global_batch_size : int
-            Number of rows of a global batch, that of all replicas together.
+            Number of rows of a batch of all replicas together.
 
         Raises
         ------
@@ -198,7 +198,7 @@ def _is_int(value: Any) -> bool:
 
 
 class _Settable:
-    """An object with options. ``_rules`` has for each a test of values, the error for others, and what is needed."""
+    """An object with options. ``_rules`` maps each name to a test of values, the error, and what the error asks for."""
 
     _rules: ClassVar[dict[str, tuple[Callable[[Any], bool], type[Exception], str]]]
 

@@ -196,7 +196,7 @@ class Access(Combining):
         """Keep the elements for which a function is true. Call it before `batch`.
 
         Without ``by`` the number of elements is unknown then. If the dataset is distributed, every replica reads all
-        rows and calls the function for each, as for `from_iterable`. ``shuffle()`` before it is that of the whole
+        rows and calls the function for each, as for `from_iterable`. ``shuffle()`` before it permutes the whole
         dataset.
 
         With ``by`` the function is called once for each value of a column, and the rows that are left have numbers: the
@@ -258,7 +258,7 @@ class Access(Combining):
         size : int
             Number of rows of a window.
         shift : int, optional
-            Where the next window begins: so many rows later. By default ``size``.
+            The number of rows from the begin of a window to the begin of the next. By default ``size``.
         stride : int
             The distance of the rows of a window.
         drop_remainder : bool

@@ -215,7 +215,7 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
                 f"cache(filename) keeps numbers, but array {name!r} of an element has {leaf.dtype}; fix: call cache(), "
                 "or map() to numbers or bytes (astype('S')) before"
             )
-    # A dataset without seeds takes those of the rows that are there.
+    # Shuffles without a seed take the seeds of the rows in the folder.
     part = part.with_drawn([seed._replace(value=value) for seed, value in zip(part.seeds(), seeds, strict=True)])
     if not part.streamed:
         part = part.ready(None if ranks is None else ranks_of_node(ranks), ranks)
@@ -233,7 +233,7 @@ def _opened(part: DatasetPart, folder: Path, ranks: Topology | None) -> FileSour
 
 
 def _compare(part: DatasetPart, rows: FileSource, folder: Path) -> None:
-    """Raise ValueError if some rows that the dataset makes now are not those of the folder.
+    """Raise ValueError if some rows that the dataset makes now differ from the rows in the folder.
 
     Arrays of the program, and what its functions refer to, may differ in ways that no record tells.
     """

@@ -88,7 +88,7 @@ class DatasetPart(Definition):
 
 
 class OfParts:
-    """The methods of a source that let its parts do the same. It stands before `Source` or `StreamSource`."""
+    """The methods of a source that call the same method of its parts. A base before `Source` or `StreamSource`."""
 
     word: str
 
@@ -255,7 +255,7 @@ def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
 
 
 class ConcatenatedSource(ChosenSource):
-    """All rows of the first part, then those of the next. An endless part is the last."""
+    """All rows of the first part, then all rows of the next. An endless part is the last."""
 
     word = "concatenate"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Combining(Chain):
-    """A chain whose elements can be combined with those of others."""
+    """A chain whose elements can be combined with the elements of others."""
 
     @classmethod
     def _of(cls, source: Any, transforms: tuple[Transform, ...], options: Options) -> Any:
@@ -144,10 +144,10 @@ class Combining(Chain):
         Raises
         ------
         ValueError
-            If the dataset is endless, or if anything follows `batch`. When rows are needed, if the folder has those of
+            If the dataset is endless, or if anything follows `batch`. When rows are needed, if the folder has rows of
             another dataset: files, their times of writing, transforms, seeds or the code of functions differ, or one
-            of eight rows that are made again. A change that none of these shows is not seen, as of a value in a Zarr
-            store. Also if the dataset has no rows, or other ones each time that they are made.
+            of eight rows that are made again. Other changes are not seen, such as a new value in a Zarr store. Also if
+            the dataset has no rows, or has other rows each time that they are made.
         DatasetMismatchError, TypeError
             When rows are written to a folder, if their shapes or dtypes differ, or HDF5 has no type for them.
 

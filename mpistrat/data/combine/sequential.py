@@ -315,7 +315,7 @@ def _unstack(element: Any) -> Iterator[Any]:
 
 
 def _packed(stream: Iterator[Any], tokens: int, drop: bool) -> Iterator[Any]:
-    """Yield rows of so many tokens."""
+    """Yield rows of ``tokens`` tokens."""
     held: list[list[Any]] = []
     count, rebuild = 0, None
     for element in stream:

@@ -105,7 +105,7 @@ def alike(openers: Openers) -> list[Iterator[Any]]:
         stream = opener()
         for element in stream:
             known.append((number, nest.map_structure(spec.of_array, element)))
-            # The first element of each part, against that of the part which was read first.
+            # The first element of each part must be like the first element of the part that was read first.
             common_spec(known[0], known[-1])
             yield element
             break

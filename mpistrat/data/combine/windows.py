@@ -33,7 +33,7 @@ class Windows(NamedTuple):
     across_files: bool
 
     def number(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many windows begin in runs of so many rows."""
+        """Return how many windows begin in runs of ``rows`` rows."""
         longest = (self.size - 1) * self.stride if self.drop_remainder else 0
         return np.maximum(0, -(-(rows - longest) // self.shift))
 

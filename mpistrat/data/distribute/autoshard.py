@@ -74,8 +74,8 @@ class Division:
     """The part of a dataset that the replicas of a rank get.
 
     ``whole`` is the whole dataset, and ``readings`` the plans by which this rank reads for its replicas, in their
-    order. An epoch has so many ``steps`` on all replicas, None if it is endless. ``ranks`` are given if the number of
-    rows is unknown: they exchange a flag at each step, until no replica has a row.
+    order. ``steps`` is the number of steps of an epoch on all replicas, None if it is endless. ``ranks`` are given if
+    the number of rows is unknown: they exchange a flag at each step, until no replica has a row.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Division:
         return INFINITE_CARDINALITY if self.steps is None else self.steps
 
     def batch(self, step: int, iteration: int) -> Any:
-        """Return the batch of a step: that of the one replica of this rank, or a structure of PerReplica values.
+        """Return the batch of a step: of the one replica of this rank, or a structure of PerReplica values.
 
         Where it communicates, all ranks call it for the same step. It raises StopIteration if no replica has a row.
         """
@@ -141,7 +141,7 @@ class Division:
 
     def _by_step(self, lists: Sequence[Iterator[list[Any]]], step: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches of all plans, step by step, in lists that grow as theirs."""
-        # Each plan makes the batches of its replicas one after another, so a step takes so many of each.
+        # A plan makes the batches of its replicas one after another: a step takes `local_replicas` of them.
         counts = [reading.local_replicas for reading in self.readings]
         streams = [[chain.from_iterable(plan_lists)] * n for plan_lists, n in zip(lists, counts, strict=True)]
         steps = map(self.formed, zip(*chain(*streams), strict=False))
@@ -152,7 +152,7 @@ class Division:
 
     @property
     def _bare(self) -> bool:
-        """Whether a batch is that of the one replica of this rank. With virtual replicas none depends on the ranks."""
+        """Whether the program gets plain arrays: one replica, not virtual, as programs must not depend on the ranks."""
         return self.replicas.count == 1 and not self.replicas.is_virtual
 
     def formed(self, batches: Sequence[Any]) -> Any:
@@ -201,7 +201,7 @@ class Division:
         return type(self)(whole, self.replicas, self.ranks, self.balance)
 
     def described(self) -> dict[str, Any]:
-        """Return what a state says of the dataset, and must be equal to restore it."""
+        """Return the entries of a state that describe the dataset, which must be equal to restore the state."""
         return self.whole.described()
 
     def with_seeds(self, seeds: Sequence[int]) -> Division:
@@ -304,7 +304,7 @@ class Unsharded(Division):
         return -(-super()._most_rows() // self.replicas.size)
 
     def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
-        """Return the next piece of a global batch: all pieces of one batch, then those of the next."""
+        """Return the next piece of a global batch: all pieces of one batch, then all pieces of the next."""
         number, part = divmod(k, self.replicas.size)
         rows = part_of(own_rows(plan, number, iteration), self.replicas.size, part)
         # Another replica of this rank gets the same rows of a stream, and a function of one may write to them.
@@ -399,7 +399,7 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
 
 
 def why_not_lanes(transforms: Sequence[Transform]) -> str:
-    """Return why the transforms of rows need another order than that of lanes, or an empty text."""
+    """Return why the transforms of rows exclude the order of lanes, or an empty text."""
     reordering = [t for t in before_batch(transforms) if t.reorders]
     reordering = [*dropwhile(lambda t: isinstance(t, Chosen) and t.ascending, reordering)]
     first = reordering[0] if reordering else None
@@ -479,8 +479,8 @@ def _longest(lengths: Iterable[int | None]) -> int | None:
 class OwnDatasets(Division):
     """The division of datasets that the pipelines made themselves, each in batches of its own size.
 
-    ``datasets`` are those of the pipelines of this rank. ``shared`` is what a state says of the datasets of all
-    pipelines, if it must not depend on the rank.
+    ``datasets`` are the datasets of this rank's pipelines. ``shared`` describes the datasets of all pipelines in a
+    state that must not depend on the rank.
     """
 
     name = "its own"
@@ -508,7 +508,7 @@ class OwnDatasets(Division):
         return plan.element_if_any(k, iteration) if self.communicates else own_rows(plan, k, iteration)
 
     def described(self) -> dict[str, Any]:
-        """Return what a state says of the dataset: of the first pipeline, if the state is that of all ranks."""
+        """Return the entries of a state that describe the dataset; of pipeline 0, if all ranks share one state."""
         return super().described() if self.shared is None else dict(self.shared)
 
     def with_seeds(self, seeds: Sequence[int]) -> OwnDatasets:

@@ -114,7 +114,7 @@ class DistributedDataset(Generic[Element]):
         }
         if "data" in rc.debug and policy is not AutoShardPolicy.OFF and not definition.streamed:
             facts["checksum"] = definition.source.checksum()
-        # One rank looks for generators, which takes 9 ms of imports, and its warnings are those of all.
+        # One rank looks for generators, which takes 9 ms of imports, and warns for all.
         looks = ranks.size > 1 and ranks.rank == 0 and policy is not AutoShardPolicy.OFF
         generators = _generators(definition) if looks else []
         # All that ranks must know of each other, in one collective.
@@ -241,7 +241,7 @@ def _description(transform: Transform) -> str:
     if isinstance(transform, Map):
         return str(transform)
     if isinstance(transform, Seeded) and not transform.seeded:
-        # Ranks draw other seeds until they take those of rank 0.
+        # A drawn seed differs on each rank, until all take the seed of rank 0.
         return repr(replace(transform, seed=0))
     return repr(transform)
 
@@ -350,9 +350,9 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
 
 @dataclass
 class _Report:
-    """What a rank tells the others of the dataset of a pipeline.
+    """The report of a rank to the others, of the dataset of a pipeline.
 
-    ``described`` is what a state says of it, if a state is that of all ranks, and ``digest`` a digest of that.
+    If all ranks share one state, ``described`` has its entries for the dataset, and ``digest`` their digest.
     """
 
     pipeline: int

@@ -36,8 +36,8 @@ _EXTENSION_DTYPES = ("bfloat16",)
 class ThroughputLog:
     """A counter of the samples and bytes of an iterator, and of the time that the program waits for them.
 
-    An epoch makes a line in the log of each rank that shows INFO. The figures are not collected: a rank may leave its
-    loop early, and a message that nobody receives would outlive a communicator that the program frees.
+    Each rank that shows INFO logs a line for each epoch. The figures are not collected: a rank may leave its loop
+    early, and a message that no rank receives would outlive a communicator that the program frees.
     """
 
     def __init__(self, ranks: Topology):
@@ -91,7 +91,7 @@ class PendingCopy(NamedTuple):
 
 
 def fetched(batch: Any, device: Device) -> Any:
-    """Start the copy of a batch to a device, and return what `wait_for_copy` takes; on the host, the batch itself."""
+    """Start the copy of a batch to a device, and return it for `wait_for_copy`; on the host, return the batch."""
     if device.kind == "cpu":
         return batch
     leaves, rebuild = _by_replica(batch)
@@ -110,7 +110,7 @@ def wait_for_copy(batch: Any, device: Device) -> Any:
 
 
 def _by_replica(batch: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of a batch, those of one replica after another's, and the function that builds the batch."""
+    """Return the leaves of a batch, replica by replica, and the function that builds the batch from them."""
     leaves, rebuild = nest.flatten(batch)
     if not leaves or type(leaves[0]) is not PerReplica:
         return leaves, rebuild
@@ -142,10 +142,10 @@ class Passes:
         self._next = Position(division, 0)
         self.newest: Position | None = None
 
-    def begin(self, made: str) -> Position:
-        """Begin the next pass of an iterator that was ``made`` there. Return its position, which the iterator moves."""
+    def begin(self, line: str) -> Position:
+        """Begin the next pass of an iterator, made on ``line``. Return its position, which the iterator moves."""
         self.newest, self._next = self._next, Position(self.division, self._next.epoch + 1)
-        self.newest.made = made
+        self.newest.line = line
         return self.newest
 
     @property
@@ -161,7 +161,7 @@ class Passes:
         return ThroughputLog(self._ranks)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the newest pass; if it has ended, of the next, which a program counts from then on."""
+        """Return the state of the newest pass; if that has ended, of the next."""
         newest = self.newest
         return state_of(self.division, self._next if newest is None or newest.ended else newest)
 
@@ -192,11 +192,11 @@ class DistributedIterator(NextAsOptional[Element]):
     """
 
     def __init__(self, passes: Passes):
-        self._passes, self._made = passes, call_site()
+        self._passes, self._line = passes, call_site()
         self._begin()
 
     def _begin(self) -> None:
-        self._position = self._passes.begin(self._made)
+        self._position = self._passes.begin(self._line)
         self._saved_step: int | None = None
         self._ahead: Iterator[list[Any]] | None = None
         self._read_ahead: deque[Any] = deque()
@@ -281,7 +281,7 @@ class DistributedIterator(NextAsOptional[Element]):
         seeds, which files there were, and which rows all replicas together have got. Under
         AutoShardPolicy.AUTO and DATA it is equal on all replicas that have made the same number of steps.
 
-        An iterator is of one epoch. If it has ended, and the dataset has a younger one, the state is that of the
+        An iterator is of one epoch. If it has ended, and the dataset has a younger one, this returns the state of the
         younger, with a warning: save `DistributedDataset.state` instead.
 
         Examples
@@ -308,8 +308,8 @@ class DistributedIterator(NextAsOptional[Element]):
                     else "has not moved since the last save"
                 )
                 warnings.warn(
-                    f"an iterator is saved that was made{position.made}, while its dataset has a younger one, made"
-                    f"{newest.made}: the older {why}; give the checkpoint the distributed dataset in place of an "
+                    f"an iterator is saved that was made{position.line}, while its dataset has a younger one, made"
+                    f"{newest.line}: the older {why}; give the checkpoint the distributed dataset in place of an "
                     "iterator, as in Checkpoint(batches=distributed)",
                     stacklevel=level_of_program(),
                 )

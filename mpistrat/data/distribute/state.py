@@ -32,37 +32,37 @@ _TYPES: dict[str, Any] = {
 
 @dataclass
 class Position:
-    """A position in an epoch: so many steps of a division that begins after its first ``skipped`` rows.
+    """A position in an epoch: after ``step`` steps of a division, which begins after ``skipped`` rows of the epoch.
 
-    ``made`` is the line that made the iterator. ``ended`` says whether the iterator has raised StopIteration.
+    ``line`` is the line of the program that made the iterator. ``ended`` says whether that has raised StopIteration.
     """
 
     division: Division
     epoch: int
     step: int = 0
     skipped: int = 0
-    made: str = ""
+    line: str = ""
     ended: bool = False
 
 
-def state_of(whole: Division, at: Position) -> dict[str, Any]:
+def state_of(whole: Division, position: Position) -> dict[str, Any]:
     """Return the state of a position in an epoch of a division."""
     described = whole.described()
     state: dict[str, Any] = {
         "version": _VERSION,
-        "epoch": at.epoch,
+        "epoch": position.epoch,
         "policy": whole.name,
         "replicas": whole.replicas.size,
         **described,
         "seeds": [seed.value for seed in described["seeds"]],
     }
-    if at.division.lanes is not None:  # of the batch size with which the epoch began
-        state["lanes"] = [*at.division.lanes]
+    if position.division.lanes is not None:  # of the batch size with which the epoch began
+        state["lanes"] = [*position.division.lanes]
     if not _by_rows(whole):
         if len(whole.pipelines) != whole.replicas.size:
             state["pipelines"] = len(whole.pipelines)
-        return {**state, "step": at.step}
-    rows = at.skipped + at.step * (state["batch"] or 1)
+        return {**state, "step": position.step}
+    rows = position.skipped + position.step * (state["batch"] or 1)
     length = whole.plan.row_length
     return {**state, "position": rows if length is None else min(rows, length)}
 
@@ -123,7 +123,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         )
     if list(state["seeds"]) != [seed.value for seed in seeds]:
         whole = whole.with_seeds(state["seeds"])
-    # This epoch goes on in the lanes with which it began. The next has those of its own batch size.
+    # This epoch goes on in the lanes with which it began. The next takes lanes for its own batch size.
     rest = whole.in_lanes(Lanes(*state["lanes"])) if isinstance(whole, ByLanes) else whole
     if by_rows:
         rows = state["position"]
@@ -178,7 +178,7 @@ def _by_rows(division: Division) -> bool:
 
 
 def require_same(what: str, then: Any, now: Any, fix: str) -> None:
-    """Raise ValueError if what a state has is not what is here."""
+    """Raise ValueError if an entry of a state differs from the entry of this dataset."""
     if then != now:
         raise ValueError(f"the state cannot be restored: its {what} is {then}, but here it is {now}; {fix}")
 

@@ -81,9 +81,9 @@ class Chain:
             If ``fn`` is not a function, or ``num_parallel_calls`` or ``seed`` is not an integer. If ``fn`` cannot be
             pickled for ``workers``.
         ValueError
-            If ``num_parallel_calls`` is 0 or less than -1. If ``seed`` is not from 0 to 2**64 - 1, is that of another
-            `map` of the dataset, or is given after `batch`. If ``workers`` is not "auto" or an integer of at least 1,
-            or is given after `batch`.
+            If ``num_parallel_calls`` is 0 or less than -1. If ``seed`` is not from 0 to 2**64 - 1, is the seed of
+            another `map` of the dataset, or is given after `batch`. If ``workers`` is not "auto" or an integer of at
+            least 1, or is given after `batch`.
         RuntimeError
             When rows are read, if a worker process was killed.
 

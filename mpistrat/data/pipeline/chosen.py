@@ -60,7 +60,7 @@ class Chosen(Transform):
         return blocks._replace(rows=rows, starts=numbers.searchsorted(blocks.starts))
 
     def of_files(self, starts: np.ndarray, which: Sequence[int]) -> Select:
-        """Return the transform for the rows of some files only. ``starts`` are those of all files, and the end."""
+        """Return the transform for the rows of some files. ``starts`` has the first row of all files, and the end."""
         numbers = self._of(int(starts[-1]))
         # Numbers ascend, so the chosen rows of a file are a slice.
         cuts = numbers.searchsorted(starts)
@@ -100,7 +100,7 @@ class Select(Chosen):
 
 
 class Keys:
-    """A value for each element of a dataset: given, or of a column or a function, and then read once when needed.
+    """One value for each element of a dataset: an array, or a column or function that is read once, when needed.
 
     With ``predicate``, the value is whether this function of the column is true.
     """
@@ -237,8 +237,8 @@ class SplitParts:
             parts = parts[of_group]
         empty = np.flatnonzero(np.bincount(parts, minlength=count) == 0)
         if len(empty):
-            of = f"{n} elements" if self.keys is None else f"{n} elements in {len(groups)} groups by {self.keys}"
-            raise ValueError(f"part {empty[0]} of {self} has no elements: there are {of}")
+            counted = f"{n} elements" if self.keys is None else f"{n} elements in {len(groups)} groups by {self.keys}"
+            raise ValueError(f"part {empty[0]} of {self} has no elements: there are {counted}")
         return parts
 
     def __repr__(self) -> str:

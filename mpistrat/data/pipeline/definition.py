@@ -75,13 +75,13 @@ class Definition:
         return self.with_seeds([seed.value if seed.given else next(remaining, seed.value) for seed in self.seeds()])
 
     def agree(self, ranks: Topology) -> None:
-        """Find out, together with the other ranks, which rows there are. Collective."""
+        """Describe the rows together with the other ranks. Collective."""
         self.source.agree(ranks)
         for transform in self.transforms:
             transform.agree(ranks)
 
     def described(self) -> dict[str, Any]:
-        """Return what a state says of the dataset."""
+        """Return the entries of a state that describe the dataset."""
         return {
             "batch": self.batch_size,
             "pipeline": [transform.without_numbers() for transform in self.transforms],
@@ -90,9 +90,9 @@ class Definition:
         }
 
     def ready(self, sharing: int | None = None, ranks: Topology | None = None, memory: int | None = None) -> Self:
-        """Return the definition with its source ready for its shuffles; ``memory`` is by default that of the options.
+        """Return the definition with a source that is ready for its shuffles. With ``ranks`` it is collective.
 
-        So many ranks as ``sharing`` share the memory, if that is known. With ``ranks`` it is collective.
+        ``memory`` is `Options.shuffle_memory` by default. ``sharing`` is the number of ranks that share it, if known.
         """
         memory = self.options.shuffle_memory if memory is None else memory
         source = self.source.ready(memory, sharing, ranks)

@@ -25,9 +25,9 @@ _dtype = attrgetter("dtype")
 class MapAndBatch:
     """The functions and the batch of a pipeline. All batches have the dtypes of the first row.
 
-    ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row that all
-    replicas share, which each of them finds alone by one more call of each function. Without it, the first row that is
-    made counts. A method of a plan would keep the plan's files open until a garbage collection.
+    ``typed`` says whether the rows of the source have one dtype. ``first()`` returns a list of the first row. All
+    replicas read the same one and call each function once more for it, so they agree without a message. Without
+    ``first``, the first row of this replica counts.
     """
 
     def __init__(self, transforms: Sequence[Transform], typed: bool, first: Callable[[], list[Any]] | None = None):
@@ -43,7 +43,7 @@ class MapAndBatch:
         return [] if self.first is None else mapped_rows(self.first(), self.row_maps)
 
     def stacked(self, rows: Sequence[Any]) -> Any:
-        """Return rows that are mapped as one batch, not mapped."""
+        """Return mapped rows as one batch, before the functions for batches."""
         # Without functions, the rows of a typed source have its dtypes.
         if self._dtypes is None and (self.row_maps or not self._typed):
             first = (self._first_mapped() or rows)[0]
@@ -56,7 +56,7 @@ class MapAndBatch:
         if not self.batch_maps:
             return batch
         if self._batch_dtypes is None:
-            # Of as many rows: a function may take a fixed number of them.
+            # The first row is repeated to the size of this batch: a function may take a fixed number of rows.
             same = self._first_mapped() * max(1, len(nest.flatten(tree)[0][0]))
             first = elements.mapped_batch(self.stacked(same), self.batch_maps) if same else batch
             self._batch_dtypes = elements.dtypes_of_batch(first)

@@ -35,10 +35,10 @@ class Advice:
 
     def reached(self, iteration: int, k: int) -> None:
         """Announce the rows that follow element ``k`` of an iteration of the shuffle."""
-        of, stop, announced = self._announced
-        if of == iteration and k < stop:
+        last_iteration, stop, announced = self._announced
+        if last_iteration == iteration and k < stop:
             return
-        if of == iteration and k < announced:
+        if last_iteration == iteration and k < announced:
             # The window that begins was announced with the one before it.
             stop = announced
         else:

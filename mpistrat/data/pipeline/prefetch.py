@@ -49,7 +49,7 @@ class MakingLock:
 
 
 class Prefetched(NextAsOptional[Any]):
-    """The elements of an iterator, in order. A thread makes the next ones, of which at most so many may wait.
+    """The elements of an iterator, in order. A thread makes the next ones, of which at most ``most`` may wait.
 
     The thread ends with the iterator, at its first error, which is raised in place of the element, or when this object
     is closed or collected. It has the strategy in which this object was made, and may not make collective calls.

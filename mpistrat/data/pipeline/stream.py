@@ -26,7 +26,7 @@ Cut: TypeAlias = "Callable[[int], tuple[int, int]]"
 class StreamPlan:
     """An iterable with its transforms, ready to read. Elements must be requested in ascending order.
 
-    If replicas share the iterable, each calls the functions for the first row, too: its dtypes are those of all rows.
+    If replicas share the iterable, each calls the functions for the first row, too, and all rows get its dtypes.
     """
 
     length = row_length = None

@@ -72,7 +72,7 @@ class Transform:
         return None if after is None else blocks.in_one_run(after)
 
     def agree(self, ranks: Topology) -> None:
-        """Find out, together with the other ranks, what the transform depends on. Collective."""
+        """Read what the transform depends on, together with the other ranks. Collective."""
         return
 
     def streamed(self, open_input: Open, iteration: int) -> Iterator[Any]:
@@ -327,7 +327,7 @@ class Batch(Transform):
     stacks_arrays: ClassVar[bool] = True
     """Whether a batch of rows that a source stacked is these arrays."""
     consecutive: ClassVar[bool] = True
-    """Whether batches have the rows in their order, so many as ``size``."""
+    """Whether a batch is the next ``size`` rows."""
 
     size: int
     drop_remainder: bool = False
@@ -348,7 +348,7 @@ class Batch(Transform):
         return elements.stack(rows, dtypes)
 
     def spec(self, row: Any, size: int | None) -> Any:
-        """Return the specs of a batch, from those of a row."""
+        """Return the specs of a batch, from the specs of a row."""
         return spec.stacked(row, size)
 
     def without_numbers(self) -> str:
@@ -414,7 +414,7 @@ def _groups(keys: np.ndarray) -> Iterator[tuple[int, Any]]:
 
 @dataclass(frozen=True)
 class PaddedBatch(Batch):
-    """The transform that stacks elements, each padded to the longest. Arguments are those of `Chain.padded_batch`."""
+    """The transform that stacks elements, each padded to the longest, as `Chain.padded_batch`."""
 
     stacks_arrays: ClassVar[bool] = False
 
@@ -440,7 +440,7 @@ class PaddedBatch(Batch):
         return _for_leaves(self.shapes, row, len(leaves), "padded_shapes")
 
     def spec(self, row: Any, size: int | None) -> Any:
-        """Return the specs of a batch, from those of a row: None for dimensions of the longest row."""
+        """Return the specs of a batch, from the specs of a row: None for dimensions of the longest row."""
         leaves, rebuild = nest.flatten(row)
         shapes = _for_leaves(self.shapes, row, len(leaves), "padded_shapes")
         specs = []
@@ -457,7 +457,7 @@ class PaddedBatch(Batch):
 
 
 def _for_leaves(argument: Any, row: Any, count: int, what: str) -> list[Any]:
-    """Return what the program gave for each array of a row: one for all, or a structure like the row's."""
+    """Return the argument for each array of a row. It is one value for all, or has the structure of the row."""
     if argument is None or (what == "padding_values" and not nest.is_nested(argument)):
         return [argument] * count
     if not nest.is_nested(row):

@@ -38,7 +38,7 @@ _AT_ONCE = 2e-3  # seconds of calls that a worker gets in one message
 
 
 class _Worker:
-    """A worker process, which has as many requests at most as slots: one that it works on, and the next."""
+    """A worker process. It has a slot for the request that it works on, and one for the next."""
 
     def __init__(self, memory: int, number: int) -> None:
         self.slots = [_SLOTS * number + slot for slot in range(_SLOTS)]  # that are free
@@ -105,8 +105,8 @@ class Workers:
         if self.chooses:
             self._times = deque(maxlen=_MEASURED)
             cores = affinity.cores_of_machine()
-            own = len(affinity.cores() or range(cores))
-            self.count = max(1, min(own, cores // launch.ranks_here(os.environ)))
+            own_cores = len(affinity.cores() or range(cores))
+            self.count = max(1, min(own_cores, cores // launch.ranks_here(os.environ)))
         self._seconds = _AT_ONCE  # of a call
         self._forget()
 

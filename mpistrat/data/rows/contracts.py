@@ -53,7 +53,7 @@ def warn_together(ranks: Topology | None, texts: Sequence[str]) -> None:
 
 
 class AnySource(Protocol):
-    """Rows, and datasets inside with their shuffles. A new kind of source is a new file with a subclass."""
+    """A source of rows, which may have datasets with shuffles inside. A new kind is a new file with a subclass."""
 
     def element_spec(self) -> Any:
         """Return the structure of one row, with an ArraySpec for every array."""
@@ -75,7 +75,7 @@ class AnySource(Protocol):
         return str(self)
 
     def agree(self, ranks: Topology) -> None:
-        """Find out, together with the other ranks, which rows there are. Collective."""
+        """Describe the rows together with the other ranks. Collective."""
         return
 
     def versions(self) -> dict[str, list[int]]:
@@ -119,7 +119,7 @@ class Source(AnySource, Protocol):
         return ks
 
     def numbers_of_all(self, ks: np.ndarray) -> np.ndarray:
-        """Return the numbers of rows among those of all replicas, for a source that `of_files` returned."""
+        """Return the numbers of rows among all rows, where `of_files` has returned a source of some of them."""
         return ks
 
     def read(self, rows: np.ndarray) -> Any:
@@ -145,7 +145,7 @@ class Source(AnySource, Protocol):
         raise ValueError(f"{self} is not made of files")
 
     def of_column(self, name: Any) -> Source:
-        """Return the source of rows that have a column at least, with no more of the others than reading it takes."""
+        """Return a source of the same rows that reads one column, and others only where it must."""
         return self
 
     def by_file(self) -> Source:
@@ -153,7 +153,7 @@ class Source(AnySource, Protocol):
         return self
 
     def side_by_side(self) -> int:
-        """Return of how many files a batch may have some rows, without reading any file again and again."""
+        """Return the most files from which one batch may take rows without reading any file repeatedly."""
         return MOST_LANES
 
     def blocks(self) -> Blocks | None:
@@ -161,7 +161,7 @@ class Source(AnySource, Protocol):
         return None
 
     def at_once(self, share: float) -> int:
-        """Return how many rows a replica with this share of each batch should read in two calls; 1 for any."""
+        """Return how many rows are best read in two calls, with this share of each batch; 1 for any number."""
         return 1
 
     def for_shuffle(
@@ -169,8 +169,7 @@ class Source(AnySource, Protocol):
     ) -> Source:
         """Return the source of the same rows for a shuffle that may take ``nbytes`` of memory on each node.
 
-        An epoch has so many rows as ``wanted``, None if it is endless. For ``sharing`` and ``ranks`` see
-        `Definition.ready`.
+        An epoch has ``wanted`` rows, None if it is endless. For ``sharing`` and ``ranks`` see `Definition.ready`.
         """
         return self
 
@@ -195,5 +194,5 @@ class StreamSource(AnySource, Protocol):
         """Return an element, from which the structure of all is known. Raise ValueError for no elements."""
 
     def element_spec(self) -> Any:
-        """Return the structure of an element: that of the first one, if nothing else is known."""
+        """Return the structure of an element; of the first one, if nothing else is known."""
         return nest.map_structure(spec.of_array, self.first())

@@ -48,12 +48,12 @@ def seeded(fn: Callable[..., Any], seed: int | None, row_id: tuple[int, int]) ->
         return fn
     row, epoch = row_id
 
-    def call(*parts: Any) -> Any:
+    def with_generator(*parts: Any) -> Any:
         # Philox counts what is drawn in the first word of the counter, so rows have 2**64 numbers each.
         bits = np.random.Philox(key=[seed, epoch], counter=[0, row, 0, 0])
         return fn(*parts, np.random.Generator(bits))
 
-    return call
+    return with_generator
 
 
 def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
