@@ -62,8 +62,8 @@ class ReplicaGroup:
         if size < ranks:
             raise ValueError(f"{size} replicas for {ranks} ranks: each plays one or more; start fewer, or ask for more")
         blocks = [range(0)] * ranks
-        for place, rank in enumerate(chain(*topology.nodes)):
-            blocks[rank] = range(place * size // ranks, (place + 1) * size // ranks)
+        for position, rank in enumerate(chain(*topology.nodes)):
+            blocks[rank] = range(position * size // ranks, (position + 1) * size // ranks)
         return cls(topology, blocks, is_virtual=is_virtual)
 
     def block_of(self, rank: int) -> range:

@@ -59,8 +59,8 @@ def settings_of_thread() -> tuple[Any, ...] | None:
 def _managers() -> dict[str, Any]:
     """Return the public context managers of JAX that set a value of its configuration in a thread, by its name."""
     jax: Any = sys.modules["jax"]
-    there = vars(jax)
-    return {name: there[name[4:]] for name in jax.config.values if callable(there.get(name[4:]))}
+    members = vars(jax)
+    return {name: members[name[4:]] for name in jax.config.values if callable(members.get(name[4:]))}
 
 
 @contextmanager

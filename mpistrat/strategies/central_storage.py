@@ -90,14 +90,14 @@ class _CentralExtended(StrategyExtended):
         if self.engine.replicas.size == 1:
             return in_update(fn, args, kwargs, group)
         args, kwargs = components(args), components(kwargs)
-        given, _ = nest.flatten((args, kwargs))
-        names = tuple(value.name for value in given if isinstance(value, Variable))
+        arguments, _ = nest.flatten((args, kwargs))
+        names = tuple(value.name for value in arguments if isinstance(value, Variable))
         # The function gets a component, and may return the variable that it belongs to.
-        given += [self.value_container(value) for value in given]
+        arguments += [self.value_container(value) for value in arguments]
         pickled = self.engine.topology.on_first(
-            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], given, fn), operation("update", names)
+            lambda: _packed(in_update(fn, args, kwargs, group=False)[0], arguments, fn), operation("update", names)
         )
-        result = _unpacked(pickled, given)
+        result = _unpacked(pickled, arguments)
         return Mirrored((result,)) if group else (result,)
 
 
@@ -105,9 +105,9 @@ class _ArgumentIndex(int):
     """The index of an argument of an update function, in place of the argument in a result."""
 
 
-def _packed(result: Any, given: list[Any], fn: Callable[..., Any]) -> bytes:
+def _packed(result: Any, arguments: list[Any], fn: Callable[..., Any]) -> bytes:
     """Return a result as bytes. Arguments in it, such as the variable, are sent by index, other variables as arrays."""
-    indices = {id(value): _ArgumentIndex(i) for i, value in enumerate(given)}
+    indices = {id(value): _ArgumentIndex(i) for i, value in enumerate(arguments)}
     leaves, rebuild = nest.flatten(result)
     try:
         return pickle.dumps(rebuild([indices[id(leaf)] if id(leaf) in indices else _plain(leaf) for leaf in leaves]))
@@ -122,9 +122,9 @@ def _plain(leaf: Any) -> Any:
     return leaf.read_value() if isinstance(leaf, Variable) else leaf
 
 
-def _unpacked(pickled: bytes, given: list[Any]) -> Any:
+def _unpacked(pickled: bytes, arguments: list[Any]) -> Any:
     leaves, rebuild = nest.flatten(pickle.loads(pickled))
-    return rebuild([given[leaf] if isinstance(leaf, _ArgumentIndex) else leaf for leaf in leaves])
+    return rebuild([arguments[leaf] if isinstance(leaf, _ArgumentIndex) else leaf for leaf in leaves])
 
 
 def _check(

@@ -81,9 +81,9 @@ class DeviceAssignment:
         if num_replicas < 1 or min(shape) < 1:
             raise ValueError(f"{num_replicas} replicas of {shape} devices: all numbers must be at least 1")
         cores = math.prod(shape)
-        need, there = num_replicas * cores, topology.num_tasks
-        if need > there:
-            raise ValueError(f"{num_replicas} replicas of {cores} devices need {need} ranks, and there are {there}")
+        need, available = num_replicas * cores, topology.num_tasks
+        if need > available:
+            raise ValueError(f"{num_replicas} replicas of {cores} devices need {need} ranks, and there are {available}")
         return DeviceAssignment(topology, int(num_replicas), cores)
 
 

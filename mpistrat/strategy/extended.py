@@ -426,11 +426,11 @@ class StrategyExtended:
         7
         """
         context.require_cross_replica(self._strategy, "experimental_run_steps_on_iterator", "call it outside of run")
-        made = MultiStepContext(initial_loop_values)
+        step_context = MultiStepContext(initial_loop_values)
         with self._strategy.scope():
             for _ in range(iterations):
-                fn(made, next(iterator))
-        return made
+                fn(step_context, next(iterator))
+        return step_context
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

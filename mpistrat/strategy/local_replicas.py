@@ -74,8 +74,8 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         return self.meet(name, begin, (parse_op(reduce_op), value, options))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        given = value, axis, self._engine.merged(options).timeout_seconds
-        return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), given)
+        operand = value, axis, self._engine.merged(options).timeout_seconds
+        return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), operand)
 
 
 class _Reduced:
@@ -160,10 +160,10 @@ def run_each(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs:
         depth = len(stack)
         try:
             stack.append(contexts[i].mode)
-            mine = [*map(components_but_variables, args)]
+            own_args = [*map(components_but_variables, args)]
             if not kwargs:
-                return fn(*mine)
-            return fn(*mine, **{name: components_but_variables(arg) for name, arg in kwargs.items()})
+                return fn(*own_args)
+            return fn(*own_args, **{name: components_but_variables(arg) for name, arg in kwargs.items()})
         finally:
             del stack[depth:]
 

@@ -75,9 +75,9 @@ class ElasticState:
         """Save a checkpoint after ``every_seconds``, and agree on the step of the next look at the clock."""
         now, (before, last) = time.monotonic(), self._looked
         of_a_step = max(now - before, 1e-6) / (self.step - last)
-        mine = max(1, int(_BETWEEN_LOOKS / of_a_step)), now - self._last_save >= self._every
+        decision = max(1, int(_BETWEEN_LOOKS / of_a_step)), now - self._last_save >= self._every
         # The clocks of ranks differ: rank 0 decides for all.
-        steps, saves = self._topology.broadcast_object(mine)
+        steps, saves = self._topology.broadcast_object(decision)
         if saves:
             self._manager.save()
             self._saved = self.step

@@ -210,23 +210,23 @@ class PreemptionCheckpointHandler:
         self._strategy: Any = get_strategy() if has_strategy() else None
         self._runs: Any = np.zeros((), np.int64)
         restore: Callable[[], Any] | None = None
-        what: Any = checkpoint_or_checkpoint_manager
-        kept: Any = getattr(what, "checkpoint", None)  # of a manager
-        if isinstance(what, Checkpoint):
-            kept = what
+        target: Any = checkpoint_or_checkpoint_manager
+        checkpoint: Any = getattr(target, "checkpoint", None)  # of a manager
+        if isinstance(target, Checkpoint):
+            checkpoint = target
             if checkpoint_dir is None:
                 raise ValueError("a Checkpoint is saved in a directory: give checkpoint_dir=, which all runs see")
-            what = CheckpointManager(what, checkpoint_dir, max_to_keep=1)
-        if callable(getattr(what, "save", None)):
-            self._save_fn: Callable[..., Any] = what.save
-            restore = getattr(what, "restore_or_initialize", None)
-        elif callable(what) and not isinstance(what, Variable):
-            self._save_fn = what
+            target = CheckpointManager(target, checkpoint_dir, max_to_keep=1)
+        if callable(getattr(target, "save", None)):
+            self._save_fn: Callable[..., Any] = target.save
+            restore = getattr(target, "restore_or_initialize", None)
+        elif callable(target) and not isinstance(target, Variable):
+            self._save_fn = target
         elif checkpoint_dir is None:
             raise ValueError("variables are saved in a directory: give checkpoint_dir=, which all runs see")
         else:
-            variables = self._variables_of(what)
-            kept = Checkpoint(variables)
+            variables = self._variables_of(target)
+            checkpoint = Checkpoint(variables)
             restore = self._keep_variables(variables, Path(checkpoint_dir))
         if self._config.save_fn is not None:
             self._save_fn = self._config.save_fn
@@ -253,8 +253,8 @@ class PreemptionCheckpointHandler:
             restore()
         self._copying: Copying | None = None
         self._ended = 0  # steps, of all runs
-        if self._config.keep_in_memory and isinstance(kept, Checkpoint):
-            self._copying = Copying(kept, self._topology, _SHARE_OF_COPIES)
+        if self._config.keep_in_memory and isinstance(checkpoint, Checkpoint):
+            self._copying = Copying(checkpoint, self._topology, _SHARE_OF_COPIES)
             self._ended = self._copying.restore(0)
         elif self._config.keep_in_memory and rc.elastic and self._replicas.is_chief:
             _log.warning("after a loss this job goes on from files alone: a function or a manager of its own saves it")
@@ -339,9 +339,9 @@ class PreemptionCheckpointHandler:
         if self._copying is not None and self._copying.active and self._ended >= self._copying.next:
             self._copying.copy(self._ended)
 
-    def _variables_of(self, what: Any) -> dict[str, Variable]:
+    def _variables_of(self, structure: Any) -> dict[str, Variable]:
         """Return the variables to save, and the counter of runs."""
-        variables = named_variables(what)
+        variables = named_variables(structure)
         self._strategy = next(iter(variables.values())).distribute_strategy
         with self._strategy.scope():
             self._runs = variables[_COUNT] = Variable(np.zeros((), np.int64), trainable=False, name=_COUNT)
@@ -469,14 +469,14 @@ def _see_that_it_is_writable(directory: Path) -> None:
     """Raise OSError unless the directory can be written or created: now, not after hours of work."""
     try:
         # The first folder above that exists: the others will be created in it.
-        there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
-        if not there.is_dir():
+        existing = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+        if not existing.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        if not os.access(there, os.W_OK | os.X_OK):
+        if not os.access(existing, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        what = f"{error.strerror}, so checkpoints could not be written; give another checkpoint_dir"
-        raise OSError(error.errno, what, str(directory)) from None
+        text = f"{error.strerror}, so checkpoints could not be written; give another checkpoint_dir"
+        raise OSError(error.errno, text, str(directory)) from None
 
 
 def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None:

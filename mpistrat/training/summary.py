@@ -43,10 +43,10 @@ def file_writer(directory: Path, suffix: str = "", purge_step: int | None = None
     return SummaryWriter(str(directory), purge_step=purge_step, flush_secs=1, filename_suffix=suffix)
 
 
-def require_tensorboard(what: str) -> None:
+def require_tensorboard(caller: str) -> None:
     """Raise ImportError if summaries cannot be written here."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise ImportError(f"{what} needs tensorboardX: pip install tensorboardX")
+        raise ImportError(f"{caller} needs tensorboardX: pip install tensorboardX")
 
 
 class SummaryWriter:

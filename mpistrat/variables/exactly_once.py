@@ -129,7 +129,7 @@ class KeptWrites:
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
         """Return the replies to requests: of the parameter servers, or for own writes."""
         with self._lock:
-            written = {variable.key for kept in self._writes for variable in kept.variables}
+            written = {variable.key for pending in self._writes for variable in pending.variables}
             replies: list[Any] = [None] * len(requests)
             others = []
             for i, (_, kind, (key, *head), value) in enumerate(requests):
@@ -161,31 +161,31 @@ class KeptWrites:
                 write = Write(variable.key, None, sent.digest, packed)
                 self._keep(_KeptWrite(write, variables, function, (references, sent)))
 
-    def _keep(self, kept: _KeptWrite) -> None:
-        self._writes.append(kept)
-        self._unapplied.append(kept)
+    def _keep(self, pending: _KeptWrite) -> None:
+        self._writes.append(pending)
+        self._unapplied.append(pending)
 
     def _own(self, key: int) -> np.ndarray:
         """Return the copy of a variable, after the writes that matter for it."""
         # Backwards: a write matters if it changes a variable that a later write which matters depends on.
         needed, due = {key}, []
-        for kept in reversed(self._unapplied):
-            keys = {variable.key for variable in kept.variables}
+        for pending in reversed(self._unapplied):
+            keys = {variable.key for variable in pending.variables}
             if keys & needed:
                 needed |= keys
-                due.append(kept)
-        for kept in reversed(due):
-            self._apply(kept)
-            self._unapplied.remove(kept)
+                due.append(pending)
+        for pending in reversed(due):
+            self._apply(pending)
+            self._unapplied.remove(pending)
         return self._copies.array(key)
 
-    def _apply(self, kept: _KeptWrite) -> None:
+    def _apply(self, pending: _KeptWrite) -> None:
         """Apply a write to the copies."""
-        for variable in kept.variables:
+        for variable in pending.variables:
             if not self._copies.holds(variable.key):
                 (value,) = self._servers.ask_now([(variable.server, "read", (variable.key,), None)])
                 self._copies.hold(variable, value)
-        write = kept.write
+        write = pending.write
         buffers = tuple(map(bytearray, write.value.buffers))  # the function may change its arguments
         value = unpack(Packed(write.value.stream, buffers))
         if write.method is not None:
@@ -194,9 +194,9 @@ class KeptWrites:
         # As on the server: the function updates in cross-replica context.
         stack = context.stack()
         depth = len(stack)
-        stack.append(kept.variables[0].distribute_strategy.extended.cross_replica_mode)
+        stack.append(pending.variables[0].distribute_strategy.extended.cross_replica_mode)
         try:
-            self._copies.prepared_update(write.key, kept.function, *value)()
+            self._copies.prepared_update(write.key, pending.function, *value)()
         finally:
             del stack[depth:]
 
@@ -204,8 +204,8 @@ class KeptWrites:
         """Send the writes under a number, and return their servers. Raise NotPreparedError if one refuses a write."""
         with self._lock:
             by_server: dict[int, list[Write]] = {}
-            for kept in self._writes:
-                by_server.setdefault(kept.variables[0].server, []).append(kept.write)
+            for pending in self._writes:
+                by_server.setdefault(pending.variables[0].server, []).append(pending.write)
             servers = tuple(by_server)
             if servers:
                 try:

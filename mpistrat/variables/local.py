@@ -80,9 +80,9 @@ class LocalVariable(Variable):
     @classmethod
     def copy_of(cls, variable: Variable, value: np.ndarray, container: Any, replica: int) -> LocalVariable:
         """Return the component of a distributed variable. ``container`` is a weak reference to ``variable``."""
-        made = cls.without_value(variable, container, replica)
-        made.array = value
-        return made
+        copy = cls.without_value(variable, container, replica)
+        copy.array = value
+        return copy
 
     def _hold_copy_of(self, variable: LocalVariable) -> None:
         self.array = variable.array.copy()
@@ -108,9 +108,9 @@ class LocalVariable(Variable):
 
         Raise ValueError for another shape or an integer out of range, and TypeError if the dtype cannot be cast.
         """
-        mine = self.array
+        target = self.array
         # Fast path, by the identity of the dtype: most gradients and sums are of the variable's own.
-        if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
+        if type(value) is np.ndarray and value.dtype is target.dtype and value.shape == target.shape:
             return value
         value = component(value)
         if type(value) in _NUMBERS:
@@ -155,16 +155,16 @@ def _assign(variable: LocalVariable, value: Any) -> None:
 
 
 def _assign_add(variable: LocalVariable, value: Any) -> None:
-    mine = variable.array
-    if type(value) is np.ndarray and value.dtype is mine.dtype and value.shape == mine.shape:
-        np.add(mine, value, mine)  # fast path: skips the checks of `fitting`
+    target = variable.array
+    if type(value) is np.ndarray and value.dtype is target.dtype and value.shape == target.shape:
+        np.add(target, value, target)  # fast path: skips the checks of `fitting`
     else:
-        np.add(mine, variable.fitting(value), out=mine, casting="unsafe")  # `fitting` has checked the cast
+        np.add(target, variable.fitting(value), out=target, casting="unsafe")  # `fitting` has checked the cast
 
 
 def _assign_sub(variable: LocalVariable, value: Any) -> None:
-    mine = variable.array
-    np.subtract(mine, variable.fitting(value), out=mine, casting="unsafe")
+    target = variable.array
+    np.subtract(target, variable.fitting(value), out=target, casting="unsafe")
 
 
 def _scatter_by(ufunc: np.ufunc) -> Callable[[LocalVariable, Any], None]:
@@ -221,15 +221,15 @@ class GpuVariable(LocalVariable):
         return self.array.__dlpack__(**options)
 
     def fitting(self, value: Any) -> Any:
-        mine, value = self.array, component(value)
-        if type(value) is type(mine) and value.dtype == mine.dtype and value.shape == mine.shape:
+        target, value = self.array, component(value)
+        if type(value) is type(target) and value.dtype == target.dtype and value.shape == target.shape:
             return value
         if arrays.on_gpu(value):
             array = arrays.to_cupy(value)
             self._check_value(array)
-            return array.astype(mine.dtype, copy=False)
-        host = super().fitting(value).astype(mine.dtype, copy=False)
-        return pinned.upload(host, arrays.device_of(mine).index)
+            return array.astype(target.dtype, copy=False)
+        host = super().fitting(value).astype(target.dtype, copy=False)
+        return pinned.upload(host, arrays.device_of(target).index)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         arrays.refuse_masked(key)
@@ -250,10 +250,10 @@ class GpuVariable(LocalVariable):
         touched, positions = np.unique(host.indices, return_inverse=True)
         if not len(touched):
             return
-        where = pinned.upload(touched, arrays.device_of(self.array).index)
-        here = LocalVariable.copy_of(self, arrays.to_host(self.array[where]), None, 0)
+        index = pinned.upload(touched, arrays.device_of(self.array).index)
+        here = LocalVariable.copy_of(self, arrays.to_host(self.array[index]), None, 0)
         here.write(method, IndexedSlices(host.values, positions.reshape(-1)))
-        self.array[where] = arrays.from_host(here.array, self.array)
+        self.array[index] = arrays.from_host(here.array, self.array)
 
 
 def kind_on(device: Device) -> type[LocalVariable]:
@@ -262,7 +262,7 @@ def kind_on(device: Device) -> type[LocalVariable]:
 
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
-    "assign": lambda mine, value: operator.setitem(mine, ..., value),
+    "assign": lambda array, value: operator.setitem(array, ..., value),
     "assign_add": operator.iadd,
     "assign_sub": operator.isub,
 }

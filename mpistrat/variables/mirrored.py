@@ -62,10 +62,10 @@ class DistributedVariable(Variable, DistributedValues):
         if engine.sends_initial_values:
             (value,) = broadcast(engine.with_equal_start, [value], "of the variable", *self._rules())
         device = engine.variable_device
-        mine = arrays.placed(value, device)
+        array = arrays.placed(value, device)
         if device.kind == "cpu" and self._synchronization is VariableSynchronization.ON_WRITE:
-            mine = placed_beside(mine, self._trainable)
-        return kind_on(device).copy_of(self, mine, weakref.ref(self), engine.replicas.first)
+            array = placed_beside(array, self._trainable)
+        return kind_on(device).copy_of(self, array, weakref.ref(self), engine.replicas.first)
 
     def _rules(self) -> tuple[Hashable, ...]:
         """Return what must be equal on all ranks that create the variable, beside dtype and shape."""
@@ -174,7 +174,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
         return component.__dlpack__(**options)
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        engine, op, mine = self._engine, self._reduction, self._component.array
+        engine, op, target = self._engine, self._reduction, self._component.array
         topology = engine.topology
         sequence = topology.lock.sequence
         try:  # as `collective_call`, under the name of the method
@@ -182,13 +182,13 @@ class MirroredVariable(DistributedVariable, Mirrored):
             if (
                 type(value) is np.ndarray
                 and op is not None
-                and type(mine) is np.ndarray
-                and value.dtype is mine.dtype
-                and value.shape == mine.shape
+                and type(target) is np.ndarray
+                and value.dtype is target.dtype
+                and value.shape == target.shape
                 # A view may lie in a buffer, which would be reduced in place.
                 and value.base is None
                 and not topology.compares_variables
-                and (op is not _MEAN or has_mean(mine.dtype))
+                and (op is not _MEAN or has_mean(target.dtype))
             ):
                 value = engine.ops.all_reduce(op, [value], engine.options)[0]
             else:
@@ -202,10 +202,10 @@ class MirroredVariable(DistributedVariable, Mirrored):
 
     def _combined(self, method: str, value: Any) -> Any:
         """Combine the replicas' values by the aggregation of the variable."""
-        engine, op, mine = self._engine, self._reduction, self._component.array
+        engine, op, target = self._engine, self._reduction, self._component.array
         if engine.topology.compares_variables:
             self._agree_on_variable(method)
-        suits = type(value) is type(mine) and value.dtype is mine.dtype and value.shape == mine.shape
+        suits = type(value) is type(target) and value.dtype is target.dtype and value.shape == target.shape
         if op is None and self._aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
             raise ValueError(
                 f"variable {self.name!r}: {method} in a replica context needs to know how the replicas' values "
@@ -216,7 +216,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
                 value = component(value) if op is None or isinstance(value, Variable) else reducible(op, value)
         if isinstance(value, IndexedSlices):
             return self._combined_rows(method, op, value)
-        if not suits or (op is _MEAN and not has_mean(mine.dtype)):
+        if not suits or (op is _MEAN and not has_mean(target.dtype)):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
         if op is None:
@@ -499,8 +499,8 @@ class CentralVariable(MirroredVariable):
 
     def _write_equal(self, method: str, value: Any) -> None:
         """Write on rank 0, while the other ranks wait."""
-        what = operation(f"{method} of a variable", self._name)
-        self._engine.topology.on_first(partial(self._component.write, method, value), what)
+        compared = operation(f"{method} of a variable", self._name)
+        self._engine.topology.on_first(partial(self._component.write, method, value), compared)
 
     def after_local_write(self, method: str) -> None:
         """Do nothing: there are no copies that could differ."""

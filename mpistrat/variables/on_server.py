@@ -131,14 +131,14 @@ class ServerVariable(Variable):
         return self._read()
 
     def sparse_read(self, indices: Any, name: str | None = None) -> np.ndarray:
-        where = self._checked_indices(indices, 1)
+        checked = self._checked_indices(indices, 1)
         shape, dtype = self._facts
-        rows = np.empty((where.size, *shape[1:]), dtype)
-        chosen = self._sharding.by_shard(where.reshape(-1))
+        rows = np.empty((checked.size, *shape[1:]), dtype)
+        chosen = self._sharding.by_shard(checked.reshape(-1))
         replies = self._ask_shards("rows", [(part.shard, part.rows) for part in chosen])
         for part, reply in zip(chosen, replies, strict=True):
             rows[part.positions] = reply
-        return rows.reshape(*where.shape, *shape[1:])
+        return rows.reshape(*checked.shape, *shape[1:])
 
     def _item(self, key: Any) -> Any:
         if not self.shape:
@@ -198,10 +198,10 @@ class ServerVariable(Variable):
 
     def updates(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Update]:
         """Return the calls of an `update`: one for each shard."""
-        given = [self._cut(value) for value in (*args, *kwargs.values())]
+        cut = [self._cut(value) for value in (*args, *kwargs.values())]
         calls: list[Update] = []
         for i, shard in enumerate(self.shards):
-            own = [values[i] for values in given]
+            own = [values[i] for values in cut]
             named = dict(zip(kwargs, own[len(args) :], strict=True))
             calls.append((shard, function, tuple(own[: len(args)]), named))
         return calls
@@ -273,9 +273,9 @@ class HeldVariable(LocalVariable):
     def check_write(self, method: str, value: Any) -> None:
         """Raise the error of a write that does not fit, and write nothing."""
         if method == "setitem":
-            where, rows = value
+            index, rows = value
             # To memory that is thrown away: NumPy raises what the write would raise.
-            np.empty_like(self.array)[where] = rows
+            np.empty_like(self.array)[index] = rows
         elif isinstance(value, IndexedSlices):
             self.check_rows(value)
         else:
@@ -368,8 +368,8 @@ class VariableStore:
         self._memory.begin()
         held = self._held[key][1]
         if method == "setitem":
-            where, rows = value
-            held[where] = rows
+            index, rows = value
+            held[index] = rows
         else:
             held.write(method, value)
 

@@ -116,17 +116,17 @@ class ScatterNd:
 
     def _placed(self: Any, array: np.ndarray, indices: Any, updates: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """Return checked indices, one array for each axis, and the updates on the host."""
-        where, rows = arrays.as_numpy(indices), arrays.as_numpy(updates)
-        axes = where.shape[-1] if where.ndim else 1
-        where = self._checked_indices(where.reshape(*where.shape[:-1], axes), axes)
-        wanted = (*where.shape[:-1], *array.shape[axes:])
+        index, rows = arrays.as_numpy(indices), arrays.as_numpy(updates)
+        axes = index.shape[-1] if index.ndim else 1
+        index = self._checked_indices(index.reshape(*index.shape[:-1], axes), axes)
+        wanted = (*index.shape[:-1], *array.shape[axes:])
         if rows.shape != wanted:
             raise ValueError(
-                f"variable {self.name!r}: indices of {where.shape} need updates of shape {wanted}, not {rows.shape}"
+                f"variable {self.name!r}: indices of {index.shape} need updates of shape {wanted}, not {rows.shape}"
             )
         if not np.can_cast(rows.dtype, array.dtype, "same_kind"):
             raise TypeError(f"variable {self.name!r} has dtype {array.dtype}: updates are {rows.dtype}; cast them")
-        return tuple(np.moveaxis(where, -1, 0)), rows
+        return tuple(np.moveaxis(index, -1, 0)), rows
 
 
 def assign_follows(frame: FrameType) -> bool:

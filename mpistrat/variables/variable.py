@@ -111,15 +111,15 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     @classmethod
     def without_value(cls, variable: Variable, container: Any, replica: int) -> Self:
         """Return a component of a distributed variable. ``container`` is a weak reference to ``variable``."""
-        made = object.__new__(cls)
-        made._strategy = variable._strategy
-        made._engine = variable._engine
-        made._synchronization = variable._synchronization
-        made._aggregation = variable._aggregation
-        made._trainable = variable._trainable
-        made._name = f"{variable.name}/replica_{replica}" if replica else variable.name
-        made._container = container
-        return made
+        copy = object.__new__(cls)
+        copy._strategy = variable._strategy
+        copy._engine = variable._engine
+        copy._synchronization = variable._synchronization
+        copy._aggregation = variable._aggregation
+        copy._trainable = variable._trainable
+        copy._name = f"{variable.name}/replica_{replica}" if replica else variable.name
+        copy._container = container
+        return copy
 
     def _initialize(self, value: np.ndarray) -> None:
         """Keep ``value`` as the variable's value, without a copy."""
@@ -220,9 +220,9 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         array([[3, 4],
                [3, 4]])
         """
-        where = self._checked_indices(indices, 1)
+        checked = self._checked_indices(indices, 1)
         array = self._read()
-        return array[arrays.placed(where, arrays.device_of(array))].copy()
+        return array[arrays.placed(checked, arrays.device_of(array))].copy()
 
     def gather_nd(self, indices: Any, name: str | None = None) -> np.ndarray:
         """Return a copy of the elements or slices at ``indices``, whose last axis numbers the variable's axes.
@@ -238,27 +238,27 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         >>> mpistrat.Variable([[1, 2], [3, 4]]).gather_nd([[0, 1], [1, 0]])
         array([2, 3])
         """
-        where = arrays.as_numpy(indices)
-        axes = where.shape[-1] if where.ndim else 1
-        where = self._checked_indices(where.reshape(*where.shape[:-1], axes), axes)
+        index = arrays.as_numpy(indices)
+        axes = index.shape[-1] if index.ndim else 1
+        index = self._checked_indices(index.reshape(*index.shape[:-1], axes), axes)
         array = self._read()
-        by_axis = arrays.placed(np.moveaxis(where, -1, 0), arrays.device_of(array))
+        by_axis = arrays.placed(np.moveaxis(index, -1, 0), arrays.device_of(array))
         return array[tuple(by_axis)].copy()
 
     def _checked_indices(self, indices: Any, axes: int) -> np.ndarray:
         """Return indices as an int64 array, checked against the lengths of the first ``axes`` axes."""
-        where = arrays.as_numpy(indices)
-        if where.size and where.dtype.kind not in "iu":
-            raise TypeError(f"variable {self.name!r}: indices must be integers, not {where.dtype}")
+        index = arrays.as_numpy(indices)
+        if index.size and index.dtype.kind not in "iu":
+            raise TypeError(f"variable {self.name!r}: indices must be integers, not {index.dtype}")
         shape = self.shape[:axes]
         if len(shape) < axes:
             raise ValueError(f"variable {self.name!r} has shape {self.shape}: it cannot take {axes} indices")
-        where = where.astype(np.int64)
-        if where.size and not ((where >= 0) & (where < (np.array(shape) if axes > 1 else shape[0]))).all():
+        index = index.astype(np.int64)
+        if index.size and not ((index >= 0) & (index < (np.array(shape) if axes > 1 else shape[0]))).all():
             raise ValueError(
-                f"variable {self.name!r} has shape {self.shape}: indices from {where.min()} to {where.max()} do not fit"
+                f"variable {self.name!r} has shape {self.shape}: indices from {index.min()} to {index.max()} do not fit"
             )
-        return where
+        return index
 
     def write(self, method: str, value: Any) -> None:
         """Write by a method of `LocalVariable`, to the copies that the subclass and the context choose."""
@@ -429,16 +429,16 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
             While another strategy is current.
         """
         self._require_own_strategy("copy")
-        made = memo[id(self)] = self.copied_for(None)
-        return made
+        copy = memo[id(self)] = self.copied_for(None)
+        return copy
 
     def copied_for(self, container: Any) -> Self:
         """Return a variable with the same value, the component of ``container``, a weak reference, if not None."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._container = container
-        made._hold_copy_of(self)
-        return made
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._container = container
+        copy._hold_copy_of(self)
+        return copy
 
     def _hold_copy_of(self, variable: Any) -> None:
         """Copy this replica's value of ``variable``, a variable of the same class."""

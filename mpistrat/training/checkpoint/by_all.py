@@ -284,17 +284,17 @@ def new_arrays(
     Raise ValueError on every rank if blocks do not fit together.
     """
     values: dict[str, Any] = {}
-    mine: dict[str, list[tuple[np.dtype, tuple[int, ...]]] | tuple[Any, ...]] = {}
+    report: dict[str, list[tuple[np.dtype, tuple[int, ...]]] | tuple[Any, ...]] = {}
     for name, value in own.items():
         if isinstance(value, ArrayBlock):
             boxes = tuple(Box(block.offset, block.shape) for block in value.blocks)
-            values[name], mine[name] = value.blocks, (value.dtype, value.shape, boxes)
+            values[name], report[name] = value.blocks, (value.dtype, value.shape, boxes)
         else:
             named = _own_names(name, value, ranks.rank, replicas)
             own_values = map(comparable, map(numpy_or_cupy, value.values))
             values.update(zip(named, own_values, strict=True))
-            mine[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
-    reports = ranks.all_gather_object(mine)
+            report[name] = tuple((key, values[key].dtype, tuple(values[key].shape)) for key in named)
+    reports = ranks.all_gather_object(report)
     new: dict[str, NewArray] = {}
     for name, value in own.items():
         if not isinstance(value, ArrayBlock):
@@ -353,12 +353,12 @@ def read_own(
 
 def is_one_file(ranks: Topology, path: Path) -> bool:
     """Return whether all ranks see one file, and not one each on disks of their own. Collective."""
-    mine = None
+    identity = None
     with contextlib.suppress(OSError):
         status = path.stat()
         # Without st_dev, which differs between the nodes that mount one network file system.
-        mine = status.st_ino, status.st_size, status.st_mtime_ns
-    answers = {*ranks.all_gather_object(mine)}
+        identity = status.st_ino, status.st_size, status.st_mtime_ns
+    answers = {*ranks.all_gather_object(identity)}
     return len(answers) == 1 and None not in answers
 
 
@@ -385,8 +385,8 @@ def write_by_ranks(
             new.make(temporary)
             return new.lay_out()
 
-        def write(temporary: Path, places: list[int]) -> tuple[list[int], int]:
-            checksums, of_all = new.write(temporary, places, compared=compared)
+        def write(temporary: Path, offsets: list[int]) -> tuple[list[int], int]:
+            checksums, of_all = new.write(temporary, offsets, compared=compared)
             digests.update({name: _digest(np.array(numbers, np.uint64)) for name, numbers in of_all.items()})
             return checksums, _digest_of_all(digests)
 
@@ -420,13 +420,13 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
     if len({*of_all}) == 1:
         return
     reports = ranks.all_gather_object([*digests.values()])
-    differ = [[mine != first for mine, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
+    differ = [[digest != first for digest, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
     named = [name for name, *of_ranks in zip(digests, *differ, strict=True) if any(of_ranks)]
-    where = [rank for rank, flags in enumerate(differ) if any(flags)]
+    differing = [rank for rank, flags in enumerate(differ) if any(flags)]
     shown = ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
     raise ValueError(
         f"{len(named)} of {len(digests)} arrays ({shown}) are not the same on all ranks: those of rank"
-        f"{'s' if len(where) > 1 else ''} {ranges(where)} differ from rank 0's, and one file has one value of "
+        f"{'s' if len(differing) > 1 else ''} {ranges(differing)} differ from rank 0's, and one file has one value of "
         'each; fix: gather the parts of the ranks first, or save(..., differing="chief") to keep those of rank 0'
     )
 
@@ -474,15 +474,15 @@ def begin_by_ranks(
     ended = contextlib.ExitStack()  # rank 0's files
 
     def make() -> str:
-        with contextlib.ExitStack() as made:
-            made.callback(new.close)
-            temporary = made.enter_context(appearing(path, replace=True))
+        with contextlib.ExitStack() as stack:
+            stack.callback(new.close)
+            temporary = stack.enter_context(appearing(path, replace=True))
             new.make(temporary)
             marks = temporary.with_suffix(_MARKS)
-            made.callback(marks.unlink, missing_ok=True)
+            stack.callback(marks.unlink, missing_ok=True)
             # Written now: the disk may be full when a rank is to report just that.
             marks.write_bytes(bytes(slot * ranks.size))
-            ended.enter_context(made.pop_all())
+            ended.enter_context(stack.pop_all())
         return temporary.name
 
     temporary = path.with_name(ranks.on_first(make, operation("save_async: make the file")))
@@ -494,10 +494,10 @@ def begin_by_ranks(
     except Exception as error:  # raised in the thread: rank 0's thread waits for the report
         failed = error
 
-    def write(places: list[int]) -> list[int]:
+    def write(offsets: list[int]) -> list[int]:
         if failed is not None:
             raise failed
-        return new.write(temporary, places, copies)[0]
+        return new.write(temporary, offsets, copies)[0]
 
     def follow() -> None:
         if not new.parts:  # it may not see the file
@@ -509,9 +509,9 @@ def begin_by_ranks(
 
     def lead() -> None:
         with ended:
-            places = new.lay_out()
-            _put(marks, 0, places)
-            own = write(places)
+            offsets = new.lay_out()
+            _put(marks, 0, offsets)
+            own = write(offsets)
             others = (
                 _wait(marks, slot * other, other, lost) if new.shares[other] else [] for other in range(1, ranks.size)
             )

@@ -196,12 +196,12 @@ class Checkpoint:
             self._waiting.warn_of_loss(path, {*state})
         save({**state, **more}, path, own=own or None)
 
-    def contents(self, what: str, *parts: Hashable) -> tuple[dict[str, Any], dict[str, Any]]:
+    def contents(self, call: str, *parts: Hashable) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return by name what `mpistrat.training.save` writes, and what each rank has of its own. Collective.
 
-        The ranks compare ``what`` they do, and its ``parts``.
+        The ranks compare the name of the ``call``, and its ``parts``.
         """
-        graph, topology, _ = _compared(self, what, *parts)
+        graph, topology, _ = _compared(self, call, *parts)
         texts = {}
         own = topology.on_all_ranks(lambda: [pack_state(state.get()) for state in graph.states.values()])
         for (name, state), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
@@ -264,14 +264,14 @@ class Checkpoint:
         return f"<Checkpoint of {', '.join(self.tracked()) or 'nothing'}>"
 
 
-def _compared(root: Node, what: str, *parts: Hashable) -> tuple[Graph, Topology, ReplicaGroup]:
+def _compared(root: Node, call: str, *parts: Hashable) -> tuple[Graph, Topology, ReplicaGroup]:
     """Return the objects below a checkpoint, and their ranks. Collective: what is wrong on one rank raises on all."""
     graph = graph_of(root)
-    topology, replicas = ranks_of(graph.leaves.values(), what)
-    structures.agree(topology, what, *parts)
+    topology, replicas = ranks_of(graph.leaves.values(), call)
+    structures.agree(topology, call, *parts)
     topology.on_all_ranks(graph.check)
     of_replicas = (f"{name} of replicas" for name, state in graph.states.items() if state.replicas is not None)
-    structures.agree(topology, what, "of", (*graph.leaves, *graph.states, *graph.own, *of_replicas))
+    structures.agree(topology, call, "of", (*graph.leaves, *graph.states, *graph.own, *of_replicas))
     return graph, topology, replicas
 
 
@@ -306,18 +306,18 @@ class _Waiting:
         if self._replicas.is_chief:
             self._warning = weakref.finalize(self, _warn_of_unmatched, self._path, self.unmatched)
 
-    def warn_of_loss(self, path: str, there: set[str]) -> None:
-        """Warn that a new file lacks values that wait for their objects, or has new values of objects ``there``."""
+    def warn_of_loss(self, path: str, saved: set[str]) -> None:
+        """Warn that a new file lacks values that wait for their objects, or has new values of ``saved`` names."""
         lost = {
             "%s lacks %s of %s, which wait for their objects: make these before save(), an optimizer's by "
-            "optimizer.build(variables) before restore()": self.unmatched - there,
+            "optimizer.build(variables) before restore()": self.unmatched - saved,
             "%s has new values of %s, not those of %s: a list or dict has grown since restore(), which nothing "
             "notices; call assert_existing_objects_matched() of what restore() returned after that": self.unmatched
-            & there,
+            & saved,
         }
-        for what, waiting in lost.items():
+        for text, waiting in lost.items():
             if waiting and self._warning is not None and self._warning.alive:
-                _log.warning(what, path, few(waiting), self._path)
+                _log.warning(text, path, few(waiting), self._path)
 
     def expect_partial(self) -> None:
         """Warn of nothing when the program ends."""
@@ -334,7 +334,7 @@ class _Waiting:
         arrays = self._read([*states, *self.unmatched & {_COUNTER}])
         # All that may be wrong in the file comes before the first change.
         own: dict[str, Any] = {}
-        kept = {name: block.get() for name, block in graph.own.items() if _below(name, self.unmatched)}
+        own_states = {name: block.get() for name, block in graph.own.items() if _below(name, self.unmatched)}
 
         def set_states() -> None:
             for name, state in states.items():
@@ -344,11 +344,11 @@ class _Waiting:
             counts = [state.replicas for state in states.values()]
             of_ranks = [counts] if {*counts} == {None} else self._topology.all_gather_object(counts)
             by_state = zip(states.items(), zip(*of_ranks, strict=True), strict=True)
-            mine = ((name, self._own_state(name, arrays[name], state, dealt)) for (name, state), dealt in by_state)
-            self._topology.on_all_ranks(lambda: own.update(mine))
-        if leaves or kept:
-            load(leaves, self._path, own=kept or None)
-        for name, state in kept.items():
+            restored = ((name, self._own_state(name, arrays[name], state, dealt)) for (name, state), dealt in by_state)
+            self._topology.on_all_ranks(lambda: own.update(restored))
+        if leaves or own_states:
+            load(leaves, self._path, own=own_states or None)
+        for name, state in own_states.items():
             graph.own[name].set(state)
             self.matched |= _below(name, self.unmatched)
         if states:
@@ -401,8 +401,8 @@ class _Waiting:
             )
         return as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
 
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {what}; fix: restore an earlier checkpoint")
+    def _refuse(self, name: str, reason: str) -> NoReturn:
+        raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {reason}; fix: restore an earlier checkpoint")
 
 
 def _warn_of_unmatched(path: Path, names: set[str]) -> None:

@@ -130,9 +130,9 @@ class CheckpointManager:
             now = time.time()
             # 1 s back, as in TensorFlow, which so avoids a race between managers that are made in quick succession.
             listing = listed(self._directory) or _Kept([], [], now - 1)
-            there = [i for i, name in enumerate(listing.names) if (self._directory / name).is_file()]
-            if gone := [name for i, name in enumerate(listing.names) if i not in there]:
-                left = listing.names[there[-1]] if there else "nothing"
+            existing = [i for i, name in enumerate(listing.names) if (self._directory / name).is_file()]
+            if gone := [name for i, name in enumerate(listing.names) if i not in existing]:
+                left = listing.names[existing[-1]] if existing else "nothing"
                 _log.warning(
                     "%s lists checkpoints whose files are gone: %s; restore_or_initialize() restores %s",
                     self._directory / _LIST,
@@ -141,7 +141,7 @@ class CheckpointManager:
                 )
             self._list = _bytes_of(self._directory)
             last = min(listing.last_preserved, now)  # of a clock that was set back
-            return _Kept([listing.names[i] for i in there], [listing.times[i] for i in there], last)
+            return _Kept([listing.names[i] for i in existing], [listing.times[i] for i in existing], last)
 
         self._kept: _Kept = self._on_chief(begin)
 

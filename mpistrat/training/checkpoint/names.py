@@ -60,10 +60,10 @@ def share_out(
     """
     for name, leaf in [*named.items()]:
         if isinstance(leaf, (CutVariable, ShardedArray)):
-            mine = leaf.own_copy() if isinstance(leaf, CutVariable) else leaf.local
+            local = leaf.own_copy() if isinstance(leaf, CutVariable) else leaf.local
             offset = [indices.start for indices in leaf.layout.box(leaf.mesh)]
             has = reads or leaf.layout.is_first(leaf.mesh, leaf.mesh.rank)
-            parts[name] = ArrayBlock(leaf.dtype, leaf.shape, [Block(mine, offset, leaf.shape)] if has else [])
+            parts[name] = ArrayBlock(leaf.dtype, leaf.shape, [Block(local, offset, leaf.shape)] if has else [])
             del named[name]
     # hasattr first: `isinstance` of a protocol takes 20 us, which is 4 ms for 200 variables.
     leaves = ((name, leaf) for name, leaf in named.items() if hasattr(type(leaf), "blocks"))
@@ -95,7 +95,7 @@ def named(state: Any) -> dict[str, Any]:
     if not leaves:
         raise ValueError("there are no variables and no arrays")
     by_name: dict[str, Any] = {}
-    places: dict[tuple[str, ...], str] = {}
+    seen: dict[tuple[str, ...], str] = {}
     for path, leaf in zip(nest.paths(state), leaves, strict=True):
         keys = [str(key) for key in path]
         if isinstance(leaf, Variable) and isinstance(path[-1], int):
@@ -103,19 +103,19 @@ def named(state: Any) -> dict[str, Any]:
         name = "/".join(keys)
         _require_storable(leaf, name)
         # As HDF5 reads it: "/a//./b" is "a/b".
-        place = tuple(part for part in name.split("/") if part not in ("", "."))
-        if not place or "\0" in name or place[0] + "/" == OF_REPLICAS:
+        hdf5_path = tuple(part for part in name.split("/") if part not in ("", "."))
+        if not hdf5_path or "\0" in name or hdf5_path[0] + "/" == OF_REPLICAS:
             raise ValueError(f"{name!r} cannot be the name of a variable in a file: give a dict with names of your own")
-        if place in places:
-            both = repr(name) if name == places[place] else f"{places[place]!r} or {name!r}"
+        if hdf5_path in seen:
+            both = repr(name) if name == seen[hdf5_path] else f"{seen[hdf5_path]!r} or {name!r}"
             raise ValueError(f"two variables have the name {both}: give a dict with names of your own")
-        by_name["/".join(place)], places[place] = leaf, name
-    for place, name in places.items():
+        by_name["/".join(hdf5_path)], seen[hdf5_path] = leaf, name
+    for hdf5_path, name in seen.items():
         # HDF5 cannot have a group and a dataset of one name.
-        for above in (place[:i] for i in range(1, len(place))):
-            if above in places:
+        for above in (hdf5_path[:i] for i in range(1, len(hdf5_path))):
+            if above in seen:
                 raise ValueError(
-                    f"the names {places[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
+                    f"the names {seen[above]!r} and {name!r} cannot both be in a file: one is in the other's group; "
                     "give a dict with names of your own"
                 )
     return by_name

@@ -181,7 +181,7 @@ class _Part(NamedTuple):
 
     path: Path
     name: str
-    what: str
+    label: str
     box: Box
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -197,7 +197,7 @@ class _Part(NamedTuple):
             _refuse(self.path, self.name, "the file ends in the middle of it")
         if self.expected is not None and checksum(as_bytes(values).data, self.name) != self.expected:
             raise ChecksumError(
-                f"file {str(self.path)!r}, dataset {self.name!r}: {self.what} are not those that were written under "
+                f"file {str(self.path)!r}, dataset {self.name!r}: {self.label} are not those that were written under "
                 f"this name; {_FIX}"
             )
         if not in_place:
@@ -229,8 +229,8 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
         common = math.prod(stored_box.common(box).shape)
         if common:
             count += common
-            what = f"the values of the box of shape {stored_box.shape} at {stored_box.offset}"
-            yield _Part(path, name, what, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box)
+            label = f"the values of the box of shape {stored_box.shape} at {stored_box.offset}"
+            yield _Part(path, name, label, stored_box, entry.shape, dtype, entry.offset or 0, expected, into, box)
     # Boxes of a valid file do not overlap (`require_cover`), so a smaller count is a gap.
     if count != into.size:
         _refuse(path, name, f"its boxes have {count} of the {into.size} elements to read")
@@ -245,12 +245,12 @@ def _around(
     low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
     high = low + size + sum(stride * (n - 1) for stride, n in zip(strides, box.shape, strict=True))
     # Not a run of bytes with checksums between elements: all of it is read.
-    whole = checked_bytes is None or not _is_plain(dataset, box.dtype) or checked_bytes % size > 0
-    piece = total if checked_bytes is None or whole else checked_bytes
+    is_whole = checked_bytes is None or not _is_plain(dataset, box.dtype) or checked_bytes % size > 0
+    piece = total if checked_bytes is None or is_whole else checked_bytes
     first = low // piece * piece
     around = np.empty((min(-(-high // piece) * piece, total) - first) // size, box.dtype)
     part = np.ndarray(box.shape, box.dtype, as_bytes(around), low - first, strides)
-    return first, around.reshape(dataset.shape) if whole else around, part
+    return first, around.reshape(dataset.shape) if is_whole else around, part
 
 
 def _is_plain(dataset: _Dataset, dtype: np.dtype) -> bool:
@@ -274,8 +274,8 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
         _refuse(path, name, f"it has {len(checksums)} checksums for {-(-nbytes // step)} pieces")
     for start in range(first, first + len(data), step):
         box = Box((start,), (min(step, first + len(data) - start),))
-        what, rest = f"bytes {start} to {start + box.shape[0] - 1}", data[start - first :][:step]
-        yield _Part(path, name, what, box, (nbytes,), data.dtype, offset, checksums[start // step], rest, box)
+        label, rest = f"bytes {start} to {start + box.shape[0] - 1}", data[start - first :][:step]
+        yield _Part(path, name, label, box, (nbytes,), data.dtype, offset, checksums[start // step], rest, box)
 
 
 def _checked_bytes(path: Path, file: h5py.File) -> int | None:
@@ -350,9 +350,9 @@ def _attribute(owner: Any, name: str) -> Any:
     return owner.attrs[name]
 
 
-def _refuse(path: Path, name: str | None, what: str) -> NoReturn:
-    where = f"file {str(path)!r}" if name is None else f"file {str(path)!r}, dataset {name!r}"
-    raise DataFileError(f"{where}: {what}; {_FIX}")
+def _refuse(path: Path, name: str | None, reason: str) -> NoReturn:
+    location = f"file {str(path)!r}" if name is None else f"file {str(path)!r}, dataset {name!r}"
+    raise DataFileError(f"{location}: {reason}; {_FIX}")
 
 
 def _names(path: Path, file: h5py.File) -> str:

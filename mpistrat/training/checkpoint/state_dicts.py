@@ -72,22 +72,22 @@ class StateDict:
         return described(self._thing.state_dict(), ""), states
 
 
-def _taken(structure: Any, there: Mapping[str, Any], like: Any) -> Any:
-    """Return a state of a structure, with arrays that are ``there``, or zeros, and dicts of the kinds of ``like``."""
+def _taken(structure: Any, known: Mapping[str, Any], like: Any) -> Any:
+    """Return a state of a structure, with ``known`` arrays by path, or zeros, and dicts of the kinds of ``like``."""
     if isinstance(structure, (list, tuple)):
         likes = like if isinstance(like, (list, tuple)) and len(like) == len(structure) else (None,) * len(structure)
-        parts = [_taken(value, there, its) for value, its in zip(structure, likes, strict=True)]
+        parts = [_taken(value, known, like_value) for value, like_value in zip(structure, likes, strict=True)]
         return tuple(parts) if isinstance(structure, tuple) else parts
     if not isinstance(structure, dict):
         return structure
     if _ARRAY in structure:
-        if structure[_ARRAY] in there:
-            return there[structure[_ARRAY]]
+        if structure[_ARRAY] in known:
+            return known[structure[_ARRAY]]
         zeros = np.zeros(structure["shape"], dtype_of(structure["dtype"]))
         # An object that takes tensors has imported torch.
         return arrays.from_host(zeros, sys.modules["torch"].empty(0)) if structure["torch"] else zeros
-    made = copy.copy(like) if isinstance(like, dict) else {}  # a Counter or an OrderedDict, with its attributes
-    items = {key: _taken(value, there, made.get(key)) for key, value in structure.get(_ITEMS, structure.items())}
-    made.clear()
-    made.update(items)
-    return made
+    result = copy.copy(like) if isinstance(like, dict) else {}  # a Counter or an OrderedDict, with its attributes
+    items = {key: _taken(value, known, result.get(key)) for key, value in structure.get(_ITEMS, structure.items())}
+    result.clear()
+    result.update(items)
+    return result

@@ -160,7 +160,7 @@ def save_async(
 
 
 def arrays_of(
-    state: Any, own: Any, what: str, sample: int
+    state: Any, own: Any, call: str, sample: int
 ) -> tuple[Topology, dict[str, np.ndarray]] | tuple[Topology, None]:
     """Return the arrays that `save` would write, on every rank: views if possible. Collective.
 
@@ -168,7 +168,7 @@ def arrays_of(
     rank as `save_async`, whose sample of pages is drawn by the number ``sample``.
     """
     named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, what, Path(), parts)
+    topology, replicas = _prepared(named, call, Path(), parts)
     names.share_out(named, parts, topology.size, lambda: False)
     if parts:
         return topology, None
@@ -335,7 +335,7 @@ def _like(value: np.ndarray, leaf: Any) -> Any:
 
 def _prepared(
     named: Mapping[str, Any],
-    what: str,
+    call: str,
     file: Path,
     parts: Mapping[str, PerRank | ArrayBlock] = {},
     differing: str = "error",
@@ -343,23 +343,23 @@ def _prepared(
     """Return the ranks and replicas of variables and arrays, after these are compared and pending saves finished."""
     if differing not in ("error", "chief"):
         raise ValueError(f"differing must be 'error' or 'chief', not {differing!r}")
-    topology, replicas = ranks_of(named.values(), what)
+    topology, replicas = ranks_of(named.values(), call)
     # Before replica 0 replaces a file, and before one rank reads another variable than the others.
-    structures.agree(topology, what, "of", (*named, *parts))
+    structures.agree(topology, call, "of", (*named, *parts))
     kinds = tuple(
         (leaf.synchronization.name, leaf.aggregation.name) if isinstance(leaf, Variable) else "array"
         for leaf in named.values()
     )
     likes = tuple(_types(named).values())
     own = tuple("a block" if isinstance(value, ArrayBlock) else ("own", value.by_replica) for value in parts.values())
-    way = "from" if what.startswith("load") else "to"
+    way = "from" if call.startswith("load") else "to"
     more = [] if differing == "error" else [differing]
-    structures.agree(topology, what, "of", likes, kinds, own, *more, way, str(file))
+    structures.agree(topology, call, "of", likes, kinds, own, *more, way, str(file))
     by_all.finish(topology)
     return topology, replicas
 
 
-def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
+def ranks_of(leaves: Iterable[Any], call: str) -> tuple[Topology, ReplicaGroup]:
     """Return the ranks and replicas that save these variables and arrays.
 
     Raise ValueError if variables belong to several strategies, or an array is cut over other ranks. Raise RuntimeError
@@ -371,7 +371,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     if len(strategies) > 1:
         raise ValueError(f"the variables belong to {len(strategies)} strategies: save and load those of one at a time")
     strategy = next(iter(strategies.values()), get_strategy())
-    context.require_cross_replica(strategy, what, "call it outside of strategy.run")
+    context.require_cross_replica(strategy, call, "call it outside of strategy.run")
     # A coordinator calls this alone, for its own arrays: its workers and servers would never join a collective.
     if strategies or not context.is_default() or contact.here() is not None:
         engine: Engine = strategy.extended.engine
@@ -379,7 +379,7 @@ def ranks_of(leaves: Iterable[Any], what: str) -> tuple[Topology, ReplicaGroup]:
     else:  # arrays outside of any scope: the ranks over which they are cut, or all ranks of the job
         replicas = ReplicaGroup(topology := meshes[0].topology if meshes else Topology.of(mpi.start().COMM_WORLD))
     for mesh in meshes:
-        mesh.require_ranks(topology, what)
+        mesh.require_ranks(topology, call)
     return topology, replicas
 
 
@@ -409,15 +409,15 @@ class _NewFile(NamedTuple):
 
 
 def _new_file(
-    state: Any, path: str | os.PathLike[str], what: str, differing: str, own: Any
+    state: Any, path: str | os.PathLike[str], call: str, differing: str, own: Any
 ) -> tuple[Path, Topology, ReplicaGroup, _NewFile]:
     """Return the path of a new file, the ranks that save it, and what is to be saved. Collective."""
     file = local_path(path)
     named, parts = names.divided(state, own)
-    topology, replicas = _prepared(named, what, file, parts, differing)
+    topology, replicas = _prepared(named, call, file, parts, differing)
     names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     # The number of the save draws the pages: another sample in each save.
-    sample = topology.slot(by_all.Saves).count if what == "save_async" else None
+    sample = topology.slot(by_all.Saves).count if call == "save_async" else None
     return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
 
 
@@ -499,8 +499,8 @@ def loaded_arrays(
     from mpistrat.training.checkpoint.read import read
 
     values = SaveBuffer().arrays(likes) if replicas.is_chief else dict(likes)
-    there = topology.on_first(lambda: read(values, path))
-    values = {name: value for name, value in values.items() if name in there}
+    names_there = topology.on_first(lambda: read(values, path))
+    values = {name: value for name, value in values.items() if name in names_there}
     if topology.size > 1:
         sent = broadcast(topology, [*values.values()], "of a checkpoint", *values)
         return dict(zip(values, sent, strict=True))

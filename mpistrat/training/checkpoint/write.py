@@ -89,8 +89,8 @@ class NewCheckpoint:
         except OSError as error:
             if error.errno is None:
                 raise
-            what = f"{error.strerror}, so a checkpoint of {nbytes} bytes was not written"
-            raise OSError(error.errno, what, str(self._path)) from error
+            text = f"{error.strerror}, so a checkpoint of {nbytes} bytes was not written"
+            raise OSError(error.errno, text, str(self._path)) from error
 
     def make(self, temporary: Path) -> None:
         """Make an empty file on rank 0, and its directory if needed."""
@@ -114,11 +114,11 @@ class NewCheckpoint:
         for name, (dtype, shape, *_) in self._arrays.items():
             kind = h5py.h5t.py_create(stored(dtype), logical=True)
             space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-            made = h5py.h5d.create(self._file.id, name.encode(), kind, space, creation, link)
+            dataset = h5py.h5d.create(self._file.id, name.encode(), kind, space, creation, link)
             if stored(dtype) != dtype:
-                h5py.Dataset(made).attrs[DTYPE] = np.bytes_(dtype.name)
-            self._datasets[name] = made
-        return [made.get_offset() or 0 for made in self._datasets.values()]
+                h5py.Dataset(dataset).attrs[DTYPE] = np.bytes_(dtype.name)
+            self._datasets[name] = dataset
+        return [dataset.get_offset() or 0 for dataset in self._datasets.values()]
 
     def on_host(self) -> dict[str, np.ndarray]:
         """Return what this rank writes, as contiguous arrays: views, or copies of no more than that from a GPU."""
@@ -127,7 +127,7 @@ class NewCheckpoint:
     def write(
         self,
         temporary: Path,
-        places: Sequence[int],
+        offsets: Sequence[int],
         values: Mapping[str, np.ndarray] | None = None,
         compared: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> tuple[list[int], dict[str, list[int]]]:
@@ -138,7 +138,7 @@ class NewCheckpoint:
         if not self.parts:  # it may not see the file
             return [], self._checksums_of(compared)
         share = list(zip(self.parts, (self.on_host() if values is None else values).values(), strict=True))
-        by_name, checksums = dict(zip(self._arrays, places, strict=True)), list[int]()
+        by_name, checksums = dict(zip(self._arrays, offsets, strict=True)), list[int]()
         written: list[Future[None]] = []
         thread = ThreadPoolExecutor(1, "mpistrat-write")
         with self._explained(), open(temporary, "r+b", 0) as file:
@@ -210,13 +210,13 @@ def _part_of(value: Any, part: RankPart) -> np.ndarray:
     return np.asarray(to_host(value.reshape(-1)[part.start // size : part.stop // size]))
 
 
-def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, ...], place: int) -> None:
-    """Write a part of an array that begins at byte ``place``. The disk begins at once."""
+def _put(descriptor: int, part: RankPart, value: np.ndarray, shape: tuple[int, ...], offset: int) -> None:
+    """Write a part of an array that begins at byte ``offset``. The disk begins at once."""
     if part.box is not None:
-        write_box(descriptor, value, part.box.offset, shape, place)
+        write_box(descriptor, value, part.box.offset, shape, offset)
         return
-    write_all(descriptor, as_bytes(value).data, place + part.start)
-    begun, end = ((place + position) // _BEGUN_AT * _BEGUN_AT for position in (part.start, part.stop))
+    write_all(descriptor, as_bytes(value).data, offset + part.start)
+    begun, end = ((offset + position) // _BEGUN_AT * _BEGUN_AT for position in (part.start, part.stop))
     if begun < end and hasattr(os, "posix_fadvise"):
         # Linux begins to write these pages, and keeps them. A thread that synced instead took 1.1 times as long.
         os.posix_fadvise(descriptor, begun, end - begun, os.POSIX_FADV_DONTNEED)

@@ -211,10 +211,10 @@ def _read(paths: list[Path]) -> dict[str, np.ndarray]:
             raise ValueError(f"{path.name} is too short")
         if _digest(header, content[_HEADER.size : end].data) != header.digest:
             raise ValueError(f"the checksum of {path.name} is another one")
-        mine = content[_HEADER.size : _HEADER.size + header.described].tobytes()
-        if index and mine != index:
+        description = content[_HEADER.size : _HEADER.size + header.described].tobytes()
+        if index and description != index:
             raise ValueError(f"{path.name} has other arrays")
-        index = mine
+        index = description
         pieces.append(content[_HEADER.size + header.described : end])
     data = np.concatenate(pieces)
     arrays, at = {}, 0

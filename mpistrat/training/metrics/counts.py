@@ -58,8 +58,8 @@ class ConfusionMatrix(Metric):
                 )
         _, weights = weighted(labels, sample_weight)
         # The index of each pair in the flat matrix. int64: 8-bit labels would overflow.
-        where = labels.astype(np.int64).reshape(-1) * self._classes + predictions.astype(np.int64).reshape(-1)
-        counts = np.bincount(where, weights.reshape(-1), self._classes**2)
+        cells = labels.astype(np.int64).reshape(-1) * self._classes + predictions.astype(np.int64).reshape(-1)
+        counts = np.bincount(cells, weights.reshape(-1), self._classes**2)
         self._counts.assign_add(counts.reshape(self._classes, self._classes))
 
     def result(self) -> Any:
@@ -347,9 +347,9 @@ class ThresholdMetric(Metric):
         labels, weights = weighted(labels, sample_weight)
         labels, predictions, weights = self._chosen(labels, predictions, weights)
         above = np.searchsorted(self._thresholds, predictions.reshape(-1))
-        where = above + (labels.reshape(-1) != 0) * (self._thresholds.size + 1)
+        cells = above + (labels.reshape(-1) != 0) * (self._thresholds.size + 1)
         shape = self._counts.shape
-        counts = np.bincount(where, weights.reshape(-1), shape[0] * shape[1])
+        counts = np.bincount(cells, weights.reshape(-1), shape[0] * shape[1])
         self._counts.assign_add(counts.reshape(shape))
 
     def _chosen(

@@ -106,11 +106,11 @@ def _digits_of(values: np.ndarray) -> np.ndarray:
     out = np.zeros(_DIGITS + 3, np.int64)
     out[_DIGITS:] = (values == np.inf).sum(), (values == -np.inf).sum(), np.isnan(values).sum()
     mantissa, exponent = np.frexp(np.where(np.isfinite(values), values, 0.0))
-    whole = np.ldexp(mantissa, 53).astype(np.int64)
+    integers = np.ldexp(mantissa, 53).astype(np.int64)
     first, shift = np.divmod(exponent - (53 + _LOWEST), _DIGIT)
     # Split at 40 bits, since 53 bits and a shift of 19 do not fit into 63.
-    low = (whole & ((1 << 40) - 1)) << shift
-    high = (whole >> 40) << shift
+    low = (integers & ((1 << 40) - 1)) << shift
+    high = (integers >> 40) << shift
     # add.at, not +=, which would count a digit once where several values have it.
     np.add.at(out, first, low & ((1 << _DIGIT) - 1))
     np.add.at(out, first + 1, (low >> _DIGIT) & ((1 << _DIGIT) - 1))
@@ -258,25 +258,25 @@ class Metric(ABC):
         import inspect  # a late import: takes 4 ms
 
         args, kwargs = self._arguments
-        given = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
-        given.apply_defaults()
-        _, *names = given.arguments
-        return {name: given.arguments[name] for name in names} | {"name": self._name}
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _, *names = bound.arguments
+        return {name: bound.arguments[name] for name in names} | {"name": self._name}
 
     def add_weight(self, name: str, shape: tuple[int, ...] = (), initializer: str | None = "zeros") -> Variable:
         """Create a float64 variable that starts at zero and is summed over the replicas when read."""
         if initializer not in (None, "zeros"):
             raise ValueError(f"initializer must be 'zeros', since the sum over replicas begins at 0: {initializer!r}")
-        made = summed_when_read(f"{self._name}/{name}", np.zeros(shape))
-        self._variables.append(made)
-        return made
+        variable = summed_when_read(f"{self._name}/{name}", np.zeros(shape))
+        self._variables.append(variable)
+        return variable
 
     def add_total(self, name: str) -> Total:
         """Create a float64 sum over all replicas. It is exact if the strategy's ``implementation`` is."""
         exact = get_strategy().extended.engine.options.algorithm == "exact"
-        made = (ExactTotal if exact else Total)(f"{self._name}/{name}")
-        self._variables.append(made.variable)
-        return made
+        total = (ExactTotal if exact else Total)(f"{self._name}/{name}")
+        self._variables.append(total.variable)
+        return total
 
     @abstractmethod
     def result(self) -> Any:

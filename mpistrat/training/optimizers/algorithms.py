@@ -265,8 +265,8 @@ class Adam(Optimizer):
         **options: Unpack[OptimizerOptions],
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
-        for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            require(0 <= beta < 1, f"{what} must be in [0, 1)", beta)
+        for option, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
+            require(0 <= beta < 1, f"{option} must be in [0, 1)", beta)
         self._beta_1, self._beta_2, self._epsilon = beta_1, beta_2, epsilon
         self.slots = ("m", "v", "vhat") if amsgrad else ("m", "v")
         self._config |= {"beta_1": beta_1, "beta_2": beta_2, "epsilon": epsilon, "amsgrad": bool(amsgrad)}
@@ -390,8 +390,8 @@ class RMSprop(Optimizer):
         **options: Unpack[OptimizerOptions],
     ):
         super().__init__(learning_rate, name, weight_decay=weight_decay, **options)
-        for what, value in (("rho", rho), ("momentum", momentum)):
-            require(0 <= value < 1, f"{what} must be in [0, 1)", value)
+        for option, value in (("rho", rho), ("momentum", momentum)):
+            require(0 <= value < 1, f"{option} must be in [0, 1)", value)
         self._rho, self._momentum, self._epsilon, self._centered = rho, momentum, epsilon, bool(centered)
         self.slots = ("velocity", *(["momentum"] if momentum else []), *(["mean"] if centered else []))
         self._kernel = _rmsprop_kernel(momentum > 0, self._centered)

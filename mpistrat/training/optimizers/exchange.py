@@ -52,10 +52,10 @@ class GroupExchange:
             self._owners[id(variable)] = owner
             if owner != self._groups.group.rank:
                 continue
-            self._kept[id(variable)] = kept = {} if compression is None else compression.memory(value)
+            self._kept[id(variable)] = memory = {} if compression is None else compression.memory(value)
             if not self.of_gradients and (outer or compression):
-                kept[_ANCHOR] = value.copy()
-                kept.update({slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {})
+                memory[_ANCHOR] = value.copy()
+                memory |= {slot: np.array(outer.initial_state(slot, value)) for slot in outer.slots} if outer else {}
 
     def before_step(self) -> set[int]:
         """Note the values of the variables that were assigned or loaded since the last step. Return these variables."""
@@ -123,17 +123,17 @@ class GroupExchange:
             rate = 1.0 if outer is None else outer.rate_after(number)
             same, _ = self._meet(done, variables, settled)
             settled = same & settled
-            for i, key, kept in own:
+            for i, key, memory in own:
                 if key in same:  # else what a group assigned is a part of its change
-                    kept[_ANCHOR][...] = self._moved[key]
-                values[i] = np.asarray(kept[_ANCHOR] - values[i])
+                    memory[_ANCHOR][...] = self._moved[key]
+                values[i] = np.asarray(memory[_ANCHOR] - values[i])
             self._combine(values, variables, settled)
-            for i, key, kept in own:
+            for i, key, memory in own:
                 if outer is None:
-                    kept[_ANCHOR] -= values[i]  # 0 if it is settled
+                    memory[_ANCHOR] -= values[i]  # 0 if it is settled
                 elif key not in settled:
-                    outer.update(kept[_ANCHOR], values[i], number + 1, rate, *(kept[slot] for slot in outer.slots))
-                values[i] = kept[_ANCHOR]
+                    outer.update(memory[_ANCHOR], values[i], number + 1, rate, *(memory[slot] for slot in outer.slots))
+                values[i] = memory[_ANCHOR]
         self._groups.share(values, owners)
         self._moved.clear()
         for variable, value in zip(variables, values, strict=True):
@@ -175,22 +175,22 @@ class GroupExchange:
     ) -> None:
         """Replace the arrays that this rank owns by their weighted sums over the groups. Collective over its rail."""
         own = self._kept.keys() - settled
-        kept = {i: self._kept[id(variable)] for i, variable in enumerate(variables) if id(variable) in own}
+        memories = {i: self._kept[id(variable)] for i, variable in enumerate(variables) if id(variable) in own}
         # Of a variable that has two gradients, the first is sent whole: there is one error.
-        thin = [*{id(variables[i]): i for i in kept if "error" in kept[i]}.values()]
-        rest = [i for i in kept if i not in thin]
+        thin = [*{id(variables[i]): i for i in memories if "error" in memories[i]}.values()]
+        rest = [i for i in memories if i not in thin]
         sums = self._groups.sums([np.asarray(values[i] * self._groups.weight) for i in rest])
         if self._groups.compression is not None:
-            same = [values[i].astype(kept[i]["error"].dtype, copy=False) for i in thin]
-            sums += self._groups.compression.sums(same, [kept[i] for i in thin], self._groups)
+            same = [values[i].astype(memories[i]["error"].dtype, copy=False) for i in thin]
+            sums += self._groups.compression.sums(same, [memories[i] for i in thin], self._groups)
         for i, total in zip(rest + thin, sums, strict=True):
             values[i] = np.asarray(total, values[i].dtype, order="C")
 
     def state(self) -> dict[str, np.ndarray]:
         """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
         return {
-            kind: np.concatenate([to_host(array).reshape(-1) for array in kept] or [np.empty(0, np.float32)])
-            for kind, kept in self.by_kind().items()
+            kind: np.concatenate([to_host(array).reshape(-1) for array in arrays] or [np.empty(0, np.float32)])
+            for kind, arrays in self.by_kind().items()
         }
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
@@ -199,11 +199,11 @@ class GroupExchange:
         Raise ValueError if it is of other kinds or lengths.
         """
         by_kind = self.by_kind()
-        now = {kind: (sum(array.size for array in kept),) for kind, kept in by_kind.items()}
-        given = {kind: np.shape(flat) for kind, flat in state.items()}
-        if given != now:
+        now = {kind: (sum(array.size for array in arrays),) for kind, arrays in by_kind.items()}
+        shapes = {kind: np.shape(flat) for kind, flat in state.items()}
+        if shapes != now:
             raise ValueError(
-                f"a state of the shapes {given} is not that of these variables and groups, {now}: give what "
+                f"a state of the shapes {shapes} is not that of these variables and groups, {now}: give what "
                 "optimizer.exchange.state() returned on this rank"
             )
         # Notes the assignments of loading, which are no change to exchange.
@@ -221,7 +221,7 @@ class GroupExchange:
         kinds = [] if compression is None else [*compression.kinds]
         if not self.of_gradients and (outer or compression):
             kinds += [_ANCHOR, *(outer.slots if outer else ())]
-        by_kind = {kind: [kept[kind] for kept in self._kept.values() if kind in kept] for kind in kinds}
+        by_kind = {kind: [memory[kind] for memory in self._kept.values() if kind in memory] for kind in kinds}
         for variable in () if self.of_gradients else self._inner():
             by_kind.setdefault(f"inner/{variable.dtype}", []).append(variable.own_copy())
         return by_kind

@@ -152,16 +152,16 @@ def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
     """
     summed = []
     for gradient in gradients:
-        given = component(gradient)
-        rows = isinstance(given, IndexedSlices)
-        values = given.values if rows else given
+        plain = component(gradient)
+        rows = isinstance(plain, IndexedSlices)
+        values = plain.values if rows else plain
         if not arrays.on_gpu(values):
             array = arrays.to_host(values)
             first, end = _span(array) if array.size else (0, 0)
             before = spans[:, 0].searchsorted(np.uint64(end))  # as many begin before the gradient ends
             if before and spans[before - 1, 1] > first:
                 own = array.copy()
-                gradient = IndexedSlices(own, given.indices, given.dense_shape) if rows else own
+                gradient = IndexedSlices(own, plain.indices, plain.dense_shape) if rows else own
         summed.append(gradient)
     return summed
 
@@ -188,12 +188,12 @@ class Clipping:
     """
 
     def __init__(self, clipnorm: float | None, clipvalue: float | None, global_clipnorm: float | None):
-        given = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
-        self.limits = {name: limit for name, limit in given.items() if limit is not None}
+        limits = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
+        self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         require(len(self.limits) <= 1, "only one of clipnorm, clipvalue and global_clipnorm may be set", self.limits)
         for name, limit in self.limits.items():
             require(limit > 0, f"{name} must be positive", limit)
-        self._norm, self._value, self._global_norm = given.values()
+        self._norm, self._value, self._global_norm = limits.values()
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the clipped gradients. Those given are not changed, and are returned where no limit is exceeded.
@@ -244,8 +244,8 @@ def squared_norms(values: Sequence[Any]) -> list[float]:
         else:
             norms[i] = added(squares_of_blocks(np.ascontiguousarray(arrays.to_host(value)).reshape(-1)))
     for members in on_gpu.values():
-        given = [cupy_for("a norm").ascontiguousarray(values[i]) for i in members]
-        for i, norm in zip(members, kernels.squared_norms(given), strict=True):
+        on_device = [cupy_for("a norm").ascontiguousarray(values[i]) for i in members]
+        for i, norm in zip(members, kernels.squared_norms(on_device), strict=True):
             norms[i] = norm
     return norms
 
@@ -268,9 +268,9 @@ def _as_arrays(gradient: Any) -> Any:
     if not isinstance(gradient, IndexedSlices):
         return arrays.numpy_or_cupy(gradient)
     # The norm is of the gradient, in which rows with one index are added.
-    indices, where = np.unique(arrays.to_host(gradient.indices), return_inverse=True)
+    indices, inverse = np.unique(arrays.to_host(gradient.indices), return_inverse=True)
     rows = np.zeros((len(indices), *gradient.values.shape[1:]), gradient.values.dtype)
-    np.add.at(rows, where, arrays.to_host(gradient.values))
+    np.add.at(rows, inverse, arrays.to_host(gradient.values))
     return IndexedSlices(arrays.from_host(rows, gradient.values), indices, gradient.dense_shape)
 
 

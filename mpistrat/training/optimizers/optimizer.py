@@ -29,8 +29,8 @@ from mpistrat.training.optimizers.rule import (
     after_calls,
     in_words,
     is_of_package,
+    mro_position,
     options_of,
-    place_of,
     spell_out_options,
 )
 from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require, unit_of
@@ -133,7 +133,7 @@ class Optimizer(ABC):
                 cls.__init__, absent.OF_OPTIMIZER_ARGUMENTS
             )
         for name in _OF_UPDATE:
-            if place_of(cls, name) > place_of(cls, "update"):  # describes an `update` that is overridden
+            if mro_position(cls, name) > mro_position(cls, "update"):  # describes an `update` that is overridden
                 setattr(cls, name, vars(Optimizer)[name])
 
     def __init__(
@@ -440,7 +440,7 @@ class Optimizer(ABC):
         finally:
             del modes[depth:]
 
-    def _apply_in_replica(self, mode: context.Mode, given: Pairs, aggregate: bool) -> None:
+    def _apply_in_replica(self, mode: context.Mode, pairs: Pairs, aggregate: bool) -> None:
         """Do `apply_gradients` together with the other replicas of this rank."""
         replica, strategy = mode.replica_context, mode.strategy
         begin = partial(
@@ -450,10 +450,10 @@ class Optimizer(ABC):
             lambda: self.iterations + 1,
         )
         if self._accumulation is not None:
-            given, aggregate = self._accumulation.step_of(replica, given, aggregate, self._create), False
-            if not given:
+            pairs, aggregate = self._accumulation.step_of(replica, pairs, aggregate, self._create), False
+            if not pairs:
                 return
-        replica.meet("apply_gradients", begin, (given, aggregate))
+        replica.meet("apply_gradients", begin, (pairs, aggregate))
 
     def _step_of_rank(self, strategy: Strategy, compares_rate: bool, pairs: Pairs) -> None:
         """Update the variables by gradients that are equal on all replicas. In cross-replica context."""
@@ -492,9 +492,9 @@ class Optimizer(ABC):
             structures.agree(topology, "apply_gradients", self._name, f"learning_rate set to {rate}", *own)
         self._is_rate_new = False
 
-    def _prepared(self, extended: StrategyExtended, given: Pairs) -> tuple[Step, list[Any]]:
+    def _prepared(self, extended: StrategyExtended, pairs: Pairs) -> tuple[Step, list[Any]]:
         create = self._create if self._shards(extended) else None
-        return self._steps.step_for(extended, given, self._state, self.elementwise, create)
+        return self._steps.step_for(extended, pairs, self._state, self.elementwise, create)
 
     def _shards(self, extended: StrategyExtended) -> bool:
         return self._shard_state and extended.engine.topology.size > 1

@@ -84,18 +84,18 @@ class MovingAverage:
 
     def within(self, average: np.ndarray, weights: np.ndarray, steps: int, calls: int) -> np.ndarray:
         """Return the average after some calls of a step that is not complete, the one after so many steps."""
-        kept = self._momentum ** (min(calls, 1) if self.overwrites(steps + 1) else calls)
-        return average * kept + weights * (1 - kept)
+        share = self._momentum ** (min(calls, 1) if self.overwrites(steps + 1) else calls)
+        return average * share + weights * (1 - share)
 
     def overwrites(self, step: int) -> bool:
         """Return whether the weights become the average after this step."""
         return self._frequency is not None and step % self._frequency == 0
 
-    def take(self, average: np.ndarray, weights: np.ndarray, step: int, kept: float) -> None:
+    def take(self, average: np.ndarray, weights: np.ndarray, step: int, share: float) -> None:
         """Update the average, and overwrite the weights if it is time."""
         for mean, w in blocks(average, weights):
-            mean *= kept
-            mean += w * (1 - kept)
+            mean *= share
+            mean += w * (1 - share)
         if self.overwrites(step):
             weights[...] = average
 
@@ -191,9 +191,9 @@ def blocks(*arrays: np.ndarray) -> Iterable[tuple[np.ndarray, ...]]:
     return [tuple([array[at : at + ELEMENTS] for array in flat]) for at in range(0, size, ELEMENTS)]
 
 
-def place_of(kind: type, name: str) -> int:
+def mro_position(kind: type, name: str) -> int:
     """Return the position in the MRO of the class that defines an attribute."""
-    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
+    return next(position for position, base in enumerate(kind.__mro__) if name in vars(base))
 
 
 if TYPE_CHECKING:
@@ -234,8 +234,8 @@ def options_of(rule: Any) -> dict[str, Any]:
     """Return the numbers and texts that a rule of the program keeps by the names of its constructor's arguments."""
     kind = type(rule)
     names = () if is_of_package(kind) else inspect.signature(kind).parameters
-    kept = {name: vars(rule).get(name) for name in names}
-    return {name: value for name, value in kept.items() if isinstance(value, (bool, int, float, str, np.generic))}
+    values = {name: vars(rule).get(name) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, np.generic))}
 
 
 def in_words(value: Any, depth: int = 3) -> str:
@@ -252,14 +252,14 @@ def in_words(value: Any, depth: int = 3) -> str:
         )
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(in_words(item, depth) for item in value)}]"
-    kept: dict[Any, Any] = dict(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
+    parts: dict[Any, Any] = dict(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
     if inspect.isfunction(value):
-        kept |= {**inspect.getclosurevars(value).nonlocals, **(value.__kwdefaults__ or {})}
-        kept |= enumerate(value.__defaults__ or ())
+        parts |= {**inspect.getclosurevars(value).nonlocals, **(value.__kwdefaults__ or {})}
+        parts |= enumerate(value.__defaults__ or ())
     elif isinstance(value, partial):
-        kept |= {"of": value.func, **value.keywords}
-        kept |= enumerate(value.args)
+        parts |= {"of": value.func, **value.keywords}
+        parts |= enumerate(value.args)
     # Bound methods and objects hold state that may differ between ranks: their class alone is compared.
     is_open = depth > 0 and (callable(value) or isinstance(value, Mapping)) and not inspect.ismethod(value)
-    shown = [f"{name}={in_words(item, depth - 1)}" for name, item in kept.items()] if is_open else []
+    shown = [f"{name}={in_words(item, depth - 1)}" for name, item in parts.items()] if is_open else []
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(shown)})"

@@ -108,11 +108,11 @@ class ShardedVariable(DistributedVariable):
     @classmethod
     def of(cls, variable: Variable, name: str, initial: Any, ends: Ends) -> ShardedVariable:
         """Return the state of a variable, with the initial value of rank 0. Collective."""
-        whole, made = as_numpy(initial), cls.without_value(variable, None, 0)
+        whole, sharded = as_numpy(initial), cls.without_value(variable, None, 0)
         # A rule that is not elementwise may keep another number of elements than the variable has.
-        made.ends = [end * whole.size // max(1, _size(variable)) for end in ends]
-        made._hold_part(name, whole)
-        return made
+        sharded.ends = [end * whole.size // max(1, _size(variable)) for end in ends]
+        sharded._hold_part(name, whole)
+        return sharded
 
     def _hold_part(self, name: str, initial: np.ndarray) -> None:
         self._name, self._trainable, self._whole_shape = name, False, initial.shape
@@ -260,9 +260,9 @@ class State:
         kinds = float, int, str, np.generic
         # Options of other types have no text that is equal on all ranks.
         compared = [f"{k}={v}" for k, v in options.items() if v and k not in known and isinstance(v, kinds)]
-        what = self._name, tuple(slots), "for", names, values, rate, *compared
+        facts = self._name, tuple(slots), "for", names, values, rate, *compared
         shared = () if parts is None else ["shared out"]
-        structures.agree(engine.topology, "the state of an optimizer", *what, *shared)
+        structures.agree(engine.topology, "the state of an optimizer", *facts, *shared)
         if parts is not None:
             self.ends |= zip(map(id, new), parts(new), strict=True)
         with engine.equal_initial_values() if are_equal else nullcontext():
@@ -276,20 +276,20 @@ class State:
                 rate = np.float64(self.first_rate)
                 self.learning_rate = Variable(rate, trainable=False, name=f"{self._name}/learning_rate")
         # Slot by slot, so that the values of one slot lie side by side.
-        made: dict[tuple[int, str], Variable] = {}
+        created: dict[tuple[int, str], Variable] = {}
         for slot in slots:
             for variable in new:
                 key, name = id(variable), f"{self._name}/{variable.name}/{slot}"
                 if key in self.ends:
                     value = initial(slot, variable)
-                    made[key, slot] = ShardedVariable.of(variable, name, value, self.ends[key])
+                    created[key, slot] = ShardedVariable.of(variable, name, value, self.ends[key])
                     continue
                 with variable.distribute_strategy.extended.colocate_vars_with(variable):
                     value = initial(slot, variable.part)
                     whole = variable.of_part(value) if isinstance(variable, CutVariable) else value
-                    made[key, slot] = Variable(whole, trainable=False, name=name)
+                    created[key, slot] = Variable(whole, trainable=False, name=name)
         for variable in new:
-            self.slots[id(variable)] = variable, tuple(made[id(variable), slot] for slot in slots)
+            self.slots[id(variable)] = variable, tuple(created[id(variable), slot] for slot in slots)
 
 
 def add_named(named: dict[str, Any], slot: str, variable: Variable, own: Variable, name_of: NameOf) -> None:

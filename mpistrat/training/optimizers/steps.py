@@ -47,14 +47,14 @@ _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 class WeightSpan(NamedTuple):
     """Variables side by side in memory, or a part of them, that one call updates.
 
-    Their gradients are the slice ``where`` (None: all) of the message of the index ``message``. If ``joined``, the
+    Their gradients are the slice ``section`` (None: all) of the message of the index ``message``. If ``joined``, the
     message is a buffer that the update may change. ``weights`` is a flat view of the variables, and ``state`` has flat
     views of the optimizer's slots.
     """
 
     message: int
     joined: bool
-    where: slice | None
+    section: slice | None
     weights: np.ndarray
     state: list[np.ndarray]
 
@@ -97,10 +97,10 @@ class FlatStep:
         self._rate: Any = None if rate is None else rate.own_copy()
         self._values = [weights for weights, *_ in held]
         self._state = [state for _, *state in held]
-        kept: dict[Hashable, Any] = {}
+        shapes: dict[Hashable, Any] = {}
         self.dtypes = list(dtypes)
         # Equal shapes are one object: cold, each object that a comparison reads costs 0.1 us.
-        self.shapes = [kept.setdefault(value.shape, value.shape) for value in self._values]
+        self.shapes = [shapes.setdefault(value.shape, value.shape) for value in self._values]
         self.form = form_of(names, self.dtypes, self.shapes)
         groups: dict[tuple[np.dtype, np.dtype, int | None], list[int]] = {}
         for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
@@ -141,7 +141,7 @@ class FlatStep:
                 end = start + weights.size
                 spans.append(WeightSpan(number, is_joined, slice(start, end), weights, state))
                 start = end
-        return spans if len(spans) > 1 else [span._replace(where=None) for span in spans]
+        return spans if len(spans) > 1 else [span._replace(section=None) for span in spans]
 
     def take(
         self,
@@ -181,12 +181,12 @@ class FlatStep:
             if any(map(is_not, clipped, parts)):
                 messages = self._join(clipped)
         number += 1
-        for message, is_joined, where, weights, state in self._spans:
+        for message, is_joined, section, weights, state in self._spans:
             gradient = messages[message]
             if not is_joined:
                 gradient = np.ascontiguousarray(gradient).reshape(weights.shape)
-            if where is not None:
-                gradient = gradient[where]
+            if section is not None:
+                gradient = gradient[section]
             # Identity, which is cheaper than ==: an equal dtype that is another object passes `for_update` unchanged.
             if gradient.dtype is not weights.dtype:
                 gradient = for_update(gradient, weights.dtype)
@@ -215,8 +215,8 @@ class FlatStep:
             if buffer is None:
                 messages.append(gradients[members[0]])
                 continue
-            mine = gradients if len(members) == len(gradients) else [gradients[i] for i in members]
-            messages.append(np.concatenate(mine, None, buffer))
+            operands = gradients if len(members) == len(gradients) else [gradients[i] for i in members]
+            messages.append(np.concatenate(operands, None, buffer))
         return messages
 
     def _kept_apart(self, messages: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
