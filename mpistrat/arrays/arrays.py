@@ -350,7 +350,7 @@ def can_be_filled(value: Any) -> bool:
 
 
 def fill(target: Any, value: np.ndarray) -> None:
-    """Set the elements of an array that `can_be_filled` to those of an array of its shape and dtype."""
+    """Set the elements of an array that `can_be_filled` to an array of its shape and dtype."""
     if hasattr(target, "assign"):
         target.assign(value)
     elif (library := library_of(target)) is not None:

@@ -48,7 +48,7 @@ class Arena(NamedTuple):
 
     number: int  # the number of the collective that made the arena: the same on all ranks
     memory: weakref.ref[np.ndarray]  # the base of all arrays of the arena
-    stride: int  # bytes from the buffers of one rank of the node to those of the next
+    stride: int  # bytes from one local rank's buffers to the next one's
     start: int  # the byte at which the buffers of this rank begin
     shared: bool  # whether the other ranks of the node see the memory
 
@@ -103,7 +103,7 @@ def buffers(
 def buffer_on_file(topology: Topology, descriptor: int | None, dtype: np.dtype, count: int) -> np.ndarray | None:
     """Return the content of each rank's file in memory as a flat array in an arena. Collective.
 
-    ``descriptor`` is this rank's open file, or None. Return None on all ranks if those of a node cannot map all files.
+    ``descriptor`` is this rank's open file, or None. Return None on all ranks if a node's ranks cannot map all files.
     """
     nbytes = count * dtype.itemsize
     with topology.lock.collective(operation("buffer on a file", dtype.str, count)):
@@ -124,6 +124,7 @@ def _add(topology: Topology, arena: Arena) -> None:
     """Let reductions find an arena by its memory, for as long as this exists."""
     arenas, memory = topology.slot(Arenas), arena.memory()
     arenas[id(memory)] = arena
+    # Another array may get the same id, and must not be taken for a buffer.
     weakref.finalize(memory, arenas.pop, id(memory), None)
 
 
@@ -205,7 +206,7 @@ def _address(array: Any) -> int:
 
 
 def buffers_like(tree: Any, topology: Topology, own_device: Device) -> Any:
-    """Return zeroed arrays like those of a structure, in memory that the ranks of a node share. Collective.
+    """Return zeroed arrays like the leaves of a structure, in memory that the ranks of a node share. Collective.
 
     Raise ValueError on every rank if structures, shapes or dtypes differ between ranks or only some arrays live on a
     GPU, and TypeError if an array holds Python objects.
@@ -230,7 +231,7 @@ def map_side_by_side(node: Any, descriptor: int | None, nbytes: int) -> np.ndarr
     of PyTorch, for example.
 
     ``descriptor`` is an open file in memory of ``nbytes``, whose pages are reserved, or None. Raise NoSharedMemoryError
-    on every rank if a rank has no file, or cannot open that of another.
+    on every rank if a rank has no file, or cannot open another rank's.
     """
     own_file = None
     if descriptor is not None:
@@ -263,6 +264,7 @@ def _map_over(memory: np.ndarray, nbytes: int, path: str, identity: tuple[int, i
     try:
         if _identity(descriptor) != identity:
             raise OSError("another file was opened: the ranks do not see the same processes")
+        # The C function, because Python's mmap does not map at a given address.
         function = ctypes.CDLL(None, use_errno=True).mmap
         function.restype = ctypes.c_void_p
         function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -380,10 +382,10 @@ class _InSharedMemory:
 
         meet = topology.memory.barrier_with_token
 
-        def exchange(values: Sequence[np.ndarray], word: int) -> list[np.ndarray] | None:
+        def exchange(values: Sequence[np.ndarray], token: int) -> list[np.ndarray] | None:
             if not self.views:
                 self.make_views()
-            if not meet(word):
+            if not meet(token):
                 return None
             topology.lock.ignoring_float_errors(self._combine_on_node)
             return list(values)
@@ -466,9 +468,9 @@ class _ThroughCopies:
             return None
         exchange_own = steps.exchange
 
-        def exchange(values: Sequence[np.ndarray], word: int) -> list[np.ndarray] | None:
+        def exchange(values: Sequence[np.ndarray], token: int) -> list[np.ndarray] | None:
             self.make_views()
-            totals = exchange_own(self.views, word)
+            totals = exchange_own(self.views, token)
             if totals is None:
                 return None
             self.views[0][...] = totals[0]

@@ -1,4 +1,4 @@
-"""What groups of ranks exchange, each of which is in sync by itself."""
+"""The exchanges between groups of ranks, where each group is in sync by itself."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ class BetweenGroups:
         self.owners_in_group = min(firsts.count(rank) for rank in firsts)
         rails = everyone.slot(_Rails)
         if not everyone.all_true(rails.are_in_step(division)):
+            # Ranks beyond the smallest group have no partner in every group, so they get no rail.
             color = group.rank if group.rank < self.owners_in_group else mpi.start().UNDEFINED
             rails[division] = everyone.world.Split(color, key=everyone.rank)
         rail = rails[division]

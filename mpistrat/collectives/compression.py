@@ -54,7 +54,7 @@ class PowerSGD(LossyCompression):
 
     Notes
     -----
-    The algorithm is that of T. Vogels, S. P. Karimireddy, M. Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression
+    The algorithm is by T. Vogels, S. P. Karimireddy, M. Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression
     for Distributed Optimization" (NeurIPS 2019): one step of the power method, begun with the last result.
 
     Examples
@@ -94,6 +94,7 @@ class PowerSGD(LossyCompression):
                 block = np.multiply(source[rows], groups.weight, out=matrices[-1][rows])
                 block += error[rows]
                 np.matmul(block, memory["right"], out=lefts[-1][rows])
+        # Orthonormal columns, equal in all groups: the second product is then the coefficients of a projection.
         lefts = [np.linalg.qr(product)[0] for product in groups.sums(lefts)]
         owns = [left.T @ matrix for left, matrix in zip(lefts, matrices, strict=True)]
         totals = []

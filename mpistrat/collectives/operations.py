@@ -12,7 +12,7 @@ from mpistrat.values import ReduceOp
 
 
 class FurtherOp(enum.Enum):
-    """Reductions in addition to those of `ReduceOp`. MAX and MIN are NaN where a value is NaN."""
+    """Reductions in addition to `ReduceOp`. MAX and MIN are NaN where a value is NaN."""
 
     MAX = "MAX"
     MIN = "MIN"

@@ -82,7 +82,7 @@ class CommunicationOptions:
         self.algorithm = _algorithm(self.implementation)
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options, replaced by those of ``options`` that differ from the defaults.
+        """Return these options, replaced by the values of ``options`` that differ from the defaults.
 
         Raises
         ------

@@ -21,16 +21,16 @@ from mpistrat.values import ReduceOp
 
 Parts = Sequence[Sequence[np.ndarray]]
 _BY_ROWS = ("ordered", "exact", "tree")  # which combine the values of all ranks at once
-# Smaller parts go by MPI_Reduce_scatter, in fewer and larger steps than those of a ring.
+# Smaller parts go by MPI_Reduce_scatter, in fewer and larger steps than a ring's.
 _RING_BYTES = 8 << 10
 
 
 def reduce_scatter(topology: Topology, op: Op, value: np.ndarray, timeout_seconds: float | None = None) -> np.ndarray:
     """Return this replica's part, along the first axis, of the reduction of values of one shape and dtype.
 
-    Parts are those of `rows_of_ranks`. Where all nodes have equally many ranks, a node sends ``(nodes - 1) / nodes`` of
-    the bytes, the minimum. Raise ValueError for a scalar, and on every rank if shapes or dtypes differ, and TypeError
-    if ``op`` cannot reduce the values.
+    `rows_of_ranks` returns the sizes of the parts. Where all nodes have equally many ranks, a node sends
+    ``(nodes - 1) / nodes`` of the bytes, the minimum. Raise ValueError for a scalar, and on every rank if shapes or
+    dtypes differ, and TypeError if ``op`` cannot reduce the values.
     """
     rows = rows_of_ranks(value, topology.size)
     flat = np.ascontiguousarray(value).reshape(-1)
@@ -55,8 +55,8 @@ def reduce_parts(
     """Return the reduction of this rank's part as one flat array. The ranks compare ``what``.
 
     ``parts`` are, for each rank, the flat arrays of which it gets the reduction, of the same lengths on all ranks. With
-    "ordered", "exact" and "tree" the bits are those of the all-reduce. If all arrays lie in shared memory, ``rows_of``
-    returns what each rank has in the place of one of this rank's.
+    "ordered", "exact" and "tree" the bits are as in the all-reduce. If all arrays lie in shared memory,
+    ``rows_of(array)`` returns the same elements of every rank.
     """
     wire = accumulator(dtype, op)
     one_node = topology.shares_all

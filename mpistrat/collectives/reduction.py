@@ -215,7 +215,7 @@ _target = weakref.ref.__call__  # a method of C, for `map`
 
 
 class Steps(NamedTuple):
-    """What a rank does in an all-reduce."""
+    """The steps of a rank in an all-reduce."""
 
     # gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
     pack_values: Callable[[Sequence[Any]], Any]
@@ -228,21 +228,21 @@ class Steps(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """What a rank does in a small all-reduce, whose time is that of its Python calls. See `Steps`."""
+    """The steps of a small all-reduce, most of whose time is Python calls. See `Steps`."""
 
-    # gets the values and the word of the meeting. Writes the values to memory that other ranks read, waits for all
+    # gets the values and the token of the meeting. Writes the values to memory that other ranks read, waits for all
     # ranks, combines the values of all, divides for a mean, and returns the results; None if the ranks gave different
-    # words.
+    # tokens.
     exchange: Callable[[Sequence[Any], int], Any]
-    # waits for all ranks where `exchange` writes, after its meeting, to memory that other ranks read. Gets a word;
-    # returns whether all ranks gave the same word.
+    # waits for all ranks where `exchange` writes, after its meeting, to memory that other ranks read. Gets a token;
+    # returns whether all ranks gave the same token.
     meet_again: Callable[[int], bool] | None = None
 
 
 def steps_alone() -> FastPath:
     """Return the steps on one rank: the results are copies. They enter 2 functions of Python, the general ones 15."""
 
-    def copies(values: Sequence[np.ndarray], word: int) -> list[Any]:
+    def copies(values: Sequence[np.ndarray], token: int) -> list[Any]:
         return [value.copy() if value.size <= SMALL else _copied(value) for value in values]
 
     return FastPath(copies)
@@ -259,7 +259,7 @@ def short_steps(
 ) -> FastPath | None:
     """Return the steps of arrays that are one message, and whose ranks meet once; None without `meeting`.
 
-    With ``out``, a flat array, it is the result. Barriers and sums are those of the general steps, which take several
+    With ``out``, a flat array, it is the result. Barriers and sums are as in the general steps, which take several
     microseconds more: the time of five barriers of a node, and more where processes share a core.
     """
     memory, ignoring_float_errors = topology.memory, topology.lock.ignoring_float_errors
@@ -276,15 +276,16 @@ def short_steps(
     new = np.empty if length <= SMALL else new_array
     is_flat = shape is not None and len(shape) == 1
 
-    def exchange(values: Sequence[np.ndarray], word: int) -> list[Any] | None:
+    def exchange(values: Sequence[np.ndarray], token: int) -> list[Any] | None:
         slot = slots[memory.generation]
         if shape is None:
             np.concatenate(values, axis, slot)
         else:
             slot[...] = values[0]
-        if not meet(word):
+        if not meet(token):
             return None
         total = new(length, dtype) if out is None else out
+        # The meeting has switched to the other generation of slots.
         ignoring_float_errors(take[memory.generation ^ 1], out=total)
         if divisor != 1:
             ignoring_float_errors(divide, total, divisor, total)
@@ -320,6 +321,7 @@ class Reduction:
         self._operation = operation
         self._steps = steps
         self._only_for = only_for
+        # The lines of calls are compared by `CollectiveLock.collective` alone, which the short steps do not enter.
         short = None if topology.lock.compares_places else short
         self._exchange = None if short is None else short.exchange
         self._meet_again = None if short is None else short.meet_again
@@ -337,10 +339,10 @@ class Reduction:
         if exchange is None or timeout_seconds is not None or trace.ring is not None:
             return self._run(values, timeout_seconds)
         lock = self._topology.lock
-        word = lock.begin(self._operation)
+        token = lock.begin(self._operation)
         try:
-            out = exchange(values, word)
-            if out is None or (self._meet_again is not None and not self._meet_again(lock.next_token(word, 1))):
+            out = exchange(values, token)
+            if out is None or (self._meet_again is not None and not self._meet_again(lock.next_token(token, 1))):
                 lock.disagree(self._operation)
             if lock.flight is not None:  # as `end`, without a call
                 lock.flight.leave()

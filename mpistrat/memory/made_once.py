@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     """Bytes of which several ranks need some rows."""
 
     key: Any  # its ``repr`` says what the bytes are, with the version of the file that they are from
-    # size, number of rows that this rank reads now, and of those that it or others may read later
+    # size, number of rows that this rank reads now, and number of rows that any rank may read later
     nbytes: int
     rows: int
     lacks: int
@@ -152,7 +152,7 @@ class MadeOnce:
         slot = number % _ENTRIES
         busy = np.flatnonzero(states == _BEING_MADE).tolist()
         size = -(-nbytes // _LINE) * _LINE
-        # Round the ring from the newest entry on. The place behind a busy entry is often that of the newest one: taken
+        # Round the ring from the newest entry on. Behind a busy entry often lies the newest one: taken
         # before the ring began again, it made a rank decode 1 chunk of 61 twice.
         for start in (head, *sorted({0, *stops[busy].tolist()}, key=lambda at: (at < head, at))):
             stop = start + size

@@ -117,7 +117,7 @@ def pages(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-_HEADER = 8  # bytes of a rank's word
+_HEADER = 8  # bytes of a rank's token
 _MOST_VIEWS = 1024
 _LINE = 64  # bytes of a cache line
 

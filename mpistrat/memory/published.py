@@ -20,7 +20,7 @@ import numpy as np
 from mpistrat.memory.node import pages
 from mpistrat.process import private_file
 
-_TOKEN = 64  # where the token begins, in the cache line after that of the number
+_TOKEN = 64  # where the token begins, in the cache line after the number's
 _TOKEN_BYTES = 16
 # The number must change before and after the arrays in the eyes of other cores. Other processors than these need an
 # instruction for that, which Python does not have.

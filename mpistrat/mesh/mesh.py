@@ -117,7 +117,7 @@ class Mesh:
     def for_grid(cls, ndim: int, *, comm: Any = None, names: Sequence[str] = "xyz") -> Mesh:
         """Return a mesh of ``ndim`` axes of sizes that are as equal as possible, the largest first. Collective.
 
-        Blocks that are about cubes have the shortest borders. The sizes are those of ``MPI_Dims_create``.
+        Blocks that are about cubes have the shortest borders. ``MPI_Dims_create`` chooses the sizes.
 
         Parameters
         ----------
@@ -301,13 +301,13 @@ class Layout(NamedTuple):
         return cls(shape, axes, tuple(cuts))
 
     def box(self, mesh: Mesh, rank: int | None = None) -> Box:
-        """Return the part of a rank; by default that of this one."""
+        """Return the part of a rank; by default of this one."""
         coordinates = mesh.coordinates if rank is None else mesh.place_of(rank)
         starts = ((0 if name is None else coordinates[name]) for name in self.axes)
         return tuple(slice(cuts[i], cuts[i + 1]) for i, cuts in zip(starts, self.cuts, strict=True))
 
     def is_first(self, mesh: Mesh, rank: int) -> bool:
-        """Return whether a rank is the first of those that have its part."""
+        """Return whether a rank is the first rank that has its part."""
         return not any(index for name, index in mesh.place_of(rank).items() if name not in self.axes)
 
     def dropped(self, dimensions: Sequence[int], keepdims: bool) -> Layout:

@@ -21,7 +21,7 @@ from mpistrat.values import ArrayLike, ReduceOp
 
 # Arguments of NumPy that are not cut.
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, type, np.dtype, type(None))
-# Functions of NumPy that work on parts, and those that are methods here.
+# Functions of NumPy that work on parts, and functions that are methods here.
 _OF_PARTS = {np.where, np.clip, np.round, np.isclose, np.nan_to_num, np.real, np.imag, np.copy}
 _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
 _METHODS = {
@@ -550,7 +550,7 @@ def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts
     rows, rank, n = np.moveaxis(local, dimension, 0), topology.rank, cuts[-1]
 
     def moved(source: int, target: int) -> list[tuple[slice, slice]]:
-        """Return rows of one rank that another one gets, in its order: those of the source, and of the target."""
+        """Return rows of one rank that another one gets, in its order, as slices of the source and of the target."""
         start, length = (cuts[target] - by) % n, cuts[target + 1] - cuts[target]
         bounds = [(base, max(base, cuts[source]), min(base + length, cuts[source + 1])) for base in (start, start - n)]
         return [

@@ -26,7 +26,7 @@ _CALL, _PRESENT, _GO = 32101, 32102, 32103  # tags on the communicator of all ra
 
 
 class Contact(NamedTuple):
-    """What a rank has of the others."""
+    """The connection of a rank to the others."""
 
     mailbox: Mailbox  # messages to and from all ranks of the program
     roles: Roles  # the rank of each task
@@ -74,7 +74,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
 
     ``clients`` are the jobs of `Contact.clients`. Raise TimeoutError that names the ranks that do not come within
     ``mpistrat.rc.contact_seconds``, RuntimeError on every rank if they contradict each other about roles, and
-    ValueError if roles or clients are not those of the first call.
+    ValueError if roles or clients differ from the first call's.
     """
     jobs = tuple(clients)
     if _contact is not None:

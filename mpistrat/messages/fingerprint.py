@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def fingerprint(value: Any, home: str | None = None) -> str:
-    """Return a digest of a function or arguments that is the same in every process, unlike that of a pickle.
+    """Return a digest of a function or arguments that is the same in every process, unlike a pickle's.
 
     Those of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be compared.
     """

@@ -1,4 +1,4 @@
-"""What the other ranks ask of parameter servers."""
+"""Requests of the other ranks to parameter servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks print alike, write to one file, or draw unlike: told at the end of a program with ``rc.debug``."""
+"""What ranks print alike, write to one file, or draw unlike, reported at a program's end with ``rc.debug``."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def to_disk(path: Path) -> None:
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write bytes: one call of the system may write only a part. Wait while a pipe is full.
 
-    The descriptor is that of a file, a pipe or a terminal. ``data`` may be a view of bytes. ``offset`` is the place in
-    a file, by default behind what was written before. Raise OSError if the disk is full, or the reader has ended.
+    The descriptor may be a file's, a pipe's or a terminal's, and ``data`` a view of bytes. ``offset`` is the place in a
+    file, by default behind the last write. Raise OSError if the disk is full, or the reader has ended.
     """
     written, data = 0, memoryview(data)
     while written < len(data):

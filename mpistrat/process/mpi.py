@@ -191,8 +191,8 @@ def _without_stack_of_a_crash() -> Iterator[None]:
 def _start_function(MPI: Any) -> Any:
     """Return the function ``MPI_Init_thread`` that mpi4py would call, or None if it is not found.
 
-    The first place is that of libraries for all of the process: a tool that was loaded before MPI, such as a profiler
-    by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start.
+    None, the first, stands for the libraries of the whole process: a tool that was loaded before MPI, such as a
+    profiler by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start.
     """
     if launch.library_family(MPI.Get_library_version()) == "spectrum":
         return None  # mpi4py loads that library again before it starts MPI

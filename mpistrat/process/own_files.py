@@ -1,4 +1,4 @@
-"""Which files make collectives for the user: those of this package, and of libraries that call it."""
+"""The files that make collectives for the user: of this package, and of libraries that call it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _directories: tuple[str, ...] = (os.path.abspath(os.path.join(os.path.dirname(__
 
 
 def skip_in_call_sites(directory: str) -> None:
-    """Look for the user's code outside a directory, too: that of a library that calls the package."""
+    """Do not take the files of a directory, of a library that calls the package, for the user's code."""
     global _directories
     _directories = (*_directories, os.path.abspath(directory) + os.sep)
 

@@ -60,7 +60,7 @@ class EndStep(enum.IntEnum):
 
     @property
     def stop(self) -> EndStep:
-        """The last step of those that begin at the same place among the exit functions of the program."""
+        """The last of the steps that begin at the same place among the exit functions of the program."""
         return next(step for step in (EndStep.READERS, EndStep.UNREAD, EndStep.MPI) if self <= step)
 
 

@@ -24,7 +24,7 @@ def cores() -> frozenset[int] | None:
 
 
 def cores_of_machine() -> int:
-    """Return the number of cores of this machine or container: those that its process 1 may use."""
+    """Return the number of cores of this machine or container: those of its process 1."""
     try:
         return len(os.sched_getaffinity(1))
     except (AttributeError, OSError):

@@ -194,7 +194,7 @@ class Topology(ObjectCollectives):
     lock : CollectiveLock
         What a thread holds in a collective of these ranks, and by which they agree on it. See `limited`.
     memory : NodeMemory or None
-        What the ranks of this node share; None on all ranks if those of one node cannot.
+        What the ranks of this node share; None on all ranks if one node's ranks cannot.
     checks, compares_variables
         The checks that cost time (``rc.debug``).
     clocks : tuple of int
@@ -260,7 +260,7 @@ class Topology(ObjectCollectives):
     def of(cls, comm: Any, *, split: Split | None = None, limits: Limits | None = None) -> Topology:
         """Return the topology of a communicator. Collective over it when called for the first time.
 
-        ``split`` says how ranks are grouped into nodes, those that share memory by default: the ranks of each node, or
+        ``split`` says how ranks are grouped into nodes, by default by shared memory: the ranks of each node, or
         ``split(comm)``, a number for each node. Raise TypeError if ``comm`` is not an intra-communicator of mpi4py.
         Raise ValueError for the null communicator, for groups without each rank once, if ``split`` or ``limits`` comes
         after the first call, and on every rank if an option of ``mpistrat.rc`` cannot be read or differs. Raise
@@ -401,7 +401,7 @@ class Topology(ObjectCollectives):
             comm.Free()
 
     def slot(self, kind: type[_Slot]) -> _Slot:
-        """Return what a room above keeps for these ranks. It is made when it is first asked for."""
+        """Return the object that a package above keeps for these ranks, made at its first use."""
         slot = self._slots.get(kind)
         if slot is None:
             slot = self._slots[kind] = kind()

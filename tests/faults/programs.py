@@ -247,7 +247,7 @@ def returns_early_on_a_part():
 
 def leaves_a_reduction_between_nodes():
     """In the middle, by an error that its program catches; and comes to its end as if nothing had been."""
-    leaves_reductions(100_000, "hierarchical", CollectiveLock, "_next_word")
+    leaves_reductions(100_000, "hierarchical", CollectiveLock, "_token_of_next_meeting")
 
 
 def leaves_a_small_reduction_between_nodes():

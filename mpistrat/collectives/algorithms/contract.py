@@ -33,7 +33,7 @@ class Meeting(NamedTuple):
 
     # this rank's place for its values, by the generation of the node's memory before the meeting
     slots: Sequence[np.ndarray]
-    # waits for all ranks. Gets the word of the meeting; returns whether all ranks gave the same word.
+    # waits for all ranks. Gets the token of the meeting; returns whether all ranks gave the same token.
     meet: Callable[[int], bool]
     # writes the combination of all ranks' values to its keyword ``out``, by the generation before the meeting
     take: Sequence[Callable[..., object]]

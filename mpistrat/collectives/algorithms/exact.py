@@ -87,7 +87,7 @@ def _over_rows(ufunc: np.ufunc, block: np.ndarray, dtype: type | None = None) ->
 
 
 def _exponents(blocks: Sequence[np.ndarray], kind: _Format, exchange: Exchange | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the biased exponent of each element's largest value, and its distance to that of the smallest."""
+    """Return the biased exponent of each element's largest value, and its distance to the smallest value's."""
     count = blocks[0].shape[1]
     largest = np.zeros(count, kind.bits)
     smallest = np.full(count, np.iinfo(kind.bits).max, kind.bits)

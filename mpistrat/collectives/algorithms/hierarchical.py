@@ -17,7 +17,7 @@ from mpistrat.runtime.agreement.agreement import PAYLOAD_BYTES, Payload
 from mpistrat.runtime.topology import Topology
 
 _AHEAD = 16  # receives posted at a time, so that the wire is busy while other segments are added
-# A rank's own segments may overtake those that it passes on, so they have different tags.
+# A rank's own segments may overtake segments that it passes on, so they have different tags.
 _OWN, _PASSED_ON = 1, 2
 
 _scratch = Buffers()
@@ -164,7 +164,7 @@ _BY_BOTH_BYTES = 256 << 10
 def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray, receive: np.ndarray) -> None:
     """Combine all ranks' ``send`` into ``receive``, as `Algorithm.reduce` does, in pieces of a slot's size.
 
-    Local rank ``i`` combines slice ``i`` of its node's slots, then those of other nodes by the ring. Meanwhile it
+    Local rank ``i`` combines slice ``i`` of its node's slots, then the other nodes' sums by the ring. Meanwhile it
     writes the next piece to its slot and copies the result of the one before.
     """
     pieces = _Pieces(topology, send, receive)
@@ -189,7 +189,7 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
 
 
 class _Pieces:
-    """The places of the pieces: slots of alternating generations, and two result areas in alternation."""
+    """The memory of the pieces: slots of alternating generations, and two alternating result areas."""
 
     def __init__(self, topology: Topology, send: np.ndarray, receive: np.ndarray):
         self._memory = memory = topology.node_memory
@@ -369,6 +369,7 @@ class LeaderAllReduce(Algorithm):
         result = memory.total(dtype, length)
 
         def fill(total: np.ndarray) -> None:
+            # The barrier before has switched to the other generation of slots.
             combine_rows(combine, generations[memory.generation ^ 1][1], total)
 
         def take(out: np.ndarray) -> None:

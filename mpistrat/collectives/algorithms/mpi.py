@@ -17,7 +17,7 @@ _OPERATIONS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "M
 
 @cache
 def mpi_operation(combine: np.ufunc, dtype: np.dtype) -> Any:
-    """Return the MPI operation of a ufunc. Extremes are our own operation, since those of MPI may ignore NaN."""
+    """Return the MPI operation of a ufunc. Extremes are our own operation, since MPI's may ignore NaN."""
     MPI = mpi.start()
     # Integers have no NaN, so MPI's own extremes are right for them.
     if combine in (np.add, np.multiply) or dtype.kind in "iu":

@@ -1,8 +1,8 @@
 """The all-reduce by the fixed tree: the same bits on any number of ranks that play the same replicas.
 
-The sum over ``[a, b)`` is that of its left part, the largest power of two below ``b - a`` replicas, plus that of the
-rest. The tree depends on the number of replicas alone. A process adds the largest subtrees whose replicas it has all.
-Whoever gets these partial sums goes on up the tree.
+The sum over ``[a, b)`` is the sum over its left part, the largest power of two below ``b - a`` replicas, plus the sum
+over the rest. The tree depends on the number of replicas alone. A process adds the largest subtrees of which it has all
+replicas. The rank that gets these partial sums goes on up the tree.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def subtrees(tree: range, owned: Collection[int]) -> Iterator[range]:
 
 
 def combine_tree(combine: np.ufunc, parts: Mapping[range, np.ndarray], tree: range, out: np.ndarray) -> None:
-    """Write the combination of a subtree to ``out``, in its dtype, from those of smaller ones. ``out`` may be one."""
+    """Combine the subtrees in ``parts`` to ``tree``, and write it to ``out``, in its dtype. ``out`` may be a part."""
     total = _combined(combine, parts, tree, out.dtype)
     if total is not out:
         out[...] = total

@@ -146,7 +146,7 @@ def reduction_on_gpu(
 ) -> Reduction:
     """Prepare the all-reduce of CuPy arrays on one GPU. Buffers are reduced in place, for these objects only.
 
-    ``name`` is that of a route, or of an algorithm of the host, which uses the pinned route. The ranks compare
+    ``name`` is a route, or an algorithm of the host, which uses the pinned route. The ranks compare
     ``form``. Raise TypeError if ``op`` cannot reduce an array, and RuntimeError on every rank if they cannot use the
     route of this name.
     """
@@ -212,7 +212,7 @@ def reduction_on_gpu(
 def _in_place(
     topology: Topology, op: Op, values: Sequence[Any], key: Key
 ) -> tuple[_InPlace, list[int], tuple[Any, ...]]:
-    """Return the buffers, neighbours joined; the indices of the other arrays; and the places for the comparison."""
+    """Return the buffers, neighbours joined; the indices of the other arrays; and the layout that ranks compare."""
     in_place: _InPlace = []
     if not topology.slot(arena.Arenas):
         return in_place, list(range(len(values))), ()

@@ -39,7 +39,7 @@ _OPERATIONS: dict[Any, str] = {
 }
 # NcclError is a RuntimeError. CuPy raises a KeyError instead for a status that it does not know.
 _ERRORS = (RuntimeError, KeyError)
-_IN_PROGRESS = 7
+_IN_PROGRESS = 7  # ncclInProgress
 _NOT_READY = 600  # cudaErrorNotReady
 
 
@@ -76,7 +76,7 @@ class NcclRoute(Route):
     """The route by ``ncclAllReduce`` on the caller's stream, without waiting.
 
     Half precision is widened to float32, unless ``rc.nccl_half`` is set. Maxima and minima of floating point numbers
-    use another route, since those of NCCL may ignore NaN.
+    use another route, since NCCL's may ignore NaN.
     """
 
     name = "nccl"

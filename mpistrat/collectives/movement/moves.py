@@ -160,7 +160,7 @@ class Gathered(NamedTuple):
     """The result of an all-gather, and the place of each rank's rows in it."""
 
     array: np.ndarray  # the rows of all ranks
-    # the byte at which the rows of each rank begin, and the byte at which those of the last rank end
+    # the byte at which the rows of each rank begin, and the byte at which the last rank's rows end
     starts: list[int]
     parts: list[np.ndarray]  # the bytes of each rank
 
@@ -398,7 +398,7 @@ def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None
 
 
 class Scattered(NamedTuple):
-    """What a rank gets of a scatter: its rows, and the note that rank ``root`` sent to all ranks."""
+    """The result of a scatter on one rank: its rows, and the note that rank ``root`` sent to all ranks."""
 
     arrays: list[np.ndarray]
     note: Any

@@ -220,7 +220,7 @@ class CrossDeviceOps:
         return None
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-        """Return the values of all replicas along an axis; ``value`` has those of this rank's, in order. Collective."""
+        """Return the values of all replicas along an axis; ``value`` has the values of this rank's. Collective."""
         return any_library.gathered(self._ranks, value, axis, timeout_seconds)
 
     @_collective_call
@@ -245,7 +245,7 @@ class CrossDeviceOps:
 
 
 def check_destinations(destinations: Any) -> None:
-    """Raise ValueError for a name that is not that of a device, and TypeError for what is not a variable or value."""
+    """Raise ValueError unless a name is that of a device, and TypeError for anything but a variable or value."""
     if isinstance(destinations, str):
         if not destinations:
             raise ValueError("destinations must not be empty: name a device or give a variable")
@@ -279,8 +279,8 @@ def all_reduce_slices(
 ) -> IndexedSlices:
     """Return the rows of all replicas in replica order, for a mean each divided by the number of replicas.
 
-    Rows of equal index stay separate. ``gathered(array, 0, timeout_seconds)`` gathers those of ``replicas`` replicas,
-    by default one for each rank. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
+    Rows of equal index stay separate. ``gathered(array, 0, timeout_seconds)`` gathers the rows of ``replicas``
+    replicas, by default one for each rank. Raise ValueError if row shapes, dtypes or dense shapes differ between ranks.
     """
     if isinstance(op, FurtherOp):
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")

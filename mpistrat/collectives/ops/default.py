@@ -33,7 +33,7 @@ _ARRAYS_AND_NUMBERS = arrays.NUMBERS | _ONLY_ARRAYS
 
 
 class CollectiveAllReduce(CrossDeviceOps):
-    """Cross-device ops that pack small arrays and choose an algorithm for each message, or use that of this name.
+    """Cross-device ops that pack small arrays and choose an algorithm for each message, or use ``algorithm``.
 
     ``num_packs`` is the number of messages that a list of arrays is packed into; 0 does not pack. By default the
     options say it. Raise ValueError if it is negative.

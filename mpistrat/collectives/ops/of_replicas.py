@@ -1,7 +1,7 @@
-"""The ops of a strategy whose ranks play several replicas each, or not that of their own number.
+"""The ops of a strategy whose ranks play several replicas each, or a replica of another number than their own.
 
-The replicas of a rank give their values one after another. A value is copied or added when it is given, so that the
-next replica may write to the same memory. Partial sums follow the fixed tree, so that at most ``2 log2(count) + 1``
+The replicas of a rank add their values one after another. A value is copied or added at once, so that the next replica
+may write to the same memory. Partial sums follow the fixed tree, so that at most ``2 log2(count) + 1``
 flat buffers of a dtype are in use for ``count`` replicas.
 """
 
@@ -131,7 +131,7 @@ class ReplicaSums:
             rows.clear()
 
     def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
-        """Add the arrays of a replica of this rank, which follow those of the replica before. Does not communicate."""
+        """Add the arrays of this rank's next replica. Does not communicate."""
         with np.errstate(all="ignore"):
             for rows in self._rows:
                 rows.add(replica, values)
@@ -173,7 +173,7 @@ class ReplicaSums:
 
 
 class ReplicasAllReduce(CrossDeviceOps):
-    """Cross-device ops for replicas of which a rank plays several: ``blocks`` are those of each rank.
+    """Cross-device ops for replicas of which a rank plays several: ``blocks`` are the replicas of each rank.
 
     A value is a `PerReplica` of this rank's replicas, or a plain value, which counts for each of them.
     """
@@ -235,7 +235,7 @@ class ReplicasAllReduce(CrossDeviceOps):
 
 
 class IncrementalAllReduce:
-    """An all-reduce to which the replicas of this rank give values one by one. The ranks compare ``form``."""
+    """An all-reduce to which the replicas of this rank add values one by one. The ranks compare ``form``."""
 
     def __init__(self, ops: ReplicasAllReduce, op: Op, options: CommunicationOptions, form: Hashable):
         self._ops, self._op, self._options, self._form = ops, op, options, form

@@ -33,7 +33,7 @@ class Payload(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One message pattern between leaders. ``make`` sends ``payload`` with a word, and leaves the result."""
+    """One message pattern between leaders. ``make`` sends ``payload`` with a token, and leaves the result."""
 
     payload: np.ndarray
     make: Callable[[int], None]
@@ -46,40 +46,40 @@ class Agreement(ABC):
     memory: NodeMemory | None = None
 
     @abstractmethod
-    def agree(self, word: int) -> bool:
-        """Return whether all ranks give the same word, made by `CollectiveLock.begin`. Waits for all ranks."""
+    def agree(self, token: int) -> bool:
+        """Return whether all ranks give the same token, made by `CollectiveLock.begin`. Waits for all ranks."""
 
 
 class MpiAgreement(Agreement):
-    """An agreement by one all-reduce of 16 bytes: the maxima of the words and of their negatives."""
+    """An agreement by one all-reduce of 16 bytes: the maxima of the tokens and of their negatives."""
 
     def __init__(self, world: Any):
         self._all_reduce = world.Allreduce
         self._max = mpi.start().MAX
         self._own, self._extremes = np.empty((2, 2), np.int64)
 
-    def agree(self, word: int) -> bool:
-        self._own[:] = word, -word
+    def agree(self, token: int) -> bool:
+        self._own[:] = token, -token
         self._all_reduce(self._own, self._extremes, self._max)
         return self._extremes.tobytes() == self._own.tobytes()
 
 
 class NodeAgreement(Agreement):
-    """An agreement by one barrier, with the words in the memory that the ranks share."""
+    """An agreement by one barrier, with the tokens in the memory that the ranks share."""
 
     def __init__(self, memory: NodeMemory):
         self.memory = memory
-        self._say = memory.barrier_with_token
+        self._exchange_token = memory.barrier_with_token
 
-    def agree(self, word: int) -> bool:
-        return self._say(word)
+    def agree(self, token: int) -> bool:
+        return self._exchange_token(token)
 
 
 class TwoTierAgreement(Agreement):
     """An agreement by shared memory inside each node, then by messages between leaders.
 
     Leaders use recursive doubling (Thakur, Rabenseifner and Gropp 2005, section 4.2). Its messages may carry an array
-    of up to `PAYLOAD_BYTES`, as the all-reduce "leader" does. A leader that receives another word or size sends only
+    of up to `PAYLOAD_BYTES`, as the all-reduce "leader" does. A leader that receives another token or size sends only
     the disagreement from then on, so that every leader finishes all steps.
     """
 
@@ -92,13 +92,13 @@ class TwoTierAgreement(Agreement):
             self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
             self._bare = self._exchange(np.dtype(np.uint8), 0, np.bitwise_or)
 
-    def agree(self, word: int) -> bool:
+    def agree(self, token: int) -> bool:
         if self._leaders is None:
-            return self._follow(word)
-        return self._lead(None, self._bare, word)
+            return self._follow(token)
+        return self._lead(None, self._bare, token)
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """Return a function that does as `agree`, and combines payloads into ``memory.result`` if words are equal."""
+        """Return a function that does as `agree`, and combines payloads into ``memory.result`` if tokens are equal."""
         if self._leaders is None:
             return self._follow
         key = payload.dtype, payload.length, payload.combine
@@ -107,27 +107,27 @@ class TwoTierAgreement(Agreement):
             exchange = self._exchanges.keep(key, self._exchange(*key))
         return partial(self._lead, payload.fill, exchange)
 
-    def _follow(self, word: int) -> bool:
+    def _follow(self, token: int) -> bool:
         memory = self._memory
-        memory.barrier_with_token(word)
+        memory.barrier_with_token(token)
         memory.meet()
-        return memory.verdict[0] == word
+        return memory.verdict[0] == token
 
-    def _lead(self, fill: Callable[[np.ndarray], None] | None, exchange: Exchange, word: int) -> bool:
+    def _lead(self, fill: Callable[[np.ndarray], None] | None, exchange: Exchange, token: int) -> bool:
         memory = self._memory
-        if memory.barrier_with_token(word):
+        if memory.barrier_with_token(token):
             if fill is not None:
                 fill(exchange.payload)
-            exchange.make(word)
+            exchange.make(token)
         else:
             self._bare.make(_DISAGREED)
         memory.meet()
-        return memory.verdict[0] == word
+        return memory.verdict[0] == token
 
     def _exchange(self, dtype: np.dtype, length: int, combine: Any) -> Exchange:
         nbytes = length * dtype.itemsize
         payload, other = (buffer[_HEADER : _HEADER + nbytes].view(dtype) for buffer in (self._own, self._theirs))
-        # A header is the operation's word and the number of payload bytes.
+        # A header is the operation's token and the number of payload bytes.
         header, other_header = (memoryview(buffer.data)[:_HEADER].cast("q") for buffer in (self._own, self._theirs))
         whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
         leaders, verdict = self._leaders, self._memory.verdict
@@ -136,8 +136,8 @@ class TwoTierAgreement(Agreement):
         last = len(self._steps) - 1 if nbytes and self._steps[-1][1] is not None else None
         steps = [(*step, result if i == last else payload) for i, step in enumerate(self._steps)]
 
-        def make(word: int) -> None:
-            header[0], header[1] = word, nbytes
+        def make(token: int) -> None:
+            header[0], header[1] = token, nbytes
             message = whole
             for send, receive, replaces, total in steps:
                 if receive is None:
@@ -240,11 +240,11 @@ def _hear(world: Any, sequence: int) -> tuple[int, bool] | None:
     """Return the next rank that reported and whether it gave up, or None without a message."""
     from mpi4py import MPI
 
-    status, word = MPI.Status(), np.empty(2, np.int64)
+    status, report = MPI.Status(), np.empty(2, np.int64)
     while mpi.has_come(world, MPI.ANY_SOURCE, _COME, status):
-        world.Recv(word, status.source, _COME)
-        if word[0] == sequence:  # other numbers belong to earlier calls
-            return status.source, bool(word[1])
+        world.Recv(report, status.source, _COME)
+        if report[0] == sequence:  # other numbers belong to earlier calls
+            return status.source, bool(report[1])
     return None
 
 

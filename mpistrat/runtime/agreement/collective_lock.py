@@ -1,8 +1,8 @@
 """One collective of a communicator at a time, and all ranks in the same one.
 
-A thread that makes a collective takes the lock with `CollectiveLock.begin`, which returns the *word* of its first
+A thread that makes a collective takes the lock with `CollectiveLock.begin`, which returns the *token* of its first
 meeting: the checksum of the operation and the number of the collective. Every meeting of every algorithm compares
-words. A rank that is a call behind, or has left a call, thus differs from the others.
+tokens. A rank that is a call behind, or has left a call, thus differs from the others.
 
 The lock is free, held by a thread, or broken. It breaks where this rank leaves a collective by an error that the other
 ranks do not raise, such as Ctrl-C: they may have its result already, so that a repeated call would be combined with
@@ -59,7 +59,7 @@ def refuse_thread(what: str) -> None:
 # --- the lock -------------------------------------------------------------------
 
 
-# A word: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
+# A token: bits 0 to 17 are the number of the collective, 18 to 29 the meeting in it, 30 to 61 the checksum of the
 # operation. A rank whose lock is broken sets bit 62, and gives its rank for the number: it agrees with no other.
 _NUMBERS = (1 << 18) - 1
 _MEETING = 1 << 18
@@ -73,7 +73,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 class CollectiveLock:
     """The lock of a communicator: one collective at a time, which all ranks make together.
 
-    ``world`` is the communicator, and ``agreement`` how its ranks compare words. They stay None without other ranks.
+    ``world`` is the communicator, and ``agreement`` how its ranks compare tokens. They stay None without other ranks.
     ``flight`` notes the collectives of this communicator in the flight record; None without a record.
     ``compares_places`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
 
@@ -94,7 +94,7 @@ class CollectiveLock:
     timeout_seconds: float | None
     _agreement: Agreement
     operation: Operation
-    _given_up = ""  # of the class: that of new objects
+    _given_up = ""  # of the class: the value in new objects
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class CollectiveLock:
         self.sequence = self.mismatches = 0
         self.ignoring_float_errors = ignoring_float_errors()
         self.is_shared_memory_only = self._pending = False
-        self._word = self._meetings = 0  # of this collective, after the first
+        self._token = self._meetings = 0  # of this collective, after the first
         self.left = ""
         self._interrupted = ""  # the call of this rank that was left by an error
         self._tells = False  # whether the next call can tell the other ranks
@@ -136,21 +136,21 @@ class CollectiveLock:
     ) -> CollectiveLock:
         """Return a context in which this thread holds the lock and makes the collective ``operation``.
 
-        The ranks compare its checksum first: those that disagree raise instead of hang. With ``synchronizes`` the
+        The ranks compare its checksum first: ranks that disagree raise instead of hanging. With ``synchronizes`` the
         caller calls `meet` itself, before all other communication. Raise MismatchError on every rank if they are not
         all in the same operation, or one has ended its program, and TimeoutError or RuntimeError as `begin` does.
         """
-        word = self.begin(operation, timeout_seconds)
+        token = self.begin(operation, timeout_seconds)
         if self.size > 1:
             if self.compares_places:
                 operation = Operation(operation.name, *operation.parts, f"number {self.sequence}{call_site()}")
-                word = operation.word | word & (_MEETING - 1)
-            self.operation, self._word, self._meetings = operation, word, 0
+                token = operation.token | token & (_MEETING - 1)
+            self.operation, self._token, self._meetings = operation, token, 0
             self.is_shared_memory_only = self._pending = synchronizes
             if synchronizes:
                 return self
             try:
-                if not self._agreement.agree(word):
+                if not self._agreement.agree(token):
                     self.disagree(operation)
                 if self.flight is not None:
                     self.flight.meet()
@@ -167,10 +167,10 @@ class CollectiveLock:
                 self.meet()
 
     def begin(self, operation: Operation, timeout_seconds: float | None = None) -> int:
-        """Take the lock, and return the word of the first meeting. Release it by `end` or `failed`.
+        """Take the lock, and return the token of the first meeting. Release it by `end` or `failed`.
 
         ``timeout_seconds`` is how long to wait for all ranks, which must have a limit too; infinite for none, by
-        default that of the lock. A limit costs a message to rank 0 and back. Raise TimeoutError if ranks do not come in
+        default the lock's. A limit costs a message to rank 0 and back. Raise TimeoutError if ranks do not come in
         time, and MismatchError on every rank if this one left a collective before and can tell. Raise RuntimeError if
         another thread is in a collective of this communicator, this one must not be, or the lock is broken.
         """
@@ -192,7 +192,7 @@ class CollectiveLock:
             self.state = BROKEN
             self.failed(error)
             raise
-        return operation.word + (number & _NUMBERS)
+        return operation.token + (number & _NUMBERS)
 
     def _require_free(self, operation: Operation, thread: int, timeout_seconds: float | None) -> None:
         """Raise if the lock is broken or held, after telling the other ranks if that is possible."""
@@ -225,7 +225,7 @@ class CollectiveLock:
         """Tell the other ranks of the node that this one has left a collective: all ranks raise."""
         memory = self._memory
         assert memory is not None
-        # In a meeting where the words differed, this rank was interrupted before it told the others what it does.
+        # In a meeting where the tokens differed, this rank was interrupted before it told the others what it does.
         if memory.meetings == self._settled or memory.agreed():
             memory.barrier_with_token(_OUT_OF_STEP | self.rank)
         self.disagree(operation)
@@ -334,13 +334,13 @@ class CollectiveLock:
         A payload is combined over all ranks, into the result of the memory. Raise MismatchError as `collective` does.
         """
         if payload is not None:
-            agreed = self.combining(payload)(self._word if self._pending else self._next_word())
+            agreed = self.combining(payload)(self._token if self._pending else self._token_of_next_meeting())
         elif self._pending:
-            agreed = self._agreement.agree(self._word)
+            agreed = self._agreement.agree(self._token)
         else:
             # A rank that left this collective by an error must not be taken for one that is in it.
             assert self._memory is not None
-            agreed = self._memory.barrier_with_token(self._next_word())
+            agreed = self._memory.barrier_with_token(self._token_of_next_meeting())
         self._pending = False
         if not agreed:
             self.disagree(self.operation)
@@ -348,18 +348,18 @@ class CollectiveLock:
             self.flight.meet()
 
     def combining(self, payload: Payload) -> Callable[[int], bool]:
-        """Return `meet` with this payload, prepared: it gets a word, and returns whether all ranks gave it."""
+        """Return `meet` with this payload, prepared: it gets a token, and returns whether all ranks gave it."""
         assert isinstance(self._agreement, TwoTierAgreement)
         return self._agreement.combining(payload)
 
-    def _next_word(self) -> int:
+    def _token_of_next_meeting(self) -> int:
         self._meetings += 1
-        return self.next_token(self._word, self._meetings)
+        return self.next_token(self._token, self._meetings)
 
     @staticmethod
-    def next_token(word: int, meetings: int) -> int:
-        """Return the word of a meeting after the first of a collective."""
-        return word + (meetings & _MEETINGS) * _MEETING
+    def next_token(token: int, meetings: int) -> int:
+        """Return the token of a meeting after the first of a collective."""
+        return token + (meetings & _MEETINGS) * _MEETING
 
     def __enter__(self) -> CollectiveLock:
         return self

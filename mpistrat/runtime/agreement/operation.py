@@ -55,17 +55,17 @@ class Checksum(str):
 class Operation:
     """The description of a collective: its name, and everything that must be equal on all ranks.
 
-    ``parts`` are names, numbers, (dtype, shape) pairs, and remarks, which may differ. ``nbytes`` are those of the
-    arrays. ``word`` is a CRC-32, shifted left by 30 bits for the sequence number. The flight record sets ``record``,
+    ``parts`` are names, numbers, (dtype, shape) pairs, and remarks, which may differ. ``nbytes`` is the size of the
+    arrays. ``token`` is a CRC-32, shifted left by 30 bits for the sequence number. The flight record sets ``record``,
     the number of its text there, and ``site``, where it was called last.
     """
 
-    __slots__ = ("name", "nbytes", "parts", "record", "site", "word")
+    __slots__ = ("name", "nbytes", "parts", "record", "site", "token")
 
     def __init__(self, name: str, *parts: Hashable):
         self.name = name
         self.parts = parts
-        self.word = zlib.crc32(repr((name, parts)).encode()) << _BELOW
+        self.token = zlib.crc32(repr((name, parts)).encode()) << _BELOW
         self.nbytes = _nbytes(parts)
         self.record = 0
         self.site: tuple[Any, ...] = ()
@@ -106,7 +106,7 @@ class RankReport(NamedTuple):
 def call_site(frame: FrameType | None = None) -> str:
     """Return `` at file:line`` of the user's code that called the package, or an empty string.
 
-    ``frame`` is the innermost one of another thread; by default that of the caller.
+    ``frame`` is the innermost one of another thread; by default the caller's.
     """
     frame = frame or sys._getframe()
     while frame is not None and is_own(frame.f_code.co_filename):

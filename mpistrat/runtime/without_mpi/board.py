@@ -37,7 +37,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 # what was made here has a mode that other directories do not have, which `mkdir` sets in one step, and only files in
 # such a directory are removed.
 _MODE = 0o1700  # the sticky bit, and no rights for others
-_BITS = 0o1777  # without those that a directory may get from its parent
+_BITS = 0o1777  # without the bits that a directory may get from its parent
 _INBOX, _MESSAGE = "inbox", "message-"
 
 

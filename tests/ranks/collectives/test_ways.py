@@ -195,7 +195,7 @@ def test_left_by_an_error_between_nodes(monkeypatch):
         raise MemoryError("in the middle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CollectiveLock, "_next_word", fails)
+        patch.setattr(CollectiveLock, "_token_of_next_meeting", fails)
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", np.ones(100_000), axis=None)
     for _ in range(2):
@@ -392,7 +392,7 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
     value = np.ones(1_000_000)
     if SIZE == 1 or strategy.extended.engine.topology.memory is None:
         return
-    original, calls = CollectiveLock._next_word, []
+    original, calls = CollectiveLock._token_of_next_meeting, []
 
     def fails(self):
         calls.append(1)
@@ -400,7 +400,7 @@ def test_an_operation_left_by_an_error_is_not_continued_by_another(monkeypatch):
             raise MemoryError("in the middle")
         return original(self)
 
-    monkeypatch.setattr(CollectiveLock, "_next_word", fails)
+    monkeypatch.setattr(CollectiveLock, "_token_of_next_meeting", fails)
     if RANK == 1:
         with pytest.raises(MemoryError):
             strategy.reduce("SUM", value, axis=None)
