@@ -78,13 +78,13 @@ class BlockReader(KeepingReader):
         self._read(path, record, wanted, out)
 
     def read_rows(
-        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> None:
         """Read ascending rows, as `FileReader.read_rows`. Raise DataFileError if the file has changed."""
         starts = blocks_of(record).starts
         blocks = starts.searchsorted(rows, side="right") - 1
         wanted = [
-            (number, run_of(rows[here] - starts[number]), run_of(where[here])) for number, here in by_number(blocks)
+            (number, run_of(rows[here] - starts[number]), run_of(indices[here])) for number, here in by_number(blocks)
         ]
         self._read(path, record, wanted, out)
 
@@ -103,9 +103,9 @@ class BlockReader(KeepingReader):
         """Do nothing: the library of the format reads ahead by itself."""
 
     def _part(
-        self, path: str, record: FileRecord, number: int, which: Any, where: Any, out: Sequence[np.ndarray]
+        self, path: str, record: FileRecord, number: int, which: Any, indices: Any, out: Sequence[np.ndarray]
     ) -> Chunk:
-        """Return a block, of which some rows go to ``where`` in ``out``. It is kept, whatever is read of it."""
+        """Return a block, of which some rows go to ``out[indices]``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
         ends = [0, *np.cumsum([-(-count * column.row_bytes // _LINE) * _LINE for column in record.columns]).tolist()]
@@ -125,7 +125,7 @@ class BlockReader(KeepingReader):
 
         def use(block: Any) -> None:
             for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):
-                values[where] = column[which]
+                values[indices] = column[which]
 
         lacks = count if count > 1 else 0  # the row of a block of one is not read again in this epoch
         return Chunk((path, self._written.get(path), number), ends[-1], 0, lacks, make, use)

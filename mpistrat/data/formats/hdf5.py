@@ -93,10 +93,10 @@ class _DecodingReader(FileReader):
             super().read_run(path, _as_stored(record), first, stored)
 
     def read_rows(
-        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+        self, path: str, record: FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> None:
-        with _decoding(path, record, out, where) as stored:
-            super().read_rows(path, _as_stored(record), rows, stored, where)
+        with _decoding(path, record, out, indices) as stored:
+            super().read_rows(path, _as_stored(record), rows, stored, indices)
 
     def will_need(self, path: str, record: FileRecord, first: int, last: int) -> None:
         super().will_need(path, _as_stored(record), first, last)

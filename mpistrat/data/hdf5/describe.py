@@ -63,15 +63,17 @@ def _column(path: str, file: h5py.File, name: str, length_of: Callable[[h5py.Dat
     layout = locator.locate(path, dataset, where)
     rows = length_of(dataset)
     if rows > dataset.shape[0]:
+        # A netCDF variable may be shorter than its unlimited dimension. HDF5 has no rows there.
         layout = ThroughHdf5("a fill value stands for rows that it lacks", rows - dataset.shape[0])
+    # The axes of an array type become axes of the row.
     stored, inner = dtype.subdtype if dtype.subdtype is not None else (dtype, ())
-    chunks = dataset.chunks
+    chunk = dataset.chunks
     column = Column(
         name=name,
         shape=tuple(dataset.shape[1:]) + tuple(inner),
         dtype=native(stored),
-        chunk_rows=chunks[0] if chunks else 0,
-        chunk_bytes=math.prod(chunks) * dtype.itemsize if chunks else 0,
+        chunk_rows=chunk[0] if chunk else 0,
+        chunk_bytes=math.prod(chunk) * dtype.itemsize if chunk else 0,
         filtered=filtered,
         checksum=checksum,
         stored=stored,
@@ -116,11 +118,10 @@ def _find(path: str, file: h5py.File, name: str) -> h5py.Dataset:
                 f"file {path!r}, dataset {name!r}: it is a link to {link.path!r} in {link.filename!r}, which "
                 f"cannot be followed ({errors.reason_of(error)}); fix: put that file where the link points"
             ) from None
-        names = _names(file)
         if isinstance(link, h5py.HardLink):
             raise
         raise errors.DatasetNotFoundError(
-            f"file {path!r} has no dataset {name!r}; it has {names}; fix: name one of these"
+            f"file {path!r} has no dataset {name!r}; it has {_names(file)}; fix: name one of these"
         ) from None
     if isinstance(item, h5py.Dataset):
         return item
@@ -155,7 +156,7 @@ def _check_filters(where: str, dataset: h5py.Dataset) -> tuple[bool, bool]:
         if h5py.h5z.filter_avail(code):
             continue
         with contextlib.suppress(ImportError):
-            importlib.import_module("hdf5plugin")
+            importlib.import_module("hdf5plugin")  # registers its filters with HDF5
         if not h5py.h5z.filter_avail(code):
             label = label.decode(errors="replace") if isinstance(label, bytes) else label
             raise errors.FilterUnavailableError(
@@ -203,6 +204,7 @@ def contents(path: str) -> Contents:
         if not isinstance(item, h5py.Dataset):
             return
         if item.shape:
+            # Not `item.nbytes`, which fails for types that NumPy lacks.
             arrays[name] = item.shape[0], math.prod(item.shape) * item.id.get_type().get_size()
         else:
             single[name] = "has no data space" if item.shape is None else "is a scalar"

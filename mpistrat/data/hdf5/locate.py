@@ -42,11 +42,13 @@ from mpistrat.runtime.environment import rc
 
 # `Locator.locate`: called with a path, a dataset, and the dataset's name for errors. Returns its layout.
 Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
+# In names of files and datasets "%b" is the number of a block, and "%%" a percent sign.
 _BLOCK = re.compile("%(%|[0-9]*b)")
 
 
 def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
     """Return the layout of unwritten rows. Raise DataFileError if the program that wrote it chose no fill value."""
+    # By default HDF5 reads rows that were never written as zeros, which look like data.
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
             f"{where}: {what}; fix: write it again, or give it a fill value if that stands for unwritten rows"
@@ -96,6 +98,7 @@ def locate_virtual(locate_source: Locate, file_path: str, dataset: h5py.Dataset,
     parts: list[Part] = []
     reason = ""
     for mapping in mappings:
+        # "." is HDF5's name for the file of the virtual dataset.
         path = file_path if mapping.file == "." else _source_path(file_path, mapping.file)
         if path is None:
             raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
@@ -113,6 +116,7 @@ def locate_virtual(locate_source: Locate, file_path: str, dataset: h5py.Dataset,
             covered += _elements_now(mapping, source.shape)
             here = f"file {path!r}, dataset {mapping.dataset!r}"
             layout = locate_source(path, source, here)
+            # Go on with a reason, too: HDF5 would give fill values for sources that are missing.
             reason = reason or _why_not(mapping, source, layout, dataset)
             if not reason:
                 start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])
@@ -170,7 +174,7 @@ def _elements_now(mapping: _Mapping, shape: tuple[int, ...]) -> int:
         if block == h5py.h5s.UNLIMITED:
             selected *= room
         elif count == h5py.h5s.UNLIMITED:
-            selected *= room // stride * block + min(block, room % stride)
+            selected *= room // stride * block + min(block, room % stride)  # whole blocks, and the begun one
         else:
             selected *= count * block
     return int(selected)
@@ -181,6 +185,7 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
     if any(mapping.elements is None for mapping in mappings):
         return
     rows = sorted((int(mapping.into.first[0]), int(mapping.into.last[0])) for mapping in mappings)
+    # The usual case: no two sources share rows, so they cannot overlap.
     if all(last < first for (_, last), (first, _) in pairwise(rows)):
         return
     plist = dataset.id.get_create_plist()
@@ -208,6 +213,7 @@ def _check_covered_once(mappings: list[_Mapping], dataset: h5py.Dataset, where: 
 
 def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
     """Return the blocks of an endless selection that lie in the dataset at its present size."""
+    # Unsigned, as UNLIMITED is 2**64 - 1.
     start, stride, count, block = (np.array(values, np.uint64) for values in into.get_regular_hyperslab())
     endless = count == h5py.h5s.UNLIMITED
     axis = int(np.argmax(endless)) if endless.any() else 0
@@ -447,6 +453,7 @@ class Locator:
         if dataset.is_virtual:
             key = os.path.realpath(file_path), dataset.name
             if key in self._virtual:
+                # HDF5 and this class would open it again and again until Python's stack ends.
                 raise DataFileError(f"{where}: its rows would lie in itself; fix: write it again")
             self._virtual.append(key)
             layout = locate_virtual(self.locate, file_path, dataset, where)

@@ -110,12 +110,12 @@ def _matches(name: str, folders: bool, form: str) -> list[str]:
         return [name]
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
-    archives = folders and name.endswith(".zip")
+    archives = folders and name.endswith(".zip")  # a Zarr store is a folder or a zip archive
     paths = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders or archives)
     for path in paths:
         limits.check_path(path)
     if "**" in name:
-        paths = _once(paths)
+        paths = _once(paths)  # such a pattern follows links
     if not paths:
         raise FileNotFoundError(f"pattern {name!r} matches no file: check the path, also on the other nodes")
     return paths
@@ -280,6 +280,7 @@ class Manifests:
                     )
             # A rank that lacks the manifest must describe its files, so all do: a file has one description.
             kept = None if any(lacks for _, lacks in listings) else self._kept()
+        # Each file is opened by one rank only.
         numbers = range(ranks.rank, len(self.files.paths()), ranks.size)
         for records in together(partial(self._described, numbers, kept)):
             self._known |= records
@@ -421,7 +422,7 @@ def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) ->
     except OSError as error:
         what = f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
         raise OSError(error.errno, what, path) from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets nested too deeply
         raise errors.DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != _VERSION:
         raise errors.DataFileError(

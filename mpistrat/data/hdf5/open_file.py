@@ -51,6 +51,7 @@ _shared: dict[tuple[str, int, int], SharedFile] = {}
 
 def _close_unused() -> None:
     for file in list(_shared.values()):
+        # An h5py file is false once it is closed.
         if not (file and (file.users or (file.outlives_others and file.others()))):
             file.close_for_all()
 
@@ -91,7 +92,7 @@ def open_file(path: str) -> SharedFile:
         fix = "copy or write it again"
         if size == 0:
             what = "it is empty (0 bytes)"
-        elif "truncated" in str(error):
+        elif "truncated" in str(error):  # HDF5 says so in the text only
             what = f"it is truncated ({size} bytes: {reason_of(error)})"
         elif not h5py.is_hdf5(path):
             what = f"it is not an HDF5 file ({size} bytes); fix: {fix}"
@@ -126,6 +127,7 @@ def writer_of(path: str) -> str:
         for line in Path("/proc/locks").read_text().splitlines():
             # 4: FLOCK  ADVISORY  WRITE 726 fe:00:2148707 0 EOF
             words = line.split()
+            # The process is -1 for a lock of an open file description.
             if "WRITE" in words and len(words) > 5 and words[5].endswith(f":{inode}") and int(words[4]) > 0:
                 return f"process {words[4]}{_name(words[4])} of this node"
     return "a process on another node or in another container"
@@ -154,6 +156,7 @@ def check_links(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS)
         elif isinstance(link, h5py.ExternalLink):
             for path in _candidates(group.file.filename, link.filename):
                 limits.check_path(path, where)
+                # HDF5 tries the next path if there is no such file.
                 with contextlib.suppress(DataFileError), opened(path) as other:
                     check_links(other, "/".join([link.path, *parts]), where, left - 1)
             return

@@ -16,7 +16,7 @@ from mpistrat.data.errors import DataFileError
 from mpistrat.data.hdf5.records import Chunked, Column, ColumnMajor, Contiguous
 from mpistrat.data.rows.spec import native
 
-_MOST_AT_ONCE = 1 << 30
+_MOST_AT_ONCE = 1 << 30  # Linux reads up to 2 GiB in a call
 _MOST_PIECES = 1024  # IOV_MAX of Linux
 
 
@@ -26,7 +26,7 @@ class Descriptor:
     __slots__ = ("_fd", "_mtime_ns", "_path", "_size")
 
     def __init__(self, path: str, size: int):
-        self._fd = -1
+        self._fd = -1  # for __del__, if the file cannot be opened
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -34,7 +34,7 @@ class Descriptor:
         except OSError as error:
             raise DataFileError.of_file(path, f"it cannot be opened ({error}); fix: see the error") from error
         self._path, self._size = path, size
-        self._mtime_ns = -1
+        self._mtime_ns = -1  # not checked yet
 
     def check(self, same: Callable[[str, int], bool]) -> None:
         """Check that the size of the file is unchanged; raise DataFileError if not.
@@ -62,13 +62,14 @@ class Descriptor:
 
     def read(self, offset: int, into: Sequence[memoryview]) -> None:
         """Fill memory with the bytes from ``offset`` on. Raise DataFileError if the file has fewer bytes."""
+        # The usual case. After a short read, all is read again below, in pieces that the system takes.
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
         buffers = [buffer for view in into for buffer in _cut(view)]
         start = 0
         while start < len(buffers):
             count = os.preadv(self._fd, buffers[start : start + _MOST_PIECES], offset)
-            if count == 0:
+            if count == 0:  # the end of the file
                 wanted = offset + sum(map(len, buffers[start:]))
                 size = os.fstat(self._fd).st_size
                 if size != self._size:
@@ -81,16 +82,16 @@ class Descriptor:
             while start < len(buffers) and count >= len(buffers[start]):
                 count -= len(buffers[start])
                 start += 1
-            if count:
+            if count:  # the read ended inside of this buffer
                 buffers[start] = buffers[start][count:]
 
     def read_each(self, offsets: Sequence[int], size: int, into: memoryview, positions: Sequence[int]) -> None:
-        """Read ``size`` bytes at each of these offsets to these places in memory. Raise DataFileError as `read`."""
-        read, fd = os.preadv, self._fd
+        """Read ``size`` bytes at each of these offsets to these positions in memory. Raise DataFileError as `read`."""
+        read, fd = os.preadv, self._fd  # looked up once for thousands of rows
         for offset, position in zip(offsets, positions, strict=True):
-            piece = into[position : position + size]
-            if read(fd, [piece], offset) != size:
-                self.read(offset, [piece])
+            row = into[position : position + size]
+            if read(fd, [row], offset) != size:
+                self.read(offset, [row])
 
     def will_need(self, offset: int, size: int) -> None:
         """Ask the system to read these bytes ahead, where it supports that."""
@@ -180,19 +181,20 @@ class RawRows:
         for file, offset, low, high in self._pieces(begin, begin + len(view)):
             files[file].read(offset, [view[low - begin : high - begin]])
         if self._swapped:
+            # The bytes were read to where the converted numbers go.
             out[...] = out.view(self._stored).astype(out.dtype)
 
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
         if not self._whole:
-            for row, position in zip(rows.tolist(), where.tolist(), strict=True):
+            for row, position in zip(rows.tolist(), indices.tolist(), strict=True):
                 self.read_run(files, row, out[position : position + 1])
             return
         begins = rows * self._row_bytes
         at = 0 if len(self._files) == 1 else self._starts.searchsorted(begins, "right") - 1
         offsets = begins + (self._offsets[at] - self._starts[at])
-        scatter(files[self._files[0]], offsets, self._row_bytes, out, where)
+        scatter(files[self._files[0]], offsets, self._row_bytes, out, indices)
         if self._swapped:
-            out[where] = out[where].view(self._stored).astype(out.dtype)
+            out[indices] = out[indices].view(self._stored).astype(out.dtype)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         for file, offset, low, high in self._pieces(first * self._row_bytes, last * self._row_bytes):
@@ -213,6 +215,7 @@ class ColumnMajorRows:
 
     def __init__(self, layout: ColumnMajor, column: Column):
         self._layout, self._shape, self._stored = layout, column.shape, column.stored
+        # So many rows share a read for each value: those between wanted ones are read with them.
         self._most = max(1, min(_GAP // column.stored.itemsize, _MOST_OF_GAPS // column.row_bytes))
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
@@ -222,41 +225,41 @@ class ColumnMajorRows:
             files[0].read(self._layout.offset + number * step + first * size, [line.data])
         out[...] = values.reshape(*self._shape[::-1], len(out)).T
 
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
         start = 0
         while start < len(rows):
             stop = int(rows.searchsorted(rows[start] + self._most))
             near = rows[start:stop] - rows[start]
             span = np.empty((int(near[-1]) + 1, *self._shape), out.dtype)
             self.read_run(files, int(rows[start]), span)
-            out[where[start:stop]] = span[near]
+            out[indices[start:stop]] = span[near]
             start = stop
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         """Do nothing: the rows lie in too many pieces."""
 
 
-def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
-    """Read rows of ``size`` bytes at these offsets to these places of ``out``. Near rows are read in one call."""
+def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray) -> None:
+    """Read rows of ``size`` bytes at these offsets to ``out[indices]``. Near rows are read in one call."""
     gaps = offsets[1:] - offsets[:-1] - size
     view = as_bytes(out).data
     near = np.count_nonzero(gaps <= _GAP)
     if not near or (size >= _GAP and near < len(gaps) * _WORTH_MERGING):
-        file.read_each(offsets.tolist(), size, view, (where * size).tolist())
+        file.read_each(offsets.tolist(), size, view, (indices * size).tolist())
         return
     if gaps.min() < 0:  # chunks may have any order in the file
         order = np.argsort(offsets, kind="stable")
-        offsets, where = offsets[order], where[order]
+        offsets, indices = offsets[order], indices[order]
         gaps = offsets[1:] - offsets[:-1] - size
     cuts = (np.flatnonzero(gaps > _GAP) + 1).tolist()
     if size < _SMALL_ROW:
-        for start, stop in pairwise([0, *cuts, len(where)]):
-            _through_memory(file, offsets[start:stop], size, out, where[start:stop])
+        for start, stop in pairwise([0, *cuts, len(indices)]):
+            _through_memory(file, offsets[start:stop], size, out, indices[start:stop])
         return
     # Rows that follow each other both in the file and in memory become one piece.
-    new = np.flatnonzero((gaps != 0) | (where[1:] != where[:-1] + 1)) + 1
-    firsts, lasts = np.append(0, new), np.append(new - 1, len(where) - 1)
-    begins, ends = (where[firsts] * size).tolist(), ((where[lasts] + 1) * size).tolist()
+    new = np.flatnonzero((gaps != 0) | (indices[1:] != indices[:-1] + 1)) + 1
+    firsts, lasts = np.append(0, new), np.append(new - 1, len(indices) - 1)
+    begins, ends = (indices[firsts] * size).tolist(), ((indices[lasts] + 1) * size).tolist()
     between, at = gaps[lasts[:-1]].tolist(), offsets[firsts].tolist()
     for start, stop in pairwise([0, *firsts.searchsorted(cuts).tolist(), len(begins)]):
         pieces = [view[begins[start] : ends[start]]]
@@ -267,7 +270,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, w
         file.read(at[start], pieces)
 
 
-def _through_memory(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, where: np.ndarray) -> None:
+def _through_memory(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray) -> None:
     """Read small rows through a buffer, together with all bytes between them."""
     flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
     start = 0
@@ -276,5 +279,5 @@ def _through_memory(file: Descriptor, offsets: np.ndarray, size: int, out: np.nd
         span = np.empty(int(offsets[stop - 1] - offsets[start]) + size, np.uint8)
         file.read(int(offsets[start]), [span.data])
         windows = np.lib.stride_tricks.sliding_window_view(span, size)
-        flat[where[start:stop]] = windows[offsets[start:stop] - offsets[start]]
+        flat[indices[start:stop]] = windows[offsets[start:stop] - offsets[start]]
         start = stop

@@ -30,7 +30,7 @@ from mpistrat.process.cache import Cache
 from mpistrat.process.own_files import level_of_program
 
 _MOST_CACHE = 64 << 20
-_CACHE_SLOTS = 521
+_CACHE_SLOTS = 521  # HDF5's default
 
 
 class Hdf5Rows:
@@ -46,17 +46,17 @@ class Hdf5Rows:
         number: int,
         rows: np.ndarray,
         out: np.ndarray,
-        where: np.ndarray,
+        indices: np.ndarray,
         version: Any,
     ) -> None:
-        """Read ascending rows of a column to the places ``where`` of ``out``. ``version`` changes when a file does."""
+        """Read ascending rows of a column to ``out[indices]``. ``version`` changes when a file does."""
         file = self._open.opened(path, partial(_OpenFile, path))
         try:
             if record.columns[number].decoded:
-                file.column(record, number).read_chunks(rows, out, where, (path, number, version), self._decoded)
+                file.column(record, number).read_chunks(rows, out, indices, (path, number, version), self._decoded)
             else:
                 with phil:  # no thread may close a handle meanwhile
-                    file.column(record, number).read(rows, out, where)
+                    file.column(record, number).read(rows, out, indices)
         except (OSError, RuntimeError) as error:
             if record.columns[number].checksum:
                 with phil:
@@ -71,12 +71,14 @@ class _OpenFile:
 
     def _open(self) -> None:
         self._file = open_file(self._path)
+        # Closes the file once: by a call, or when this object is gone.
         self.close = weakref.finalize(self, self._file.close)
         self.close.atexit = False
         self._columns: dict[int, _OpenColumn] = {}
 
     def column(self, record: FileRecord, number: int) -> _OpenColumn:
         if number in self._columns and self._columns[number].is_lost(self._file):
+            # HDF5 crashes in types of a handle that is closed (h5py issue 2920), so open the file anew.
             self._file.close_for_all()
         if not self._file:
             self.close()
@@ -110,7 +112,7 @@ class _OpenColumn:
             # HDF5's cache of chunks helps only where chunks must be decoded and `DecodedChunks` does not keep them.
             alone = column.filtered and not column.decoded
             cache = max(column.chunk_bytes, min(4 * column.chunk_bytes, _MOST_CACHE)) if alone else 0
-            access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)
+            access.set_chunk_cache(_CACHE_SLOTS, cache, 1.0)  # 1.0: drop chunks first that were read as a whole
         self._id = h5py.h5d.open(file.id, column.name.encode(), access)
         self._space = self._id.get_space()
         self._stored, *inner = self._id.shape
@@ -119,7 +121,7 @@ class _OpenColumn:
         self.rows = self._stored + column.layout.lacking
         self._zeros = (0,) * len(inner)
         self._inner = inner
-        self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))
+        self._type = h5py.h5t.py_create(native(h5py.Dataset(self._id).dtype))  # HDF5 swaps bytes while it reads
         never = self._id.get_create_plist().get_fill_time() == h5py.h5d.FILL_TIME_NEVER
         self._leaves_memory = never and not column.dtype.hasobject
 
@@ -127,14 +129,14 @@ class _OpenColumn:
         """Return whether another handle was closed to which HDF5's type of the dataset may refer."""
         return bool(self._others) and bool(file) and not self._others <= file.others()
 
-    def read(self, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows to the places ``where`` of ``out``. Consecutive rows are read in one call."""
+    def read(self, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
+        """Read ascending rows to ``out[indices]``. Consecutive rows are read in one call."""
         new = np.diff(rows) != 1
         if self.column.filtered:
             # Reading the rows between two rows of a chunk is free, because the chunk is decoded anyway.
             new &= np.diff(rows // self.column.chunk_rows) != 0
         for start, stop in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
-            first, last, to = int(rows[start]), int(rows[stop - 1]) + 1, where[start:stop]
+            first, last, to = int(rows[start]), int(rows[stop - 1]) + 1, indices[start:stop]
             if last - first == len(to) and isinstance(run_of(to), slice):
                 self._read_run(first, last, out[to[0] : to[0] + len(to)])
             else:
@@ -143,13 +145,13 @@ class _OpenColumn:
                 out[to] = span[rows[start:stop] - first]
 
     def read_chunks(
-        self, rows: np.ndarray, out: np.ndarray, where: np.ndarray, key: Any, decoded: DecodedChunks
+        self, rows: np.ndarray, out: np.ndarray, indices: np.ndarray, key: Any, decoded: DecodedChunks
     ) -> None:
-        """Read ascending rows, each at most once, to the places ``where`` of ``out``, in whole chunks."""
+        """Read ascending rows, each at most once, to ``out[indices]``, in whole chunks."""
         size = self.column.chunk_rows
         parts = []
         for number, part in by_number(rows // size):
-            wanted, to = part.stop - part.start, where[part]
+            wanted, to = part.stop - part.start, indices[part]
             first = number * size
             count = min(size, self.rows - first)
             if wanted == count and isinstance(run_of(to), slice):
@@ -198,8 +200,8 @@ def _varies_inside(dtype: np.dtype) -> bool:
     return dtype.hasobject and (dtype.kind != "O" or (isinstance(inner, np.dtype) and inner.hasobject))
 
 
-def _copy(out: np.ndarray, where: np.ndarray, rows: np.ndarray, chunk: np.ndarray) -> None:
-    out[where] = chunk.view(out.dtype).reshape(-1, *out.shape[1:])[rows]
+def _copy(out: np.ndarray, indices: np.ndarray, rows: np.ndarray, chunk: np.ndarray) -> None:
+    out[indices] = chunk.view(out.dtype).reshape(-1, *out.shape[1:])[rows]
 
 
 _LIMIT, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -223,10 +225,12 @@ class KeepingReader:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._decoded = DecodedChunks(self._most_decoded, self.fewest_kept)
+        # By path, the last time of writing after which the description was the same.
         self._written: dict[str, int] = {}
 
     def _alone(self) -> threading.Lock:
         """Return a lock that lets one thread of this process read."""
+        # After a fork, the lock may belong to a thread that the child does not have.
         if os.getpid() != self._pid:
             self._start()
         return self._lock
@@ -248,7 +252,7 @@ class KeepingReader:
             if records.to_json(records.without_times(current)) != records.to_json(records.without_times(record)):
                 return False
             self._written[name] = mtime_ns
-            self._decoded.clear()
+            self._decoded.clear()  # the rows may be others, though the description is the same
         return True
 
 
@@ -280,21 +284,21 @@ class FileReader(KeepingReader):
                     if files.direct:
                         self._rows_of(path, record, number).read_run(files, first, values)
                     else:
-                        where = np.arange(len(values))
-                        rows = first + where
-                        self._through_h5py.read(path, record, number, rows, values, where, files.version)
+                        indices = np.arange(len(values))
+                        rows = first + indices
+                        self._through_h5py.read(path, record, number, rows, values, indices, files.version)
 
     def read_rows(
-        self, path: str, record: records.FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], where: np.ndarray
+        self, path: str, record: records.FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> None:
-        """Read ascending rows, each at most once, as `read_run`: row ``rows[i]`` to ``where[i]`` of each column."""
+        """Read ascending rows, each at most once, as `read_run`: row ``rows[i]`` to ``indices[i]`` of each column."""
         with self._alone():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (rows[0], rows[-1])) as files:
                     if files.direct:
-                        self._rows_of(path, record, number).read_rows(files, rows, values, where)
+                        self._rows_of(path, record, number).read_rows(files, rows, values, indices)
                     else:
-                        self._through_h5py.read(path, record, number, rows, values, where, files.version)
+                        self._through_h5py.read(path, record, number, rows, values, indices, files.version)
 
     def will_need(self, path: str, record: records.FileRecord, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
@@ -335,6 +339,7 @@ class _Files:
             descriptor = self._reader._descriptors.opened(name, partial(Descriptor, name, size))
         except DataFileError as error:
             raise error.in_dataset(self._column.name) from error.__cause__
+        # Opened now, or again after its place was needed for others.
         if descriptor is not self._used.get(number):
             self._used[number] = descriptor
             if not descriptor.checked:
@@ -349,6 +354,7 @@ class _Files:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             if self.direct:
+                # After reading, too: a file that was written to meanwhile gave rows of both versions.
                 for number in self._used:
                     self._check(number)
             else:
@@ -403,8 +409,8 @@ class RowReader(Protocol):
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:
         """Read rows from ``first`` on, as many as ``out`` has."""
 
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
-        """Read ascending rows, each at most once, to the places ``where`` of ``out``."""
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
+        """Read ascending rows, each at most once, to ``out[indices]``."""
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``."""
@@ -439,12 +445,12 @@ class JoinedRows:
             low, high = max(first, int(self._firsts[i])), min(last, int(self._ends[i]))
             self._parts[i].read_run(files, low + int(self._shifts[i]), out[low - first : high - first])
 
-    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, where: np.ndarray) -> None:
+    def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
         cuts = np.searchsorted(rows, self._ends)
         start = int(np.searchsorted(rows, self._firsts[0]))
         for i in np.flatnonzero(np.diff(cuts, prepend=start)).tolist():
             stop = int(cuts[i])
-            self._parts[i].read_rows(files, rows[start:stop] + self._shifts[i], out, where[start:stop])
+            self._parts[i].read_rows(files, rows[start:stop] + self._shifts[i], out, indices[start:stop])
             start = stop
 
     def will_need(self, files: Files, first: int, last: int) -> None:

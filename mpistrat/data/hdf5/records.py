@@ -80,6 +80,7 @@ class Chunked(NamedTuple):
     ) -> Chunked:
         """Return the layout for the offset, size and mask of every chunk."""
         starts = np.concatenate([[0], np.flatnonzero(offsets[1:] != offsets[:-1] + sizes[:-1]) + 1])
+        # Half the bytes: all ranks receive them, and manifests keep them.
         small = sizes.astype(np.uint32) if sizes.max() < 1 << 32 else sizes
         return cls(
             file,

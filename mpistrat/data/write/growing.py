@@ -73,6 +73,7 @@ class StepSeries:
 
     def parts(self, rank: int) -> list[tuple[int, Box, tuple[slice, ...]]]:
         """Return the cells that a rank writes to: number, the box inside of the cell, and the elements of the block."""
+        # A dataset has the same blocks in every step.
         if rank not in self._parts:
             self._parts[rank] = [*self._divided(rank)]
         return self._parts[rank]
@@ -122,7 +123,7 @@ class GrowingHdf5:
         with appearing(self._path, replace) as temporary:
             self._descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                self.commit({}, {})
+                self.commit({}, {})  # writes the superblock, too
             finally:
                 self.close()
 
@@ -154,6 +155,7 @@ class GrowingHdf5:
 
         with opened(str(self._path)) as file, naming(f"file {str(self._path)!r}"):
             with open(self._path, "rb") as raw:
+                # `commit` writes the end of the file and the root where this version has them, without a checksum.
                 if raw.read(len(_VERSION_0)) != _VERSION_0:
                     others.append("its superblock")
             file.visititems(look)
@@ -171,6 +173,7 @@ class GrowingHdf5:
             return None
         series = StepSeries(name, item.dtype, item.shape[1:], chunk)
         series.compressed = bool(codes)
+        # `put` writes the chunks of a step as one array, so they may divide its first axis only.
         in_runs = chunk[2:] == item.shape[2:] and (chunk[0] == 1 or series.cells == 1)
         index = chunk_index(item, f"file {str(self._path)!r}, dataset {name!r}")
         series.steps = series.committed = item.shape[0]
@@ -195,11 +198,12 @@ class GrowingHdf5:
         row, slot = divmod(series.steps, series.chunk[0])
         nbytes = series.cells * series.chunk_bytes
         if slot == 0:
+            # The first step of a chunk takes the room of all its steps.
             series.offset = self._allocate(nbytes, _PAGE if nbytes >= _PAGE else 8)
-            for cell in range(series.cells) if series.name in self._trees else ():
+            for cell in range(series.cells) if series.name in self._trees else ():  # rank 0 has the index
                 offset = series.offset + cell * series.chunk_bytes
                 self._trees[series.name].record(row * series.cells + cell, offset, series.chunk_bytes)
-        if series.shape or rank == 0:
+        if series.shape or rank == 0:  # all ranks have the same number
             offset = series.offset + slot * (nbytes // series.chunk[0])
             write_box(self._descriptor, values, series.boxes[rank].offset, series.shape, offset)
 
@@ -216,6 +220,7 @@ class GrowingHdf5:
 
         everyone = ranks.on_all_ranks(compress)
         offsets = {}
+        # Every rank computes the same offsets.
         for cell, nbytes, mask in sorted(itertools.chain.from_iterable(everyone)):
             offsets[cell] = self._allocate(nbytes, 1)
             if series.name in self._trees:
@@ -225,6 +230,7 @@ class GrowingHdf5:
 
     def _compressed(self, chunk: np.ndarray) -> tuple[int, bytes]:
         """Return a mask of the filters that HDF5 has skipped, and the bytes of a chunk behind the others."""
+        # HDF5 runs the filters, in a file in memory. It tells open files apart by their names, also these.
         with h5py.File(f"{id(self)}.h5", "w", driver="core", backing_store=False) as file:
             dataset = file.create_dataset("x", data=chunk, chunks=chunk.shape, **self._filters)
             stored: tuple[int, bytes] = dataset.id.read_direct_chunk((0,) * chunk.ndim)
@@ -264,6 +270,7 @@ class GrowingHdf5:
         start, memory = -(-self.end // 8) * 8, SparseFile()
         headers: dict[str, int] = {}
         with h5py.File(memory, "w", libver="earliest", meta_block_size=0) as file:
+            # The hole: HDF5 puts the metadata behind it, where the file ends now.
             h5py.h5d.create(file.id, b"-", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((start,)), place_at_once())
             root = file.create_group("root")
             root.attrs.update(attributes)
@@ -289,6 +296,7 @@ class GrowingHdf5:
             series = all_series[name]
             sizes = *series.chunk, series.dtype.itemsize
             layout = struct.pack(f"<BBB8s{len(sizes)}I", 3, 2, len(sizes), _UNDEFINED, *sizes)
+            # Put the address of the index in place of the undefined one: HDF5 made these datasets without chunks.
             at = image.index(layout, headers[name] - start) + 3
             image[at : at + 8] = struct.pack("<Q", offset)
         return superblock, bytes(image), address
@@ -342,7 +350,7 @@ class _ChunkTree:
         corners = np.unravel_index(numbers, (int(numbers[-1]) // series.cells + 1, *series.grid))
         keys["offset"][: count + 1, :-1] = np.stack(corners, 1) * series.chunk
         head = struct.pack("<4sBBH8s8s", b"TREE", 1, level, count, _UNDEFINED, _UNDEFINED)
-        return head + keys.tobytes()[:-8]
+        return head + keys.tobytes()[:-8]  # the last key has no child
 
 
 def not_of_writer(names: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ class GrowingZarr:
 
     def __init__(self, path: Path, compress: str | None):
         self._path, self._compressor = path, _COMPRESSORS[compress]
+        # mtime=0: the same chunk has the same bytes at any time.
         self._encode: Callable[[Any], Any] = partial(gzip.compress, compresslevel=4, mtime=0)
         if compress == "zstd":
             self._encode = needed("numcodecs", "Zarr stores with compress='zstd'").Zstd(3).encode
@@ -62,7 +63,7 @@ class GrowingZarr:
         new.mkdir()
         _write_json(new / self.guard.name, self._group)
         if self._path.exists():
-            self._path.rename(old)
+            self._path.rename(old)  # a rename does not replace a folder that has files
         new.rename(self._path)
         to_disk(self._path.parent)
         shutil.rmtree(old, ignore_errors=True)
@@ -84,6 +85,7 @@ class GrowingZarr:
         series: list[StepSeries] = []
         others: list[Any] = [] if self.guard.exists() else [self.guard.name]
         shapes, inside = _read_json(self._pending), self._path.resolve()
+        # `_finish` writes to these names, which anybody may have put there.
         if any(inside not in (self._path / name).resolve().parents for name in shapes):
             raise DataFileError.of_file(str(self._pending), "it names what is not in the store; fix: remove this file")
         self._finish(shapes)
@@ -137,13 +139,14 @@ class GrowingZarr:
         folder = self._path / series.name
         folder.mkdir(parents=True, exist_ok=True)
         while (folder := folder.parent) != self._path:
-            _write_json(folder / self.guard.name, self._group)
+            _write_json(folder / self.guard.name, self._group)  # every folder above an array is a group
 
     def put(self, series: StepSeries, values: np.ndarray, rank: int) -> None:
         """Write this rank's block of the next step to the files of its chunks. Raise OSError if that fails."""
         row, slot = divmod(series.steps, series.chunk[0])
         for cell, box, here in series.parts(rank):
             with open(self._file(series, row, cell), "r+b", 0, opener=_open_or_create) as file:
+                # Ranks whose blocks share a chunk come in any order: the first one makes the file in its full length.
                 file.truncate(series.chunk_bytes)
                 start = slot * series.chunk_bytes // series.chunk[0]
                 write_box(file.fileno(), values[here], box.offset, series.chunk[1:], start)
@@ -155,7 +158,7 @@ class GrowingZarr:
 
     def _file(self, series: StepSeries, row: int, cell: int) -> Path:
         path = self._path / series.name / self._file_name(series, row, cell)
-        self._unsynced |= {path, path.parent}
+        self._unsynced |= {path, path.parent}  # a new file is on the disk when its folder is, too
         return path
 
     def sync(self) -> None:
@@ -192,7 +195,7 @@ class GrowingZarr:
             "chunks": [*series.chunk],
             "dtype": series.dtype.str,
             "compressor": self._compressor if series.compressed else None,
-            "fill_value": None,
+            "fill_value": None,  # all chunks are in files
             "order": "C",
             "filters": None,
         }
@@ -297,7 +300,7 @@ class GrowingZarr3(GrowingZarr):
             compressors=self._codec,
             fill_value=0,
             chunk_key_encoding={"name": "default", "separator": "."},
-            config={"write_empty_chunks": True},
+            config={"write_empty_chunks": True},  # a chunk of zeros has a file, too
         )
         return files, array
 

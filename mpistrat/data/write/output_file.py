@@ -179,7 +179,7 @@ def column_of(name: str, array: Any) -> NewColumn:
 def _column(name: str, dtype: Any, shape: Sequence[int], attributes: Mapping[str, Any]) -> NewColumn:
     dtype = np.dtype(dtype)
     if dtype.kind == "U" or (dtype.kind == "O" and dtype.metadata is None):
-        dtype = h5py.string_dtype()
+        dtype = h5py.string_dtype()  # h5py has no type for NumPy's strings, which are UTF-32
     if dtype.kind == "V" and dtype.type is not np.void:  # h5py writes bytes without a meaning
         raise TypeError(f"dataset {name!r}: HDF5 has no type for {dtype}; fix: write astype('f4')")
     try:
@@ -274,7 +274,7 @@ class SparseFile(io.RawIOBase):
         return len(view)
 
     def _put(self, view: memoryview) -> None:
-        self._writes.pop((self._position, len(view)), None)
+        self._writes.pop((self._position, len(view)), None)  # the new one comes last, over all earlier ones
         self._writes[self._position, len(view)] = bytes(view)
 
     def readinto(self, buffer: Any) -> int:
@@ -315,7 +315,7 @@ class _RawFile(SparseFile):
             super()._put(view)
 
     def _below(self, start: int, count: int) -> bytes:
-        return os.pread(self._descriptor, count, start).ljust(count, b"\0")
+        return os.pread(self._descriptor, count, start).ljust(count, b"\0")  # what was refused may lie beyond its end
 
     def truncate(self, size: int | None = None) -> int:
         size = super().truncate(size)
@@ -325,6 +325,7 @@ class _RawFile(SparseFile):
     def _try(self, write: Callable[[], object]) -> bool:
         """Return whether the disk takes a write, as all before it."""
         try:
+            # After an error all bytes stay in memory. What is on the disk is of no use then.
             if self._error is None:
                 write()
         except OSError as error:
@@ -387,6 +388,7 @@ class Storage:
         options = dict(self.filters)
         if self.chunked or rows is None:
             longest = self.chunk_rows(column)
+            # HDF5 refuses chunks of no rows, and longer ones than a dataset that does not grow.
             options["chunks"] = (longest if rows is None else max(1, min(longest, rows)), *column.shape)
         elif not column.dtype.hasobject:
             options["dcpl"] = place_at_once()

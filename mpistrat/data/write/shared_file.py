@@ -109,6 +109,7 @@ def require_cover(name: str, of_ranks: Sequence[Sequence[Box]], global_shape: tu
                 f"{name!r}: the blocks of rank {rank} ({_shown(box)}) and rank {other} ({_shown(met)}) overlap: each "
                 "element must be in the block of one rank"
             )
+    # Without overlap, boxes with as many elements as the array cover it.
     covered = sum(math.prod(box.shape) for _, box in nonempty)
     if covered < math.prod(global_shape):
         shown = ", ".join(map(_shown, of_ranks[0])) or "none"
@@ -266,6 +267,7 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
 
     try:
         name = ranks.on_first(begin, operation("write by all ranks: make a file"))
+        # "r+b" makes no file: a rank that does not see that of rank 0 fails here.
         with contextlib.suppress(OSError), open(directory / name, "r+b", 0) as file:
             os.pwrite(file.fileno(), _token(ranks.rank), _TOKEN_BYTES * ranks.rank)
             os.fsync(file.fileno())  # file systems of a network show other nodes only what was synced

@@ -175,7 +175,7 @@ class _SharedFile:
                     while (part := comm.recv(source=waiting[0], tag=_TAG)) is not None:
                         output.do(partial(put, datasets, part, at))
                         at += len(next(iter(part.values())))
-                    del waiting[0]
+                    del waiting[0]  # its end has come: do not wait for it again after an error
         finally:
             for rank in waiting:  # after an error, the others must not wait for this rank
                 while comm.recv(source=rank, tag=_TAG) is not None:
@@ -357,6 +357,7 @@ def write_stream(target: Path, rows: Any, storage: Storage, overwrite: bool, pro
     columns: dict[str, NewColumn] = {}
     blocks = _blocks_of(rows, columns)
     with appearing_together([target], overwrite) as (temporary,), _bar(None, progress) as bar:
+        # The first batch fills the columns, of which the datasets are made.
         first = next(blocks, None)
         if first is None:
             raise ValueError(f"there are no rows to write to {target}")

@@ -196,7 +196,7 @@ class Writer:
         if not goes_on:
             with contextlib.ExitStack() as replaced:
                 for guard in filter(Path.exists, self._store.guards if overwrite else ()):
-                    replaced.enter_context(self._locked(guard))
+                    replaced.enter_context(self._locked(guard))  # refuses to replace what another writer writes
                 self._store.make(overwrite)
         if self._store.guard.exists():
             self._guard = self._locked(self._store.guard)
@@ -204,6 +204,7 @@ class Writer:
             existing, attributes = self._store.existing()
             self._attributes = {**attributes, **self._attributes}
         if self._store.mark(self._attributes):
+            # `mark` has replaced the locked file. Lock the new one before the old lock ends.
             old, self._guard = self._guard, self._locked(self._store.guard)
             old.close()
         return {series.name: series for series in existing}
@@ -265,7 +266,7 @@ class Writer:
 
         local, values = self._agreed("Writer.append", check)
         series = self._series.get(name)
-        if series is None or not series.boxes:
+        if series is None or not series.boxes:  # the first step of this run: a file does not say who wrote which block
             series = self._new_series(name, self._ranks.all_gather_object(local))
         series.attributes.update(attributes or {})
         values = values.astype(series.dtype, copy=False)
@@ -275,7 +276,7 @@ class Writer:
                 self._store.put(series, values, self._ranks.rank)
             else:
                 self._store.store(series, chunks, self._ranks)
-        except MismatchError:
+        except MismatchError:  # raised on all ranks
             raise
         except Exception as error:  # the next call raises it on all ranks
             self._failure = error
@@ -315,10 +316,11 @@ class Writer:
     def _flush(self, what: str) -> None:
         self._agreed(what, lambda: (operation(what), None))
         try:
+            # The steps of all ranks are on the disk before rank 0 makes them count.
             self._ranks.on_all_ranks(self._store.sync)
             commit = partial(self._store.commit, self._series, self._attributes)
             self._store.end = self._ranks.on_first(commit, _COMMIT)
-        except MismatchError:
+        except MismatchError:  # raised on all ranks
             raise
         except Exception as error:
             self._failure = error
@@ -331,8 +333,8 @@ class Writer:
         size, rank = self._ranks.size, self._ranks.rank
         parts: list[list[Any]] = [[] for _ in range(size)]
         for cell, box, here in series.parts(rank):
-            parts[cell % size].append((cell, box, values[here]))
-        local, parts[rank] = parts[rank], []
+            parts[cell % size].append((cell, box, values[here]))  # a chunk that blocks share has one owner
+        local, parts[rank] = parts[rank], []  # alltoall() would pickle it
         with self._ranks.lock.collective(_EXCHANGE):
             received = [local, *self._ranks.world.alltoall(parts)]
         chunks: dict[int, np.ndarray] = {}
@@ -389,7 +391,7 @@ class Writer:
                 self._store.check(attributes)
         except Exception as error:
             for name in attributes if len(attributes) > 1 else ():
-                self._check({name: attributes[name]})
+                self._check({name: attributes[name]})  # raises for the one that is wrong
             name, value = next(iter(attributes.items()))
             raise TypeError(
                 f"attribute {name!r} is {value!r:.60} of type {type(value).__name__}, which cannot be stored "
@@ -439,6 +441,7 @@ class Writer:
                 raise ValueError(f"{name!r} would be a group and a dataset; the file has {known}")
             steps = max(1, _SMALL // (math.prod(shape) * dtype.itemsize))
             whole = self._store.shards or steps
+            # A divisor, so that a shard has whole chunks.
             steps = next(count for count in range(min(steps, whole), 0, -1) if whole % count == 0)
             compressed = self._store.encodes or (self._compress and steps == 1)  # a chunk of several steps changes
             part, largest = shape, _LARGEST
