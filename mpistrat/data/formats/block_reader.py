@@ -52,12 +52,12 @@ def layout_of(column: Column) -> InBlocks:
 
 
 def blocks_of(record: FileRecord) -> InBlocks:
-    """Return where the blocks of a file begin, and those of its first column lie."""
+    """Return where the blocks of a file begin, and where the blocks of its first column lie."""
     return layout_of(record.columns[0])
 
 
 class BlockReader(KeepingReader):
-    """Reader of rows in blocks, of which it keeps so many bytes. The last block is always kept."""
+    """Reader of rows in blocks, of which it keeps ``most_decoded`` bytes, and always the last one."""
 
     fewest_kept = 1
 
@@ -108,6 +108,7 @@ class BlockReader(KeepingReader):
         """Return a block, of which some rows go to ``out[indices]``. It is kept, whatever is read of it."""
         first, last = blocks_of(record).starts[number : number + 2].tolist()
         count = last - first
+        # In memory of the node, each column begins at a cache line.
         ends = [0, *np.cumsum([-(-count * column.row_bytes // _LINE) * _LINE for column in record.columns]).tolist()]
 
         def columns(memory: np.ndarray) -> list[np.ndarray]:
@@ -124,6 +125,7 @@ class BlockReader(KeepingReader):
             return block
 
         def use(block: Any) -> None:
+            # A list is a block that this rank has read, else it is memory of the node.
             for values, column in zip(out, block if isinstance(block, list) else columns(block), strict=True):
                 values[indices] = column[which]
 

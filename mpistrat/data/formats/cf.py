@@ -1,6 +1,6 @@
 """Values as the CF conventions of netCDF mean them: packed, unsigned and missing ones, booleans, times and texts.
 
-Rules and dtypes are those of ``xarray.open_dataset``. What it gives as Python objects, but texts, is refused by name.
+Decoded as by ``xarray.open_dataset``, to the same dtypes. What xarray makes Python objects, except texts, raises.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
     """Return the attributes that change what values of a dtype mean."""
     if varying(stored) is str and not any(name in given for name in _FILLS):
         return (("_Encoding", "utf-8"),)
+    # Without NaN, which is the missing value of floats anyway.
     fills = {name: it[it == it] for name in _FILLS if name in given for it in [np.ravel(given[name])]}
     meaning = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
     packed = {name: given[name] for name in _PACKED if name in given}
@@ -118,6 +119,7 @@ def _dates(values: np.ndarray, units: str, calendar: str, where: str) -> np.ndar
     unit, _, date = (text.strip() for text in units.rpartition(" since "))
     scale, match = _NANOSECONDS.get(unit.lower().removesuffix("s") + "s"), _DATE.fullmatch(date)
     try:
+        # The years that datetime64[ns] has as wholes. Others raise IndexError below.
         *parts, sign, hours, minutes = match.groups("0") if match and 1678 <= int(match[1]) <= 2261 else ("0",) * 3
         begin = np.datetime64("{}-{:0>2}-{:0>2}T{:0>2}:{:0>2}:{:0>2}.{}".format(*parts), "ns")
         begin -= int(f"{sign}1") * np.timedelta64(60 * int(hours) + int(minutes), "m")  # to UTC
@@ -133,6 +135,7 @@ def _counted(values: np.ndarray, scale: int, unit: int, begin: int, where: str) 
     floats = values.dtype.kind == "f"
     gone = np.isnan(values) if floats else values == _MISSING
     counts = np.where(gone, 0, values)
+    # Compared as floats: integers would wrap around.
     if (np.abs(counts * np.float64(scale // unit) + begin) > _MOST).any():
         _refuse(where, f"a time is out of the range of 64 bits, in units of {unit} ns")
     counts = (counts.astype(np.float64 if floats else np.int64) * (scale // unit)).astype(np.int64)

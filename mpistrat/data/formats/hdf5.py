@@ -111,7 +111,7 @@ def _as_stored(record: FileRecord) -> FileRecord:
 
 @contextlib.contextmanager
 def _decoding(path: str, record: FileRecord, out: Sequence[np.ndarray], rows: Any) -> Iterator[list[np.ndarray]]:
-    """Yield memory for stored values: that of ``out`` where they are not decoded. Decode these rows at the end."""
+    """Yield arrays for stored values: ``out`` itself where nothing is decoded. Decode the others at the end."""
     pairs = list(zip(record.columns, out, strict=True))
     stored = [np.empty(it.shape, native(column.stored)) if column.attributes else it for column, it in pairs]
     yield stored
@@ -133,7 +133,7 @@ def _stored_name(path: str, file: h5py.File, name: str) -> str:
 
 
 def _refuse_endless_coordinates(path: str, group: h5py.Group) -> None:
-    """Raise DataFileError if the length of a dimension is that of a coordinate's second or later axis."""
+    """Raise DataFileError if a coordinate has an unlimited axis other than the first."""
     for name in group:
         # A link may lead to any file.
         scale = group[name] if isinstance(group.get(name, getlink=True), h5py.HardLink) else None
@@ -149,9 +149,11 @@ def _default_fill(dtype: np.dtype, where: str) -> np.ndarray:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         inward = int(dtype.itemsize == 8)
+        # NC_FILL_BYTE and so on, which lie near the limits of their types.
         return np.array([limits.min + 1 + inward if dtype.kind == "i" else limits.max - inward], dtype)
     if dtype.kind not in "fSO":
         raise DataFileError(f"{where}: it has rows without a value, and no fill value; fix: write all of it")
+    # NC_FILL_FLOAT and NC_FILL_DOUBLE. Texts have none.
     return np.array([9.969209968386869e36], dtype) if dtype.kind == "f" else np.empty(0)
 
 
@@ -164,6 +166,7 @@ def _length_of_dimension(variable: h5py.Dataset, axis: int = 0) -> int:
     lengths = [length]
     for scale in scales:  # one, or none in a file that netCDF did not write
         lengths.append(int(scale.shape[0]))
+        # HDF5 lists here which axes of which datasets have this dimension.
         for user, of_user in scale.attrs.get("REFERENCE_LIST", ()):
             lengths.append(int(variable.file[user].shape[of_user]))
     return max(lengths)

@@ -51,7 +51,7 @@ class LineFormat(BlockFormat):
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-        """Open a file to read, or what it is when unpacked by gzip, and its state."""
+        """Open a file, unpacked if gzip has packed it, and yield it with its status."""
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             if file.read(2) != b"\x1f\x8b":
@@ -71,7 +71,7 @@ class LineFormat(BlockFormat):
             yield io.BytesIO(self._unpacked[key]), status
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_unpacked": Cache[tuple[str, int, int], bytes](1)}
+        return {**self.__dict__, "_unpacked": Cache[tuple[str, int, int], bytes](1)}  # not the text, which may be long
 
     @abstractmethod
     def rows_of(self, path: str, record: FileRecord, text: bytes, first: int, count: int) -> list[np.ndarray]:

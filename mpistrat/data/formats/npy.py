@@ -57,7 +57,7 @@ class Npy(Format):
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    """Open a file, and give its state. Raise DataFileError, which says what the file is, for ValueError and OSError."""
+    """Open a file, and yield it with its status. Raise DataFileError, which says what it is, for other errors."""
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -107,6 +107,7 @@ def _column(path: str, file: BinaryIO, name: str, offset: int, nbytes: int) -> t
             path, f"it is truncated ({nbytes} bytes of {begin + size}); fix: copy or write it again"
         )
     layout: Contiguous | ColumnMajor = Contiguous((Extent(0, 0, offset + begin, size),) if size else ())
+    # Both orders are the same if only one axis is longer than 1.
     if size and columns_first and sum(length > 1 for length in shape) > 1:
         layout = ColumnMajor(offset + begin, shape[0])
     return shape[0], Column(name, tuple(shape[1:]), native(dtype), 0, 0, False, False, dtype, layout, ())

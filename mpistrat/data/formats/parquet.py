@@ -35,7 +35,7 @@ class Parquet(BlockFormat):
             needed("pyarrow.parquet", "Parquet files").filters_to_expression(filters)
 
     def columns(self, path: str) -> list[str]:
-        """Return the names of all columns of a file: of the fields of structures by their path, and of its folders."""
+        """Return the names of all columns of a file: fields of structures by their path, and columns of its folders."""
         return [name for field in self._opened(path)[1] for name in _leaves(field)]
 
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
@@ -48,6 +48,7 @@ class Parquet(BlockFormat):
             what = f"its row groups have {rows} rows, and the file {fragment.metadata.num_rows}"
             raise DataFileError.of_file(path, f"{what}; fix: copy or write it again")
         if self._filters is not None:
+            # Without row groups of which all rows are excluded by their statistics.
             kept = fragment.split_by_row_group(self._filter, schema)
             counts = [(group.row_groups[0].id, self._scanner(group, schema).count_rows()) for group in kept]
             counts = [entry for entry in counts if entry[1]]
@@ -105,7 +106,7 @@ class Parquet(BlockFormat):
         return needed("pyarrow.parquet", "Parquet files").filters_to_expression(self._filters)
 
     def _opened(self, path: str, group: int | None = None) -> tuple[Any, Any]:
-        """Return a file, or one of its row groups, as pyarrow's fragment; and its columns with those of its folders."""
+        """Return a file or one of its row groups as pyarrow's fragment, and the schema with columns of its folders."""
         _, datasets, local = (needed(f"pyarrow.{name}", "Parquet files") for name in ("parquet", "dataset", "fs"))
         # Without this, pyarrow gives the numbers of damaged pages though they have a checksum. Takes 0.18 ms a MB.
         checked = datasets.ParquetFragmentScanOptions(page_checksum_verification=True)

@@ -210,7 +210,7 @@ def _attributes(array: Any) -> dict[str, Any]:
 
 
 def _stored_chunk(array: Any) -> tuple[int, ...]:
-    """Return the shape of what has a file of its own."""
+    """Return the shape of a shard, or of a chunk without shards: what has a file of its own."""
     return getattr(array, "shards", None) or array.chunks
 
 
@@ -290,6 +290,7 @@ def _check_file(files: _Files, path: str, codecs: list[dict[str, Any]], shape: t
 def _check_chunk(
     file: Any, start: int, size: int, codecs: list[dict[str, Any]], shape: tuple[int, ...], where: str
 ) -> None:
+    # The last codec is the one that has made the bytes of the file.
     kind = str(codecs[-1].get("name")).removeprefix("numcodecs.") if codecs else ""
     if kind == "blosc":
         nbytes, _, stored = _BLOSC.unpack(_part(file, min(_BLOSC.size, size), start))
@@ -302,8 +303,8 @@ def _check_chunk(
         if [codec["name"] for codec in index] not in (["bytes"], ["bytes", "crc32c"]):
             raise DataFileError(f"{where}: its shards have an index by the codecs {index}; fix: write it by others")
         inner = tuple(configuration["chunk_shape"])
-        count = 16 * (math.prod(shape) // math.prod(inner))
-        length = count + 4 * (len(index) - 1)
+        count = 16 * (math.prod(shape) // math.prod(inner))  # offset and length of each inner chunk
+        length = count + 4 * (len(index) - 1)  # and the crc32c of these
         if length > size:
             raise ValueError(f"a shard of {size} bytes has an index of {length}")
         order = ">" if index[0].get("configuration", {}).get("endian") == "big" else "<"

@@ -59,7 +59,7 @@ def decode(
 ) -> np.ndarray:
     """Return the ``nbytes`` decoded bytes of a chunk, in the memory ``into`` if it is given.
 
-    ``mask`` has a bit for each of the filters that was skipped. Raise ValueError if the bytes cannot be decoded or
+    ``mask`` has a bit for each filter that was skipped. Raise ValueError if the bytes cannot be decoded or
     decode to another size, and ChecksumError if they do not match their checksum.
     """
     applied = [entry for position, entry in enumerate(filters) if not mask >> position & 1]
@@ -125,7 +125,7 @@ def _check_fletcher32(raw: Any, values: tuple[int, ...], nbytes: int, into: np.n
 
 
 def fletcher32(data: Any) -> int:
-    """Return HDF5's fletcher32 checksum: that of big-endian words of 16 bits, modulo 65535."""
+    """Return HDF5's fletcher32 checksum, of big-endian words of 16 bits, modulo 65535."""
     raw = np.frombuffer(data, np.uint8)
     if len(raw) % 2:
         raw = np.append(raw, np.uint8(0))  # HDF5 takes an odd last byte for the high one of a word
@@ -238,7 +238,7 @@ class DecodedChunks:
                 other.result()
 
     def use_all(self, parts: list[Chunk], for_each: ForEach | None = None, share: bool = True) -> None:
-        """Use parts, which are in the cache or made now. Ranks share those of which more rows may be needed."""
+        """Use chunks of the cache, or make them. Ranks share chunks of which more rows may be needed."""
         for_each = for_each or self.for_each
         if self.shared is not None and share:
             shared = self.shared.use_all([part for part in parts if part.lacks], for_each)
@@ -300,7 +300,7 @@ def run_of(numbers: np.ndarray) -> Any:
 
 
 class ChunkedRows:
-    """Reader of so many rows of a chunked dataset. ``key`` is its own in the cache ``decoded`` of all datasets."""
+    """Reader of ``rows`` rows of a chunked dataset. ``key`` identifies it in the cache ``decoded`` of all datasets."""
 
     def __init__(
         self, layout: Chunked, rows: int, shape: tuple[int, ...], stored: np.dtype, key: Any, decoded: DecodedChunks

@@ -29,7 +29,7 @@ def _length(dataset: h5py.Dataset) -> int:
 def describe(path: str, names: Sequence[str], length_of: Callable[[h5py.Dataset], int] = _length) -> FileRecord:
     """Return the record of the datasets ``names`` of a file. Raise an error that names the file if something is wrong.
 
-    ``length_of`` returns the number of rows of a dataset. Those that it does not have are its fill value.
+    ``length_of`` returns the number of rows of a dataset. Rows beyond its end have its fill value.
     """
     with opened(path) as file:
         status = os.stat(path)
@@ -186,8 +186,8 @@ def _words(layout: Layout) -> str:
 class Contents(NamedTuple):
     """The datasets of a file.
 
-    ``rows`` are as long as the largest one along axis 0, that of the samples. ``single`` have one value or none, which
-    concerns all rows, and ``others`` another length; both are said in words.
+    ``rows`` are as long as the largest one along axis 0, the axis of samples. ``single`` have one value or none, for
+    all rows, and ``others`` have another length; their values are texts that say so.
     """
 
     rows: tuple[str, ...]

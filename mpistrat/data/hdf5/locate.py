@@ -320,7 +320,7 @@ _WHOLE_FILE = h5py.h5f.UNLIMITED
 
 
 class ChunkIndex(NamedTuple):
-    """The chunks in the file: numbers in C order of the grid of all, ascending, and which filters were skipped."""
+    """The chunks in the file, by ascending numbers in C order of the grid. ``masks`` are the skipped filters."""
 
     numbers: np.ndarray
     offsets: np.ndarray
@@ -376,7 +376,7 @@ def check_places(where: str, index: ChunkIndex, file_bytes: int) -> None:
 
 
 def _chunks(dataset: h5py.Dataset, most: int) -> np.ndarray:
-    """Return a line of numbers for each chunk, or for ``most + 1``: its corner, filter mask, offset and size."""
+    """Return a row for each chunk, or for ``most + 1`` of them: its corner, filter mask, offset and size."""
     # One object for all: 100,000 tuples take 39 MB, and time of the garbage collector.
     numbers = array("Q")
     width = dataset.ndim + 3

@@ -38,9 +38,9 @@ _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small le
 
 
 class FileList:
-    """The files of a path, a glob pattern, or an iterable of those. They are searched when first needed.
+    """The files of a path, a glob pattern, or an iterable of these. They are listed when first needed.
 
-    They keep this order, but the matches of a pattern are sorted. ``format`` says in messages what they are, and
+    They keep the given order; matches of a pattern are sorted. ``format`` says in messages what they are, and
     ``folders`` whether a "file" is a folder. Raise TypeError or ValueError for what is not a path.
     """
 
@@ -129,7 +129,7 @@ _FIX = "fix: remove the manifest, and it will be written again"
 
 
 class Manifest(NamedTuple):
-    """The files that have rows, their records, and the number of the first row of each, with that of all rows last."""
+    """The files that have rows, their records, and the number of the first row of each; the last offset counts all."""
 
     files: tuple[str, ...]
     records: tuple[FileRecord, ...]

@@ -34,7 +34,7 @@ _CACHE_SLOTS = 521  # HDF5's default
 
 
 class Hdf5Rows:
-    """Reader by HDF5, for one thread at a time. Chunks of which some rows are read are kept in ``decoded``."""
+    """Reader through HDF5, for one thread at a time. Chunks of which some rows are read are kept in ``decoded``."""
 
     def __init__(self, most_open: int, decoded: DecodedChunks):
         self._open, self._decoded = KeptOpen[_OpenFile](most_open), decoded
@@ -210,7 +210,7 @@ _LAYOUTS_KEPT = 1024
 
 
 class KeepingReader:
-    """The base of readers, which keep so many decoded bytes. One thread reads at a time.
+    """Base of readers that keep up to ``most_decoded`` bytes of decoded chunks. One thread reads at a time.
 
     Open files belong to the process that opened them: after a fork the child begins anew.
     """
@@ -257,7 +257,7 @@ class KeepingReader:
 
 
 class FileReader(KeepingReader):
-    """Reader of rows, which keeps so many files open for direct reads, and at most 16 by HDF5."""
+    """Reader of rows that keeps ``most_open`` files open for direct reads, and at most 16 through HDF5."""
 
     def __init__(
         self,
@@ -417,7 +417,7 @@ class RowReader(Protocol):
 
 
 def reader_of(column: records.Column, layout: records.Layout, rows: int, key: Any, decoded: DecodedChunks) -> RowReader:
-    """Return the reader of so many ``rows`` of a column, or of a part of it; ``key`` is theirs in the cache."""
+    """Return the reader of ``rows`` rows of a column, or of a part of it. ``key`` identifies them in the cache."""
     if isinstance(layout, records.ColumnMajor):
         return ColumnMajorRows(layout, column)
     if isinstance(layout, records.Joined):

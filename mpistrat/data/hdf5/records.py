@@ -102,7 +102,7 @@ class Chunked(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a virtual dataset: its ``rows`` rows from ``first`` on are those of the source from ``source`` on."""
+    """A part of a virtual dataset: ``rows`` rows from ``first`` on, which the source has from its row ``source`` on."""
 
     first: int
     rows: int
@@ -118,9 +118,9 @@ class Joined(NamedTuple):
 
 
 class ThroughHdf5(NamedTuple):
-    """Layout of rows that only HDF5 can read, and why. ``lacking`` rows follow, which have the fill value.
+    """Layout of rows that only HDF5 can read, and why. ``lacking`` rows with the fill value follow.
 
-    That is HDF5's, unless ``fill`` has a value.
+    ``fill`` has the fill value, if it is not the one in the file.
     """
 
     reason: str
@@ -152,7 +152,7 @@ class Column(NamedTuple):
     A chunk has ``chunk_rows`` rows, and ``chunk_bytes`` when decoded; 0 without chunks. ``filtered`` says whether a row
     can be read only by decoding its whole chunk. ``meaning`` is what files must share beyond the dtype, as text: a time
     zone, or the names of an enumeration. File 0 of the layout is the file that has the dataset, and file ``i + 1`` is
-    ``others[i]``. With ``attributes``, values of the dtype ``stored`` mean others, of ``dtype``.
+    ``others[i]``. With ``attributes``, stored values are decoded to ``dtype``.
     """
 
     name: str

@@ -83,10 +83,11 @@ class RowsInMemory:
 
     def __init__(self, manifest: Manifest, reader: FileReader, block_rows: int, node: Any = None):
         self._manifest, self._reader = manifest, reader
-        self._missing = np.ones(len(manifest.files), bool)
+        self._missing = np.ones(len(manifest.files), bool)  # files that were not read yet
         self._filled = self._by_file = False
         self._offsets: np.ndarray | None = None
         columns, rows = manifest.columns, manifest.rows
+        # Whole blocks, of about 4 MiB.
         step = block_rows * max(1, round(_PIECE_BYTES / (block_rows * manifest.row_bytes)))
         # File, first row, and one past the last row of each piece, counted in all files.
         self._pieces = [
@@ -94,7 +95,7 @@ class RowsInMemory:
             for number, (start, stop) in enumerate(zip(manifest.offsets, manifest.offsets[1:], strict=False))
             for first in range(int(start), int(stop), step)
         ]
-        self._shifts = np.zeros(1, np.int64)
+        self._shifts = np.zeros(1, np.int64)  # from the rows of some files to the rows of all
         self._begins: list[int] = []
         end = 0
         for column in columns:
@@ -150,6 +151,7 @@ class RowsInMemory:
         numbers: list[int] = []
         for index in files.tolist():
             numbers += range(bisect.bisect_left(self._pieces, (index,)), bisect.bisect_left(self._pieces, (index + 1,)))
+        # Each rank of the node begins elsewhere, so that they read different pieces.
         start = int(self._shared.begin * len(numbers))
         for number in numbers[start:] + numbers[:start]:
             file, first, stop = self._pieces[number]
@@ -171,11 +173,11 @@ class FileSource(Source):
     _built: Manifest | None = None
     _identified: tuple[Manifest, dict[str, Any]] | None = None
     _blocks: Blocks | None = None
-    _shuffle_bytes: int | None = None
-    _fits = False
-    _kept: RowsInMemory | None = None
-    _shared: MadeOnce | None = None
-    _firsts: np.ndarray | None = None
+    _shuffle_bytes: int | None = None  # memory for the windows of a shuffle
+    _fits = False  # whether the memory suffices for all rows
+    _kept: RowsInMemory | None = None  # the rows in memory, if there is room
+    _shared: MadeOnce | None = None  # decoded chunks that the ranks of the node share
+    _firsts: np.ndarray | None = None  # of a source of some files: their first rows, counted in all files
 
     def __init__(self, manifests: Manifests, structure: Any, form: Format, check_finite: bool = False):
         self._manifests, self._structure, self._format = manifests, structure, form
@@ -233,6 +235,7 @@ class FileSource(Source):
 
     def _read_files(self, rows: np.ndarray, out: Sequence[np.ndarray]) -> None:
         first, last = int(rows[0]), int(rows[-1])
+        # Rows that follow each other. tobytes() takes half the time of all().
         if last - first == len(rows) - 1 and 0 not in (rows[1:] > rows[:-1]).tobytes():
             for number, start, stop in self._in_files(first, last + 1):
                 path, record, begin = self._manifest.file(number)
@@ -269,6 +272,7 @@ class FileSource(Source):
         manifest = self._manifest
         order = np.argsort(rows, kind="stable")
         wanted = rows[order]
+        # Readers take each row once: a row that is wanted twice is copied at the end.
         first = np.append(True, wanted[1:] != wanted[:-1])
         wanted, positions = wanted[first], order[first]
         low = int(manifest.offsets.searchsorted(wanted[0], side="right")) - 1
@@ -326,6 +330,7 @@ class FileSource(Source):
             return self
         at, manifest = names.index(column), self._manifest
         records = [record._replace(columns=(record.columns[at],)) for record in manifest.records]
+        # Another reader: it keeps layouts by the number of a column, which is another one here.
         reader, like = self._format.reader(MOST_DECODED), {name: column}
         part = self._with(_built=Manifest.of(manifest.files, records), _structure=like, _reader=reader, _kept=None)
         part._rebuild = nest.flatten(like)[1]

@@ -34,7 +34,7 @@ class ImageSource(Source):
         self._listed: list[tuple[str, int]] | None = None
         self._spec: Any = None
         if not mpi.among_several():
-            self._leave_out(self._bad(self._files()))
+            self._leave_out(self._bad(self._files()))  # several ranks look in `agree`
 
     def _bad(self, files: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
         """Return the images to be skipped, each with its error."""
@@ -121,6 +121,7 @@ class ImageSource(Source):
         self._listed, error = ranks.all_gather_object((files, error))[0]
         if error is not None:
             raise error
+        # Each rank reads its share of the images.
         bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
         self._leave_out(sorted(image for some in bad for image in some), ranks)
 

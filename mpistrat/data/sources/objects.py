@@ -51,7 +51,7 @@ class ArraySource(Source):
     def read(self, rows: np.ndarray) -> Any:
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (rows[1:] > rows[:-1]).all():
             run = slice(int(rows[0]), int(rows[-1]) + 1)
-            return self._rebuild([values[run].copy() for values in self._arrays])
+            return self._rebuild([values[run].copy() for values in self._arrays])  # copied in half the time of take()
         return self._rebuild([values.take(rows, 0) for values in self._arrays])
 
     def at_once(self, share: float) -> int:
@@ -137,7 +137,7 @@ class SequenceSource(Source):
         self._is_array = is_array
         if is_array:
             arrays.refuse_masked(sequence)
-        many = getattr(sequence, "__getitems__", None)
+        many = getattr(sequence, "__getitems__", None)  # of PyTorch: the elements of a batch in one call
         self._many = many if callable(many) else None
 
     def __len__(self) -> int:
@@ -162,6 +162,7 @@ class SequenceSource(Source):
         array = self._sequence
         if isinstance(array, np.ndarray):
             return in_native_order(np.array(array[rows]))
+        # h5py, for one, wants ascending indices without repeats.
         wanted, back = np.unique(rows, return_inverse=True)
         cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
         if len(cuts) and hasattr(array, "oindex"):
@@ -218,7 +219,7 @@ class IterableSource(StreamSource):
             for element in raw:
                 self._first = elements.copied(element)
                 if self._once:
-                    self._iterable = itertools.chain([self._first], raw)
+                    self._iterable = itertools.chain([self._first], raw)  # put it back
                 break
             else:
                 raise ValueError(f"{self} yields no elements, so their structure is unknown")
@@ -315,6 +316,7 @@ def _as_signed(part: Any, like: Any, where: str) -> Any:
         return tuple(_as_signed(p, s, f"{where}[{i}]") for i, (p, s) in enumerate(zip(part, like, strict=True)))
     array = arrays.as_numpy(part)
     dtype = np.dtype(like.dtype)
+    # A Python number has no dtype of its own: it takes that of the signature, if its kind fits.
     python = not hasattr(part, "dtype")
     integers = python and array.dtype.kind in "iu" and dtype.kind in "iu"
     if not integers and not np.can_cast(array.dtype, dtype, "same_kind" if python else "safe"):

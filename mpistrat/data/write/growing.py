@@ -51,9 +51,9 @@ _CODES = {None: [], "gzip": [2, 1], "zstd": [2, 32015]}  # of HDF5's filters: sh
 
 
 class StepSeries:
-    """A dataset whose first axis grows. ``shape`` is that of a step, and ``chunk`` begins with a number of steps.
+    """A dataset whose first axis grows. ``shape`` is the shape of a step, ``chunk`` begins with a number of steps.
 
-    ``steps`` counts the appended steps, of which ``committed`` are in the file. ``boxes`` are those of the ranks.
+    ``steps`` counts the appended steps, of which ``committed`` are in the file. ``boxes`` has one box for each rank.
     """
 
     def __init__(self, name: str, dtype: np.dtype, shape: tuple[int, ...], chunk: tuple[int, ...]):
@@ -229,7 +229,7 @@ class GrowingHdf5:
             write_all(self._descriptor, data, offsets[cell])
 
     def _compressed(self, chunk: np.ndarray) -> tuple[int, bytes]:
-        """Return a mask of the filters that HDF5 has skipped, and the bytes of a chunk behind the others."""
+        """Return the mask of the filters that HDF5 has skipped, and the stored bytes of a chunk."""
         # HDF5 runs the filters, in a file in memory. It tells open files apart by their names, also these.
         with h5py.File(f"{id(self)}.h5", "w", driver="core", backing_store=False) as file:
             dataset = file.create_dataset("x", data=chunk, chunks=chunk.shape, **self._filters)
@@ -317,7 +317,7 @@ class _ChunkTree:
         self._root = None
 
     def root(self, append: Callable[[bytes], int], steps: int) -> int:
-        """Return the place of the root of so many steps, after writing new nodes by ``append(data)``."""
+        """Return the address of the root for so many steps, after writing new nodes by ``append(data)``."""
         if self._root is not None:
             return self._root
         chunks = np.array(self._chunks, np.uint64).reshape(-1, 3)

@@ -44,7 +44,7 @@ _TAG = 7302
 
 
 class _Description(NamedTuple):
-    """What a rank tells the others of its part before a file is made."""
+    """The rows and options of one rank, compared before a file is made."""
 
     number: int
     columns: dict[str, NewColumn]
@@ -54,7 +54,7 @@ class _Description(NamedTuple):
 def write_together(
     ranks: Topology, targets: Sequence[Path], source: Any, chunk: Any, compress: Any, overwrite: bool
 ) -> None:
-    """Write the rows of all ranks to one file: those that are given, or that a function returns. Collective.
+    """Write the rows of all ranks to one file: ``source``, or the rows that this function returns. Collective.
 
     Raise on every rank: DatasetMismatchError if the datasets of the ranks differ in name, dtype or shape of a row,
     ValueError if the ranks give different files or options or no rank has rows, and whatever a rank raises. No file
@@ -116,7 +116,7 @@ def _common(parts: list[_Description]) -> dict[str, NewColumn]:
 
 
 class _SharedFile:
-    """The file as one rank writes it: ``columns`` are those of the file, ``numbers`` the rows of each rank."""
+    """The file as one rank writes it. ``numbers`` has the number of rows of each rank."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _SharedFile:
             os.fsync(file.fileno())  # each node holds the pages that its own ranks wrote
 
     def send(self, temporary: Path, made: None) -> None:
-        """Send the rows of this rank to rank 0. An error ends them, too: rank 0 waits for the end."""
+        """Send the rows of this rank to rank 0, and None at their end, also after an error: rank 0 waits for it."""
         comm = self._ranks.world
         try:
             for _, part in self._blocks():

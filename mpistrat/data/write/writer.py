@@ -49,7 +49,7 @@ def _ranks_of(writer: Writer) -> Topology:
 
 
 class _RankBlock(NamedTuple):
-    """What a rank gives to a step. There is a ``box`` unless the blocks of the ranks lie side by side."""
+    """One rank's block of a step. ``box`` is None if the blocks of the ranks lie side by side."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -352,7 +352,7 @@ class Writer:
         _close_files(self._path, {}, self._store, self._guard)
 
     def _agreed(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
-        """Return the second result of a function when the first one is the same on all ranks.
+        """Call ``check``. Return its second result if the first one, the operation, is the same on all ranks.
 
         If it raises on one rank, all ranks raise its error.
         """
@@ -399,7 +399,7 @@ class Writer:
             ) from None
 
     def _local_block(self, name: str, block: Any) -> tuple[_RankBlock, np.ndarray]:
-        """Return what a rank gives, and its array. Raise if that does not fit the earlier steps."""
+        """Return this rank's block and its values. Raise if it does not fit the earlier steps."""
         if not isinstance(name, str) or "\0" in name or any(part[:1] in ("", ".") for part in name.split("/")):
             raise ValueError(f"a dataset is named as 'u' or 'flow/u', no part beginning with a dot, not {name!r}")
         box: Box | None = None
