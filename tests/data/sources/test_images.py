@@ -36,7 +36,7 @@ def test_classes_are_numbered_by_name(folder):
 def test_classes_are_known_without_the_images(folder, monkeypatch):
     rows = Dataset.from_images(folder, mode="L")
     assert len(rows.element_spec) == 2  # reads one
-    monkeypatch.setattr(type(rows.definition.source), "each", None)
+    monkeypatch.setattr(type(rows.definition.source), "read_list", None)
     assert len(rows.filter(lambda label: label == 2, by=1)) == 2
     assert [len(part) for part in rows.split([0.5, 0.5], seed=1, by=1)] == [2, 2]
 
