@@ -32,7 +32,7 @@ _OF_SAFETENSORS = {"BOOL": "bool", "BF16": "bfloat16", "C64": "complex64"} | {
 
 
 class ArrayEntry(NamedTuple):
-    """An array of a file. ``checksum`` tells which checksums the file has of it, and is empty without any."""
+    """An array of a file. ``checksum`` describes the checksums that the file has of it, and is empty without any."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -159,7 +159,7 @@ def _safetensors(path: Path) -> ArrayFile:
 
 
 def write_arrays(values: Mapping[str, np.ndarray], path: Path, kind: str) -> None:
-    """Write arrays to a new file, whole or not at all. Raise ValueError or TypeError for what it cannot hold."""
+    """Write arrays to a new file, whole or not at all. Raise ValueError or TypeError if it cannot hold them."""
     with appearing(path, replace=False) as temporary:
         if kind == "HDF5":
             write(names.named(dict(values)), temporary)
@@ -191,7 +191,7 @@ def statistics(value: np.ndarray) -> dict[str, float | None]:
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None]:
-    """Return how many elements differ, and the largest difference of those that are finite in both."""
+    """Return how many elements differ, and the largest difference of elements that are finite in both."""
     kinds = one.dtype.kind + other.dtype.kind
     if "S" in kinds:
         return int(np.count_nonzero(one != other)) if kinds == "SS" else one.size, None

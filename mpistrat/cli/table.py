@@ -31,7 +31,7 @@ def printable(text: str) -> str:
 
 
 def echo(text: str = "", err: bool = False) -> None:
-    """Print a text that may hold names of files, and of what is in them."""
+    """Print a text that may hold names of files and of objects in files."""
     click.echo(printable(text), err=err)
 
 

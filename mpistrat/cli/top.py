@@ -145,7 +145,7 @@ def may_be_elsewhere(job: str | None, records: Sequence[Record]) -> bool:
 
 
 def on_all_nodes(job: str, option: str) -> list[str]:
-    """Return what this command prints with an option on each node of a Slurm job, in lines.
+    """Return the lines that this command prints with an option on each node of a Slurm job.
 
     Raise NoJobError if srun is missing or fails, or the job does not run.
     """
@@ -167,7 +167,7 @@ def _nodes_option(job: str, environ: dict[str, str]) -> list[str]:
 
 
 def on_hosts(hosts: Sequence[str], option: str) -> list[str]:
-    """Return what this command prints with an option on some hosts, which ssh reaches, in lines.
+    """Return the lines that this command prints with an option on some hosts, which ssh reaches.
 
     Raise NoJobError if none of them answers.
     """
@@ -223,7 +223,7 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
 
 
 def view_of(ended: Ended) -> JobView:
-    """Return what is known of a job that has ended: its processes are gone."""
+    """Return the view of a job that has ended: its processes are gone."""
     facts = {}
     for record in ended.records:  # those that ended after the first one were not killed for want of memory
         kills = ended.out_of_memory_kills if ended.end.first in (None, record.rank) else None

@@ -1,4 +1,4 @@
-"""The traces in a directory: files of ranks, which are read without trust, and what each rank did from when to when."""
+"""The traces in a directory: the files of the ranks, which may be damaged, and the spans of each rank in time."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class Track(NamedTuple):
 
 
 class _Event:
-    """An event, and those inside it."""
+    """An event, and the events inside it."""
 
     __slots__ = ("begin", "call", "end", "inside", "kind", "met")
 
@@ -265,7 +265,7 @@ class _Event:
 
 
 def tracks(trace: Trace, clock: Aligned) -> list[Track]:
-    """Return what the threads of a rank did, the main thread first."""
+    """Return the tracks of a rank's threads, the main thread first."""
     events = trace.events
     last = int(clock(np.array([trace.last]))[0] * 1e9)
     first = int(clock(np.array([trace.began]))[0] * 1e9)

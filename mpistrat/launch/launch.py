@@ -173,7 +173,8 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
         (tasks, variable), launcher = without
         problem = _started(without[0], environ, launcher)
         remedy = f"Start it with `mpistrat run -n {tasks}`, mpirun or srun in place of that launcher."
-    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:  # PMIx tells no size; a rank > 0 proves one
+    # PMIx tells no size: a rank > 0 proves several.
+    elif (rank := _count(environ, variable := PMIX.rank[0])) is not None:
         problem = f"{PMIX.name} calls this process rank {rank} ({variable}={rank})"
         remedy = "Start it with the mpirun that belongs to this library."
     else:
@@ -227,7 +228,7 @@ def ranks_here(environ: Mapping[str, str]) -> int:
 
 
 def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that tell the number of tasks and the rank."""
+    """Return the variables of an environment that give the number of tasks and the rank."""
     ranks = (name for launcher in LAUNCHERS for name in launcher.rank)
     also = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", *PALS.launch, "LSB_JOBID")
     return {name: environ[name] for name in (*_COUNTS, *ranks, *also) if name in environ}

@@ -70,7 +70,7 @@ def left(since: float, processes: Collection[int]) -> list[Record]:
 def keep(records: Sequence[Record], notes: Sequence[str], failed: bool, end: End = UNKNOWN) -> Path | None:
     """Move records from the memory of this node to a file. They stay in memory if no file can be written.
 
-    ``notes`` are what the launcher says of the end of the job. The records of a job that has not ``failed`` are only
+    ``notes`` are texts of the launcher about the end of the job. The records of a job that has not ``failed`` are only
     removed. Return the file, or None if there is nothing to keep. Raise OSError if no file can be written.
     """
     path = None

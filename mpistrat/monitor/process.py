@@ -1,4 +1,4 @@
-"""What the system tells about processes and network links: states, system calls, ranks without a record, lost links."""
+"""Facts from the system about processes and network links: states, system calls, ranks without a record, lost links."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Links(NamedTuple):
 
 
 def look_at_links(ranks: Sequence[int]) -> Links:
-    """Return the links of this node, which has these ranks. Empty where the system does not tell them."""
+    """Return the links of this node, which has these ranks. They are empty without /proc/net."""
     addresses, silent = set(), set()
     for own, other, resends in _connections():
         if not own.startswith("127.") and own != "::1":  # the loopback is no link to another node
@@ -50,7 +50,7 @@ def look_at_links(ranks: Sequence[int]) -> Links:
 
 
 def at_fault(nodes: Sequence[Links]) -> list[Links]:
-    """Return the nodes whose links do not work: one, if the evidence tells which, or the two ends of a link."""
+    """Return the nodes whose links do not work: with a dead interface, or else common to all unacknowledged links."""
     dead = [node for node in nodes if node.dead]
     if dead:
         return dead
@@ -173,7 +173,7 @@ def waits_for(name: str) -> str:
 
 @dataclass(frozen=True)
 class ProcessFacts:
-    """What the system tells about a process at one time."""
+    """The state of a process at one time, from /proc."""
 
     # state of the main thread: R (running), S (sleeping), D (waits for a device), T or t (stopped), Z (ended, not
     # waited for), X (the process does not exist)
@@ -196,7 +196,7 @@ class ProcessFacts:
 
 
 def look(process: int, started: int, path: str = "") -> ProcessFacts:
-    """Return what the system tells about the process with this number that started at this time, with this record."""
+    """Return the facts of the process with this number that started at this time. ``path`` is its record."""
     if proc.started(process) != started:
         return gone()
     state = proc.state(process)
@@ -216,7 +216,7 @@ def look(process: int, started: int, path: str = "") -> ProcessFacts:
 
 
 def gone() -> ProcessFacts:
-    """Return what is known of a process that does not exist."""
+    """Return the facts of a process that does not exist."""
     return ProcessFacts("X", out_of_memory_kills=proc.out_of_memory_kills())
 
 

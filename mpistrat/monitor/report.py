@@ -145,7 +145,7 @@ def causes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
 
 
 def _first_to_end(record: Record, seen: JobView) -> list[str]:
-    """Return what is known of the rank that ended first, where no other rank waited for it yet."""
+    """Return the lines about the rank that ended first, for which no other rank waited yet."""
     own_verdict = verdict(Evidence(record, seen.facts[record.key], Stacks()))
     return [
         f"rank {record.rank} of {record.size} ended first, before other ranks waited for it",
@@ -210,7 +210,7 @@ def _process(record: Record) -> str:
 
 
 def _network(nodes: Sequence[Links]) -> list[str]:
-    """Return what is known of a collective that all ranks are in. ``nodes`` are those whose links do not work."""
+    """Return the lines about a collective that all ranks are in. ``nodes`` are the nodes whose links do not work."""
     lines = []
     for node in nodes:
         problem = f"interface {', '.join(node.dead)} has no carrier" if node.dead else "its data is not acknowledged"
@@ -224,7 +224,7 @@ def _network(nodes: Sequence[Links]) -> list[str]:
 
 
 def _unseen(wait: Wait, seen: JobView) -> list[str]:
-    """Return what is known of ranks without a record here."""
+    """Return the lines about ranks without a record on this node."""
     ranks = ranks_in_words(wait.unseen)
     hosts = sorted({seen.hosts[rank] for rank in wait.unseen}) if len(seen.hosts) == wait.size else []
     on = f" ({', '.join(hosts[:_MOST_PROCESSES])}{', ...' if len(hosts) > _MOST_PROCESSES else ''})" if hosts else ""

@@ -37,7 +37,7 @@ class RankStatistics:
     deviation : float
         Median absolute deviation of that time.
     input, saving, compute : float
-        Mean of what a step spent in reading input, in writing checkpoints, and in the rest outside collectives.
+        Mean time of a step in reading input, in writing checkpoints, and in the rest outside collectives.
     slow : bool
         Whether the other ranks wait for this one.
     cost : float

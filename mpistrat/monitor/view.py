@@ -1,11 +1,11 @@
-"""What is seen of the ranks of a job, on this node and others: records, stacks, and what the system says.
+"""A view of the ranks of a job, on this node and others: records, stacks, and facts from the system.
 
 Watchdogs of several nodes tell each other what they see by notices on a board, since they never call MPI. The lowest
 rank of each node that waits too long *asks*: it posts what its node sees. The other nodes see that and *say* what they
 see. A node that *looks* at its processes gives signs of life meanwhile: that takes seconds, on a busy machine many. The
 lowest rank that asks collects it all. It waits for a node for as long as that gives signs.
 
-Another job may have the same key, where the processes of containers have equal numbers, say. Only what shares a
+Another job may have the same key, such as in containers whose processes have equal numbers. Only what shares a
 communicator with this job counts.
 """
 
@@ -132,7 +132,7 @@ def joined(views: Sequence[JobView]) -> JobView:
 
 
 def as_json(view: JobView) -> dict[str, Any]:
-    """Return what the other nodes need of a view, as values that JSON can hold."""
+    """Return the parts of a view that other nodes need, as values that JSON can hold."""
     records = [dataclasses.replace(record, steps=()) for record in view.records]
     return {
         "now": view.now,
@@ -164,7 +164,7 @@ def _stack(frames: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
 
 
 class Notices:
-    """The notices of this rank, and those for it.
+    """The notices that ranks of different nodes post for each other.
 
     ``key`` and ``delay`` are as of `SharedDirectory`. ``searched`` has the directories in which notices lie.
     """
@@ -185,7 +185,7 @@ class Notices:
         return self._repeating(f"{_LOOKS}.{_LOOKS}.{self._rank}")
 
     def ask(self, call: str, seen: JobView) -> None:
-        """Post what this node sees, and ask the other nodes. ``call`` names what is waited for."""
+        """Post the view of this node, and ask the other nodes. ``call`` names the collective that waits."""
         self._post(f"{call}.{_ASKS}.{self._rank}", as_json(seen))
 
     def any(self) -> bool:
@@ -204,23 +204,23 @@ class Notices:
         return sorted(asked - answered)
 
     def say(self, call: str, seen: JobView) -> None:
-        """Post what this node sees, for another one that asks."""
+        """Post the view of this node, for another node that asks."""
         self._post(f"{call}.{_SAYS}.{self._rank}", as_json(seen))
 
     def announce_exit(self, seen: JobView) -> None:
-        """Post what is known of this rank, which is about to end: no process of its node may be left to tell."""
+        """Post the view of this rank, which is about to end: perhaps no process of its node is left to answer."""
         self._board.post(f"{_LEFT}.{_SAYS}.{self._rank}", as_json(seen))
 
     def collects(self, own: JobView) -> bool:
-        """Return whether no lower rank asks. ``own`` is what this node sees."""
+        """Return whether no lower rank asks. ``own`` is the view of this node."""
         names = [name for name in self._names() if _parsed_name(name)[1] == _ASKS]
         lower = [view for name in names if _parsed_name(name)[2] < self._rank and (view := self._view(name))]
         return len(_of_one_job(own, lower)) == 1
 
     def collect(self, call: str, own: JobView, size: int, patience: float, waits: Callable[[], bool]) -> JobView:
-        """Return what all nodes see, as soon as all ``size`` ranks are seen, or the others give no sign of life.
+        """Return the views of all nodes as one, when it has all ``size`` ranks or the others give no sign of life.
 
-        ``own`` is what this node sees. Ranks that are not seen yet have ``patience`` seconds for a sign of life. Ends
+        ``own`` is the view of this node. Ranks that are not seen yet have ``patience`` seconds for a sign of life. Ends
         at once where ``waits()``, which is called now and then, tells that this rank waits no longer, or where a lower
         rank asks, which collects then.
         """
@@ -258,11 +258,11 @@ class Notices:
         return self._board.claim(call)
 
     def take_down(self) -> None:
-        """Remove what this rank has posted: it is not true any more."""
+        """Remove the notices of this rank, which are not true any more."""
         self._take_down(set(self._posted))
 
     def leave(self) -> None:
-        """Remove what this rank has posted, and post nothing any more: the program ends."""
+        """Remove the notices of this rank, and post no others: the program ends."""
         with self._changes:
             self._ended = True
         self._board.take_down(self._posted, lambda name: name.startswith(f"{_LEFT}."))

@@ -33,7 +33,7 @@ class Wait:
 def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     """Return the collectives in which ranks of one job wait, the oldest first.
 
-    In a communicator of all ranks, those that have not joined it yet are missing, too. ``halted`` has the keys of the
+    In a communicator of all ranks, ranks that have not joined it yet are missing, too. ``halted`` has the keys of the
     records of processes that are stopped or gone.
     """
     communicators: dict[int, list[tuple[Record, Membership]]] = {}

@@ -198,7 +198,7 @@ class Watchdog(threading.Thread):
         say(text)
 
     def _see(self, own: Record, job: list[Record], sign: Callable[[], None]) -> JobView:
-        """Return what this node sees, which takes seconds. ``sign`` is called now and then."""
+        """Return the view of this node, which takes seconds. ``sign`` is called now and then."""
         from mpistrat.monitor import process, view
 
         def beat() -> None:
@@ -224,7 +224,7 @@ class Watchdog(threading.Thread):
         return own
 
     def _of_all_nodes(self, notices: Notices, own: JobView, since: float, call: str) -> JobView:
-        """Return what all nodes see, as far as they answer. Another rank may be the one that writes the report."""
+        """Return the views of all nodes that answer, as one. Another rank may be the one that writes the report."""
         self._writes = notices.collects(own)
         if not self._writes:
             return own
@@ -251,7 +251,7 @@ class Watchdog(threading.Thread):
         return 1 << min(_RAREST, index)
 
     def _answer(self) -> None:
-        """Tell other nodes what this one sees, if they ask. The lowest rank of the node whose watchdog runs does."""
+        """Post the view of this node if others ask for it. The lowest rank of the node whose watchdog runs does."""
         if self._one_node:
             return
         notices = self._notices or self._ready_notices(self._own())
@@ -326,7 +326,7 @@ def _nap() -> float:
 
 
 def _local_rank() -> int:
-    """Return the place of this rank on its node, 0 if its launcher does not tell."""
+    """Return the rank of this process on its node, 0 if its launcher does not tell."""
     values = (os.environ.get(name, "") for launcher in LAUNCHERS for name in launcher.local_rank)
     return next((int(value) for value in values if value.isdecimal()), 0)
 
@@ -352,7 +352,7 @@ def _is_reporter(own: Record, job: list[Record]) -> bool:
 
 
 def _import_ahead() -> bool:
-    """Import what a report needs: the file system that has this package may hang later. Takes 30 ms."""
+    """Import the modules of a report: the file system of this package may hang later. Takes 30 ms."""
     from mpistrat.monitor import last, report, view  # noqa: F401
 
     return True
@@ -372,7 +372,7 @@ def main_thread_moves() -> bool | None:
 
     A thread that stays at one place is in C only if it had a core meanwhile, or sleeps. On a busy machine it may wait
     for a core, or for the lock of the interpreter, for longer than all samples take, and so may the thread that asks.
-    So what the system tells counts only from after the first sample until before the last one.
+    So only the time on a core between the first and the last sample counts.
     """
     thread = threading.main_thread()
     main = thread.ident or 0

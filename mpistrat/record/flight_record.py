@@ -33,7 +33,7 @@ _KEPT = 3600.0  # seconds for which the record of a process that was killed stay
 
 
 class FlightRecord:
-    """The record of one process. Rank and size are those in its job.
+    """The record of one process, with its rank in its job and the job's size.
 
     ``path`` is the file, None if other processes cannot read the record. ``join``, ``step`` and ``phase`` are methods
     of its `RecordWriter`. The units of steps are `RUN`, `UPDATE` and `EXPLICIT`.
@@ -128,7 +128,7 @@ class FlightRecord:
             self._words[Word.ANSWERED] = asked
 
     def beat(self, every: float) -> None:
-        """Note that the threads of this process run, and that the next such note comes after ``every`` seconds."""
+        """Note that the threads of this process run. The next note comes after ``every`` seconds."""
         number = self._words[Word.SIGNAL]
         # The program may have a handler of its own by now: others must not send it this signal.
         if number and signal.getsignal(number) is not signal.SIG_DFL:
@@ -185,7 +185,7 @@ class FlightRecord:
                 yield row
 
     def finish(self) -> None:
-        """Note that this rank has told the others of its end."""
+        """Note that this rank has announced its end to the others."""
         self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class Creation:
 
 
 def _token(ranks: Sequence[int], name: str) -> int:
-    """Return a number that the ranks can find without a message: from their launch and what they make."""
+    """Return a token that the ranks compute alike without a message: from their launch and what they make."""
     launch = key_of(os.environ, one_node=True) or ""
     digest = hashlib.sha256(f"{launch} {name} {list(ranks)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 2 | 1  # positive in a signed word, and not 0, which means none
@@ -331,7 +331,7 @@ def before_exit(function: Callable[[], object]) -> None:
 def _watch_exit(record: FlightRecord) -> None:
     """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before.
 
-    Without that nothing tells it from a kill: once the parent of a process has waited for it, the system has
+    Otherwise it looks like a kill: once the parent of a process has waited for it, the system has
     forgotten how it ended.
     """
     leave, process = os._exit, os.getpid()

@@ -155,7 +155,7 @@ class Texts:
         self._owners[slot]()
         self._owners[slot] = forget or _nothing
         offset = TEXTS + slot * SLOT_BYTES
-        self._words[offset // 8] = 0  # until the text is complete: a reader must not take it for the former one
+        self._words[offset // 8] = 0  # until it is complete: a reader of the former text gets none, not half of each
         data = text.encode(errors="replace")
         if len(data) > TEXT_BYTES:
             half = TEXT_BYTES // 2 - 2
@@ -193,7 +193,7 @@ def mapped(descriptor: int, path: str, nbytes: int) -> mmap.mmap:
 
 
 def fill_header(memory: mmap.mmap, texts: Texts, rank: int, size: int, capacity: int) -> None:
-    """Fill what the headers of a record and of a trace have in common, but for the word that makes it valid."""
+    """Fill the words that the headers of a record and of a trace share, but for the one that makes it valid."""
     words, seconds = memoryview(memory).cast("q"), memoryview(memory).cast("d")
     words[Word.VERSION] = VERSION
     words[Word.PID] = os.getpid()

@@ -1,4 +1,4 @@
-"""What is called when the record of this process begins, and a file that tells `mpistrat run` when the process ends."""
+"""Functions to call when the record of this process begins, and a file that tells `mpistrat run` when it ends."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def have_stacks(path: str | Path) -> bool:
 
 
 def stacks(path: str | Path, start: int) -> str:
-    """Return what faulthandler has written to a record since its file had ``start`` bytes."""
+    """Return the text that faulthandler has appended to a record since its file had ``start`` bytes."""
     try:
         with open(path, "rb") as file:
             file.seek(max(start, layout.STACKS))

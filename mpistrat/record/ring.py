@@ -1,6 +1,6 @@
 """The trace of this process, while it is written, and the clocks of the ranks: how much one is ahead of another.
 
-Nothing of the trace communicates or waits. An event costs less than 1 us.
+Writing a trace never communicates or waits. An event costs less than 1 us.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure_clocks(world: Any, clocks: Sequence[int]) -> Sample:
 
 
 class TraceRing:
-    """A file with the last events of this process, of about ``nbytes``. Rank and size are those in its job.
+    """A file of about ``nbytes`` with the last events of this process, which is a rank of ``size`` in its job.
 
     The directory is made if it does not exist. ``communicators`` has the numbers of communicators in this trace, by
     token. Raise OSError if the file cannot be made, or the disk is full.

@@ -36,7 +36,7 @@ _is_own = functools.cache(is_own)
 class Sites:
     """The lines of the program that call operations, as texts of the record.
 
-    ``forgotten`` says how many lines have given their texts to others: what is kept of a line is valid until then.
+    ``forgotten`` counts the lines whose texts were overwritten: at another count an operation looks for its line again.
     """
 
     __slots__ = ("_numbers", "_texts", "forgotten")

@@ -291,7 +291,7 @@ class InStep:
         self.exchange("the end", Outcome())
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Show what has ended the run on this rank, unless it has on all."""
+        """Show the cause that has ended the run on this rank, unless the run has ended on all ranks."""
         crash = excinfo.getrepr(style="native").reprcrash  # the other styles parse each file
         self.exchange("an end of the run", Outcome("ended", excinfo.exconly(), str(crash)))
 

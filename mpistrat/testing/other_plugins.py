@@ -71,7 +71,7 @@ def sizes_of(node: pytest.Item | pytest.Collector) -> Sizes | None:
 
 
 def name_of_size(node: pytest.Item | pytest.Collector) -> str:
-    """Return what stands before the number of ranks in the name of a test, or nothing where its plugin shows none."""
+    """Return the text before the number of ranks in the name of a test; empty if its plugin shows no number."""
     if node.get_closest_marker("ranks") is not None:
         return "ranks"
     mark = node.get_closest_marker("parallel")

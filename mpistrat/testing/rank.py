@@ -31,7 +31,7 @@ _OPTIONS_OF_SESSION = (
 
 
 def join(config: pytest.Config) -> None:
-    """Register what a rank needs. Raise UsageError where pytest cannot run in a rank as it was asked to."""
+    """Register the plugins of a rank. Raise UsageError if pytest has options that cannot work in a rank."""
     try:
         launch.check_singleton(SIZE, MPI.Get_library_version(), os.environ)
     except launch.AloneError as error:

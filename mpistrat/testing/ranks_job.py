@@ -25,7 +25,7 @@ _MOST_OUTPUT = 20_000  # bytes of the output of a job that are shown
 
 
 class JobEndError(Exception):
-    """A job has ended before its test. ``title`` says in a line why, and ``text`` what its ranks had to say."""
+    """A job has ended before its test. ``title`` is a line with the cause, and ``text`` has messages of its ranks."""
 
     def __init__(self, title: str, text: str):
         super().__init__(title)
@@ -92,7 +92,7 @@ class RanksJob:
         raise self._error(test, seconds)
 
     def _messages(self, seconds: float) -> Iterator[tuple[str, Any]]:
-        """Yield what rank 0 sends, until the job has ended or the time is over."""
+        """Yield the messages of rank 0, until the job has ended or the time is over."""
         deadline = time.monotonic() + seconds
         while True:
             ready: list[Any] = connection.wait([self._server, *self._channels], 0.2)
@@ -152,7 +152,7 @@ class RanksJob:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {self._size}"
 
     def end(self, *, at_once: bool) -> None:
-        """End the job, ``at_once`` or when the ranks have done what they do at their end."""
+        """End the job, ``at_once`` or after the ranks have ended by themselves."""
         for channel in self._channels:
             channel.close()  # a rank that has no test ends then
         if not at_once:

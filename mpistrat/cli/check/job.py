@@ -100,7 +100,7 @@ class CheckedJob:
 class Check(NamedTuple):
     """One check, with the name of its facts, and its title in the table.
 
-    ``local`` returns the facts that a rank finds by itself, before MPI is started, and ``exchange`` those from messages
+    ``local`` returns the facts that a rank finds by itself, before MPI is started, and ``exchange`` facts from messages
     between ranks. The result of rank 0 counts.
     """
 

@@ -184,7 +184,7 @@ class Watcher:
         return False
 
     def _ended_with_job(self, errors: Any) -> Trouble:
-        """Return what was wrong when the launcher ended the job: it may do so because the checks of this rank ended.
+        """Return the trouble of this rank when the launcher ended the job, perhaps because this rank's checks ended.
 
         Its signal may come before their end is seen. Some launchers send it to the checks, too.
         """

@@ -33,7 +33,7 @@ _CLOCK_LOOK, _CLOCK_FIX = 0.1, 1.0  # seconds
 class Pair(NamedTuple):
     """The measurement of a pair of nodes, by their first ranks: latency in seconds, and bandwidth in bytes per second.
 
-    ``again`` tells that the pair was slow and was measured a second time, alone.
+    ``again`` is whether the pair was slow and was measured a second time, alone.
     """
 
     a: int

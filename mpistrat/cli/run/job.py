@@ -59,7 +59,7 @@ class Launcher(NamedTuple):
 def find(wanted: str | None = None) -> Launcher:
     """Return the mpirun beside the interpreter, else the one on PATH. ``wanted`` is the family that it must have.
 
-    Like the other functions of this file, it raises ClickException with what does not fit.
+    Like the other functions of this file, it raises ClickException if something does not fit.
     """
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
@@ -209,7 +209,7 @@ class Setting(NamedTuple):
 class Machine:
     """The properties of the machine that decide how a job is started.
 
-    ``cores`` counts those that may be used. ``root`` says whether this user is root, ``terminal`` whether stdout is
+    ``cores`` is the number of usable cores. ``root`` says whether this user is root, ``terminal`` whether stdout is
     one, and ``reads`` whether processes may read each other's memory. ``shared`` are the free bytes of /dev/shm.
     """
 

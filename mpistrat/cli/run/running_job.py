@@ -1,4 +1,4 @@
-"""A running job: its signals, its end and its exit status, and what ranks leave behind.
+"""A running job: its signals, its end and its exit status, and the files that ranks leave behind.
 
 MPI libraries unlink their shared memory late, some only when the program ends. Left-over files use memory until the
 machine restarts, and soon fill the small /dev/shm of a container.
@@ -363,7 +363,7 @@ class RunningJob:
     def _status_by_records(self, status: int) -> int:
         """Return the exit status by the flight records that ranks have left. `close` keeps these for ``mpistrat top``.
 
-        A rank that ends as it should removes its record. A rank that leaves by ``os._exit`` lets some launchers
+        A rank that ends without an error removes its record. A rank that leaves by ``os._exit`` lets some launchers
         succeed, and others report the ranks that they kill then.
         """
         from mpistrat.monitor import last  # a late import: seldom needed

@@ -81,7 +81,7 @@ class Death(NamedTuple):
 
 
 class Banners:
-    """The banners in the text of a launcher of an MPI ``family`` on the machine ``host``, and what they tell.
+    """The banners in the text of a launcher of an MPI ``family`` on the machine ``host``, and their facts.
 
     ``deaths`` are the ranks that were killed. ``left`` are the ranks that have ended their processes before the end of
     MPI, or with another exit status than 0. ``aborted`` says whether a rank has called ``MPI_Abort``.
@@ -104,7 +104,7 @@ class Banners:
         )
 
     def cut(self, text: bytes, *, ended: bool = False) -> tuple[bytes, bytes]:
-        """Return the text without banners, and the start of one of which more may come.
+        """Return the text without banners, and the start of a banner that may be incomplete.
 
         Where the text has ``ended``, such a start is a banner: a launcher that fails leaves half of it.
         """
@@ -138,7 +138,7 @@ def _death_of_mpich(pid: int, code: int, number: int) -> Death:
 
 
 class LauncherMessages:
-    """A thread that copies what a launcher prints to the errors of this process, but for its ``banners``."""
+    """A thread that copies the output of a launcher, without its ``banners``, to the errors of this process."""
 
     def __init__(self, pipe: IO[bytes], family: str, host: str):
         self.banners = Banners(family, host)
@@ -237,7 +237,7 @@ class Streams:
             threading.Thread(target=self._copy_input, args=(os.dup(self._end),), daemon=True).start()
 
     def finish(self) -> None:
-        """Copy what ranks that have ended left in their channels, and lines without an end."""
+        """Copy the rest of the channels of ranks that have ended, with lines that lack an end."""
         os.write(self._ended, b"\0")
         self._thread.join()
         self.close()
@@ -268,7 +268,7 @@ class Streams:
                 self._write(target, b"%s%s\n" % (tag, rest) if tag else rest)
 
     def _take(self, channel: int, target: int, tag: bytes) -> bool:
-        """Copy what a channel has, up to a block. Return whether it had something."""
+        """Copy up to a block from a channel. Return whether it had any bytes."""
         try:
             data = os.read(channel, _BLOCK)
         except BlockingIOError:
@@ -311,7 +311,7 @@ class Streams:
 def _terminal(name: str, target: int) -> tuple[int, int]:
     """Make a terminal as large as the one of a descriptor, which opens under a name. Return its two ends, ours first.
 
-    Bytes pass as they are: the terminal of this process makes of them what it should.
+    Bytes pass unchanged: the terminal of this process interprets them.
     """
     ours, theirs = os.openpty()
     tty.setraw(theirs)
