@@ -17,12 +17,12 @@ class ReplicaGroup:
     A *rank* is a process. A *replica* is a copy of the model, and what a step counts. Code that divides a batch, a mean
     or a sum asks this object; code that communicates asks `Topology`.
 
-    ``blocks`` are the replicas of each rank, by default that of its own number: then ``by_rank`` is True. Ranks with
-    equal blocks play one replica together, and ``topology`` has those of one place in it, the first if ``is_first``.
-    ``is_virtual`` says whether the number of replicas, ``size``, was chosen apart from that of ranks: results must not
-    depend on the latter. ``local`` are the ``count`` replicas from ``first`` on of this rank. ``is_chief`` says whether
-    this rank writes files and reports. Raise ValueError if the blocks do not make up replicas 0, 1, 2, ... without a
-    gap.
+    ``blocks`` are the replicas of each rank, by default the replica of its own number: then ``by_rank`` is True. Ranks
+    with equal blocks play one replica together. ``topology`` has the ranks of one position in it, the first position if
+    ``is_first``. ``is_virtual`` says whether ``size``, the number of replicas, was chosen apart from the number of
+    ranks: results must not depend on the latter. ``local`` are the ``count`` replicas from ``first`` on of this rank.
+    ``is_chief`` says whether this rank writes files and reports. Raise ValueError if the blocks do not make up replicas
+    0, 1, 2, ... without a gap.
 
     >>> from mpistrat.runtime.topology import SingleRankTopology
     >>> group = ReplicaGroup(SingleRankTopology(), [range(4)])

@@ -162,8 +162,8 @@ class ReplicaMeeting:
     def run(self, play: Callable[[int], Any]) -> list[Any]:
         """Return ``play(i)`` for each replica of this rank, ``i`` from 0 on.
 
-        An exception gets a note with the replica's number, ends those that wait, and is raised. Raise RuntimeError on
-        every rank if replicas make different calls, and if another thread runs one.
+        An exception gets a note with the replica's number, ends the replicas that wait, and is raised. Raise
+        RuntimeError on every rank if replicas make different calls, and if another thread runs one.
         """
         if self._is_running:
             raise RuntimeError("another thread is in strategy.run: a rank of many replicas runs one function at a time")
@@ -283,7 +283,7 @@ class ReplicaMeeting:
         try:
             while self._running:
                 self._gate.wait(True, _SIGNAL_SECONDS)
-        except BaseException as error:  # of a signal handler, such as that of Ctrl-C
+        except BaseException as error:  # of a signal handler, as at Ctrl-C
             self._broken = error
             interrupted = 0
             while self._running:

@@ -49,7 +49,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     comm : mpi4py.MPI.Intracomm, optional
         Communicator of the ranks to use; by default all ranks.
     device : str, optional
-        Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU among those of its node, or
+        Device of this rank's variables: ``"cpu"``, ``"cuda"`` for this rank's GPU of its node, or
         ``"cuda:1"`` for GPU 1. ``"auto"`` is a GPU if every rank sees one, else the host. By default
         ``mpistrat.rc.device`` (MPISTRAT_DEVICE).
     virtual_replicas : int, optional
@@ -60,7 +60,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         Ranks with an axis ``replica``: a replica is the ranks of one place on it. All of them get its rows. Values are
         combined between the ranks of the same place in their replicas. In place of ``comm`` and ``virtual_replicas``.
     groups : "node" or MeshAxis, optional
-        Ranks that are in sync in each step: those of a node, or those along an axis. ``num_replicas_in_sync`` counts
+        Ranks that are in sync in each step: the ranks of a node, or along an axis. ``num_replicas_in_sync`` counts
         the replicas of a group, values are combined inside of it, and each group reads batches of its own.
     sync_every : int
         After so many steps of an optimizer, the groups exchange weights. With 1, they exchange gradients in each step.

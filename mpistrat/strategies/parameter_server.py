@@ -161,7 +161,7 @@ def _on_servers(variables: Sequence[Variable]) -> bool:
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()  # equal on all ranks that construct strategies: these construct the same ones
-_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by number, those of this rank
+_known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by number, on this rank
 _copies = Cache[int, Strategy](64)  # on a worker, which does not learn when the coordinator drops its own
 
 

@@ -199,7 +199,7 @@ def exact_sum_over_axis(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum over some axes of all ranks' arrays, and the number of their examples. Collective.
 
-    The lengths of these axes may differ between ranks. ``dtype`` is that of the sum, of the array's kind. Raise
+    The lengths of these axes may differ between ranks. ``dtype`` is the dtype of the sum, of the array's kind. Raise
     ValueError if the array does not have the axes, and on every rank if the other axes differ between ranks.
     """
     axes = axis if isinstance(axis, tuple) else (axis,)

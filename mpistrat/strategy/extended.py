@@ -396,7 +396,7 @@ class StrategyExtended:
             Called in cross-replica context, so that it calls `Strategy.run` itself. It keeps what the caller needs by
             ``context.set_last_step_output(name, value, reduce_op)``.
         iterator : iterator
-            For example that of a distributed dataset.
+            For example ``iter`` of a distributed dataset.
         iterations : int
             The number of batches.
         initial_loop_values : dict, optional

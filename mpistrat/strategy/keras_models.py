@@ -85,7 +85,7 @@ def _watch_models(keras: Any) -> None:
     setattr(model, _MADE_HERE, None)
     for names, wrapper in ((("__init__", "compile"), _noting), ((*_TRAINING, *_LOOKING, *SAVING), _handing_over)):
         for name in names:
-            # Where it is defined: Keras asks whether a model's `compile` is that of its trainer.
+            # Where it is defined: Keras asks whether a model has the `compile` of its trainer.
             owner = next(kind for kind in model.__mro__ if name in vars(kind))
             setattr(owner, name, wrapper(getattr(owner, name)))
 
@@ -95,7 +95,7 @@ def _current() -> Any:
 
 
 def strategy_of(model: Any) -> Any:
-    """Return the strategy that trains a model: that of the scope, or of the one that it was made in, or None."""
+    """Return the strategy that trains a model: of this scope, else of the scope that it was made in, or None."""
     return _current() or getattr(model, _MADE_HERE, None)
 
 

@@ -73,7 +73,7 @@ def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
 def regrouped(values: Sequence[Any], *, always: bool = False) -> Any:
     """Return the structure of the values of this rank's replicas, with a `PerReplica` for each leaf.
 
-    Unless ``always``, a leaf that is the same object on all of them is not wrapped, such as those of a single replica.
+    Unless ``always``, a leaf that is the same object on all replicas, as on a single one, is not wrapped.
     Raise ValueError if the structures differ.
     """
     first = values[0]
@@ -147,7 +147,7 @@ class ReplicaContext:
     3.0
     """
 
-    number_here, played_here = 0, 1  # the number of this replica among those of its rank, and how many they are
+    number_here, played_here = 0, 1  # the index of this replica in its rank, and the replicas of the rank
     meeting: ReplicaMeeting | None = None  # with the other replicas of its rank
 
     def __init__(self, strategy: context.AnyStrategy, replica_id_in_sync_group: Any):
@@ -296,7 +296,7 @@ class ReplicaContext:
     ) -> PendingAllReduce:
         """Begin an `all_reduce` that runs while the program computes, and wait for its result later.
 
-        For example, reduce the last layer's gradients while those of the layer before are computed. All replicas
+        For example, reduce the last layer's gradients while the layer before computes its own. All replicas
         must begin the same reductions in the same order; they may wait for them in any order. Values are copied at
         the beginning. The reduction proceeds as far as the MPI library progresses by itself, and at each ``test()``.
 
@@ -510,7 +510,7 @@ class GatherOfReplicas:
 
 
 def gather_on_all(engine: Engine, values: Sequence[Any], axis: int, options: CommunicationOptions | None = None) -> Any:
-    """Concatenate the values of all replicas leaf by leaf; ``values`` are those of this rank's. Collective."""
+    """Concatenate the values of all replicas leaf by leaf; ``values`` are of this rank. Collective."""
     seconds = engine.merged(options).timeout_seconds
     if len(values) == 1 and type(values[0]) is np.ndarray:  # fast path: the collective itself compares one array
         return engine.ops.gathered(values[0], axis, seconds)

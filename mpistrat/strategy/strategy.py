@@ -225,7 +225,7 @@ class Strategy(Collectives, FormerNames):
         """Run a function once per replica: this process runs it for its own replica.
 
         A rank that plays several replicas runs it for one after another. At a cross-replica call a replica waits for
-        the others, each in a thread of its own, of which one runs at a time.
+        the others, each in a thread of its own. One thread runs at a time.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ from mpistrat.values import VariableAggregation, VariableSynchronization
 def global_moments(x: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
     """Return the count, mean and variance of values over axes and over all replicas, in one all-reduce.
 
-    Call it in a replica context, on every replica, also on one without rows. Elsewhere the moments are those of ``x``
+    Call it in a replica context, on every replica, also on one without rows. Elsewhere the moments are of ``x``
     alone. A replica has the weight of its rows.
 
     Parameters
@@ -25,7 +25,7 @@ def global_moments(x: Any, axes: Sequence[int]) -> tuple[Any, Any, Any]:
     x : array of floating point numbers
         Only the lengths of ``axes`` may differ between replicas.
     axes : sequence of int
-        The axes to average over, such as all but that of the channels.
+        The axes to average over, such as all but the axis of the channels.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def _combined(count: float, mean: Any, deviations: Any) -> tuple[float, Any, Any
         # The count is the same for all channels, so it is sent once, and not for each.
         own, squares, deviations = total[1:].reshape(3, *mean.shape)
         mean = own / max(count, 1.0)
-    # The squared deviations of the means of replicas from that of all. Rounding makes it negative where they are equal.
+    # Squared deviations of the means of replicas from the mean of all. Rounding makes them negative for equal means.
     between = (squares - count * mean**2).clip(0.0, None)
     return count, mean, (deviations + between) / max(count, 1.0)
 
@@ -106,12 +106,12 @@ def _replica() -> int:
 class BatchNormalization:
     """Normalize each channel to mean 0 and variance 1 over the rows of a batch, then scale and shift it.
 
-    In training, with ``synchronized``, the moments are those of the rows of all replicas: a step then does not depend
-    on how many replicas share the batch. Every replica must call the layer, also one without rows. A call makes one
+    In training, with ``synchronized``, the moments are over the rows of all replicas: a step then does not depend on
+    how many replicas share the batch. Every replica must call the layer, also one without rows. A call makes one
     all-reduce, `backward` another. In inference the layer reads the moving mean and variance: without communication in
     a replica context; outside of `run` that is collective.
 
-    Create it in the scope of a strategy. Its arguments are those of Keras' layer.
+    Create it in the scope of a strategy. It has the arguments of Keras' layer.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ class BatchNormalization:
     center, scale : bool
         Whether channels are shifted by ``beta`` and scaled by ``gamma``, which are trained.
     synchronized : bool
-        Whether the moments are those of all replicas. Otherwise each replica has its own, and the moving mean and
-        variance are averaged over the replicas when they are read.
+        Whether the moments are over the rows of all replicas. Otherwise each replica has its own, and the moving mean
+        and variance are averaged over the replicas when they are read.
     trainable : bool
         If False, the layer is always in inference.
     dtype : dtype
@@ -197,9 +197,9 @@ class BatchNormalization:
         return [*self.trainable_variables, *built]
 
     def build(self, input_shape: Sequence[int | None]) -> None:
-        """Create the variables, for arrays of this shape, of which only the channels count. The first call does it too.
+        """Create the variables for the channels of an input shape. The first call does it, too.
 
-        Collective where it is the first.
+        Collective the first time.
         """
         channels = input_shape[self.axis]
         if self._channels is None:

@@ -23,7 +23,7 @@ class ElasticLoop:
 
     Iterate over it once. When the body of a step has ended, the state is copied to the memory of each node, as often as
     copies take ``copy_share`` of the time. If ``mpistrat run --elastic`` runs the program, the next run goes on after
-    the newest whole copy; with ``virtual_replicas`` its weights are bit for bit those of a run without a loss, on any
+    the newest whole copy; with ``virtual_replicas`` it gets the weights of a run without a loss, bit for bit, on any
     number of ranks. A checkpoint is saved in ``directory`` every ten minutes, at a notice that the job will end, as by
     `PreemptionCheckpointHandler`, and at the end of the last epoch. Without ``--elastic`` there are only these.
 

@@ -21,7 +21,7 @@ class ElasticState:
     """The state of a program, copied and saved after steps, and restored when the next run makes this object.
 
     A checkpoint is saved every ``every_seconds``, at a notice that the job will end, and by `finish`. ``objects`` are
-    those of a `Checkpoint`. All methods are collective.
+    as for `Checkpoint`. All methods are collective.
     """
 
     def __init__(

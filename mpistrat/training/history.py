@@ -166,10 +166,10 @@ class History:
     def log(self, **values: Any) -> bool:
         """Print and keep the values of an epoch, and return whether to stop. Collective, outside of `Strategy.run`.
 
-        The ranks are those of the current strategy; outside of every scope, all of the job.
+        The ranks are the ranks of the current strategy, or outside of every scope all ranks of the job.
 
-        The monitored value must be equal on all ranks. Of the other values those of the chief are kept: seconds may
-        differ. Means over the replicas come from metrics and from `Strategy.reduce`.
+        The monitored value must be equal on all ranks. Other values, such as seconds, may differ: the chief's are kept.
+        Means over the replicas come from metrics and from `Strategy.reduce`.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class History:
                 csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
 
     def plot(self) -> Any:
-        """Return a figure of matplotlib with a panel for each value; ``val_loss`` is in that of ``loss``. Local.
+        """Return a figure of matplotlib with a panel for each value; ``loss`` and ``val_loss`` share one. Local.
 
         Needs matplotlib. A notebook shows the figure, ``figure.savefig(path)`` saves it.
         """

@@ -96,7 +96,7 @@ def _is_preempted(environ: Mapping[str, str]) -> bool:
     answer, _ = _scontrol(environ, "show", "job", "--oneliner", job)
     facts = dict(word.partition("=")[::2] for word in answer.partition("\n")[0].split())
     since = facts.get("PreemptTime", "")
-    # PreemptTime may be that of an earlier run of the job. ISO times compare as text (2026-11-21T12:25:58).
+    # PreemptTime may be of an earlier run of the job. ISO times compare as text (2026-11-21T12:25:58).
     return facts.get("JobState") == "RUNNING" and since[:1].isdecimal() and since >= facts.get("StartTime", "")
 
 

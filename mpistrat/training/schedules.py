@@ -231,7 +231,7 @@ class CosineDecayRestarts(LearningRateSchedule):
     t_mul : float
         Each wave is so many times longer than the one before: at least 1.
     m_mul : float
-        The highest rate of each wave, as a multiple of that of the one before.
+        The highest rate of each wave, as a multiple of the one before.
     alpha : float
         The lowest rate, as a multiple of the initial one.
     name : str

@@ -143,7 +143,7 @@ def scalar(name: str, data: Any, step: Any = None) -> bool:
         Summaries of one name make one chart.
     data : number, or array of one element
     step : int, optional
-        By default that of `SummaryWriter.as_default` or ``experimental.set_step``.
+        By default the step of `SummaryWriter.as_default` or ``experimental.set_step``.
 
     Returns
     -------

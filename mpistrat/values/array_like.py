@@ -10,7 +10,7 @@ import numpy as np
 from mpistrat.arrays import arrays
 
 _ON_HOST = frozenset({np.ndarray, bool, int, float, complex, np.float32, np.float64, np.int64})
-#: Methods that read the value, as those of ``numpy.ndarray``.
+#: Methods that read the value, as in ``numpy.ndarray``.
 READING = (
     *("all", "any", "argmax", "argmin", "argsort", "astype", "clip", "conj", "copy", "cumprod", "cumsum"),
     *("diagonal", "dot", "flatten", "item", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat"),
@@ -208,7 +208,7 @@ def _call_on_gpu(function: Any, plain: list[Any], kwargs: dict[str, Any], out: t
 
 
 class ArrayMethods:
-    """The methods of `READING`, each of the value that `_view` returns. They do what those of ``numpy.ndarray`` do."""
+    """The methods of `READING`, which call the methods of ``numpy.ndarray`` on the value that `_view` returns."""
 
     __slots__ = ()
 

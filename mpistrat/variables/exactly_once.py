@@ -38,10 +38,10 @@ def unpack_writes(body: Packed) -> list[Write]:
 
 
 class PreparedWrites:
-    """The writes of functions that have ended on a worker, and of which the coordinator has not decided.
+    """The writes of functions that have ended on a worker, until the coordinator decides.
 
-    The worker tells the coordinator the result of a call when all servers have its writes. The coordinator then says
-    ``commit``, or ``abort`` if the worker was lost first. A number is applied once: it is forgotten with its writes.
+    The worker sends the coordinator the result of a call when all servers have its writes. The coordinator then sends
+    ``commit``, or ``abort`` if the worker was lost first. A number is applied once: it is dropped with its writes.
     """
 
     def __init__(self, store: VariableStore):
@@ -108,7 +108,7 @@ class _KeptWrite(NamedTuple):
     """A write, with what is needed to apply it to copies of the variables."""
 
     write: Write
-    variables: tuple[ServerVariable, ...]  # that it may read or change; the server is that of the first
+    variables: tuple[ServerVariable, ...]  # that it may read or change; the first one names the server
     function: Any  # that updates them
     kept: object  # what must live until the write is sent
 

@@ -116,8 +116,8 @@ class DistributedVariable(Variable, DistributedValues):
 # --- mirrored variables ---------------------------------------------------------
 
 
-# A sum of rows keeps rows of equal index apart: to add or multiply them one by one is well defined, and a smallest,
-# a largest or a new value would be that of one replica.
+# A sum of rows keeps rows of equal index apart. To add or multiply them one by one is well defined; a smallest, largest
+# or new value would be the value of one replica.
 _NOT_OF_REDUCED_ROWS = ("scatter_min", "scatter_max", "scatter_update")
 _MEAN = ReduceOp.MEAN  # Python 3.11 takes 110 ns to find a member of an enumeration
 _REDUCTIONS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
@@ -358,7 +358,7 @@ class CutVariable(MirroredVariable):
         return getattr(self._read(), name)  # not of the part, which would pass for the whole
 
     def check_rows(self, rows: IndexedSlices) -> None:
-        """Raise ValueError: the rows of a part have other numbers than those of the whole."""
+        """Raise ValueError: the rows of a part are numbered differently from the rows of the whole."""
         raise ValueError(f"variable {self.name!r} is cut over ranks: give a ShardedArray or a part, not IndexedSlices")
 
     def write(self, method: str, value: Any) -> None:
@@ -386,7 +386,7 @@ class CutVariable(MirroredVariable):
         raise AttributeError("__cupy_get_ndarray__")
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return ArrayLike.__dlpack_device__(self)  # that of a ShardedArray, which has none
+        return ArrayLike.__dlpack_device__(self)  # of a ShardedArray, which has none
 
     def __dlpack__(self, **options: Any) -> Any:
         return ArrayLike.__dlpack__(self, **options)

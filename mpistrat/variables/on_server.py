@@ -115,7 +115,7 @@ class ServerVariable(Variable):
     # --- reading ---------------------------------------------------------------------
 
     def _ask_shards(self, kind: str, values: list[tuple[int, Any]], *head: Any) -> list[Any]:
-        """Return the replies of some shards, of which each gets its own value."""
+        """Send each of some shards its own value, and return their replies."""
         shards = self.shards
         requests = [(shards[i].server, kind, (shards[i].key, *head), value) for i, value in values]
         return self._strategy.extended.servers.ask_all(requests)

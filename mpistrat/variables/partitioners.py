@@ -137,7 +137,7 @@ def _positions_in(rows: range, start: int, end: int) -> slice:
 def shards_wanted(partitioner: Callable[..., Sequence[int]], shape: tuple[int, ...], dtype: np.dtype) -> int:
     """Return the number of shards that a partitioner gives a variable. Scalars are never cut.
 
-    Raise ValueError if it does not return a number for each axis, of which only the first may exceed 1.
+    Raise ValueError unless it returns a number for each axis. Only the first may exceed 1.
     """
     if not shape:
         return 1

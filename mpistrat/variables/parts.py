@@ -19,7 +19,7 @@ _Variable = TypeVar("_Variable")
 class ScatterNd:
     """The methods that write at indices whose last axis numbers the variable's axes.
 
-    The replicas' writes are combined as those of `assign_add` (for add and sub) and of `assign` (for the others).
+    The replicas' writes are combined as by `assign_add` (for add and sub), or as by `assign` (for the others).
     """
 
     __slots__ = ()

@@ -47,8 +47,8 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
     ------
     ValueError
         For synchronization NONE, for MEAN of a dtype that is not floating point or complex, and for an array of
-        Python objects. For a ``ShardedArray`` over another mesh than that of the strategy. On every replica, if shapes
-        or dtypes differ between replicas.
+        Python objects. For a ``ShardedArray`` over another mesh than the strategy's. On every replica, if shapes or
+        dtypes differ between replicas.
     TypeError
         If ``synchronization`` or ``aggregation`` is not a member of its enum.
 

@@ -252,8 +252,8 @@ def _log_errors() -> None:
 
 _PAGE = 4096
 _MARKS = ".marks.tmp"  # the end of a second temporary file's name
-_SAMPLED = 64  # pages of a variable, of which an asynchronous save compares one
-_MOST_NAMED = 3  # arrays in a message, of those that differ between ranks
+_SAMPLED = 64  # an asynchronous save compares one page in so many
+_MOST_NAMED = 3  # differing arrays in a message
 _LONGEST_TEXT = 512  # characters of an error in a report, in JSON of up to 12 bytes each
 _MOST_AT_END = 600.0  # seconds for which the end of a program waits for a rank, whose disk may be broken
 

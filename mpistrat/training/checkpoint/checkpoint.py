@@ -49,7 +49,7 @@ class Checkpoint:
     Parameters
     ----------
     root : Mapping, Checkpoint or None
-        Objects that are saved as if they were given as ``objects``, of a Checkpoint also those that it gets later.
+        Objects that are saved like ``objects``. A Checkpoint also gives the objects that it gets later.
     **objects
         What to save, by name.
 
@@ -77,10 +77,10 @@ class Checkpoint:
 
     Notes
     -----
-    The file is that of `mpistrat.training.save`: any HDF5 program reads it, and every array has checksums. The state
-    of an iterator or a generator is text in JSON. If it differs between ranks, the file has the state of each, and
-    only as many ranks can restore it. Of a PerReplica, as ``strategy.rng`` of virtual replicas, it has that of each
-    replica, on any number of ranks. So it is with what an optimizer keeps for an exchange between groups.
+    The file is one of `mpistrat.training.save`: any HDF5 program reads it, and every array has checksums. The state of
+    an iterator or a generator is text in JSON. If it differs between ranks, the file has the state of each, and only as
+    many ranks can restore it. For a PerReplica, such as ``strategy.rng`` of virtual replicas, it has the state of each
+    replica, for any number of ranks. An optimizer's state of an exchange between groups is by rank.
 
     What the objects have but the file lacks keeps its value. What the file has but the objects lack waits: for an
     attribute that is set later, and for the variables that an optimizer creates at its first step. What is added to a
@@ -107,7 +107,7 @@ class Checkpoint:
     def when_grown(self, function: Callable[[], object]) -> None:
         """Call a function after each attribute that is set.
 
-        Only the last function that was given is called: that of the checkpoint that was restored last.
+        Only the last function is called: the one of the checkpoint that was restored last.
         """
         self._when_grown = function
         if self._root is not None:
@@ -278,15 +278,15 @@ def _compared(root: Node, call: str, *parts: Hashable) -> tuple[Graph, Topology,
 class _Waiting:
     """A file from which a checkpoint is restored, and the names in it that nothing has restored yet.
 
-    ``matched`` has the names that were restored, ``unmatched`` the others. ``over`` says whether another file
-    was restored since.
+    ``matched`` has the names that were restored, ``unmatched`` the others. ``over`` says whether another file was
+    restored since.
     """
 
     def __init__(self, checkpoint: Checkpoint, path: Path):
         self._checkpoint, self._path = checkpoint, path
         _, topology, replicas = _compared(checkpoint, "Checkpoint.restore", "of", str(path))
         self._topology = topology
-        by_all.finish(topology)  # which may be that of this file
+        by_all.finish(topology)  # the pending save may be of this file
         self._contents = contents_of(topology, path)
         self._replicas = replicas
         self.matched: set[str] = set()
@@ -431,7 +431,7 @@ class Status:
         return self._waiting
 
     def assert_consumed(self) -> Status:
-        """Raise AssertionError unless each object was in the file, and each name of the file is that of an object."""
+        """Raise AssertionError unless each object was in the file, and each name of the file has an object."""
         waiting = self._restored()
         if waiting.unmatched:
             raise AssertionError(f"the file has {few(waiting.unmatched)}, and no object below the checkpoint does")

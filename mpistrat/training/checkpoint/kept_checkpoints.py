@@ -182,7 +182,7 @@ class CheckpointManager:
         Parameters
         ----------
         checkpoint_number : int or Variable, optional
-            The number in the file's name; by default that of this call of `save`.
+            The number in the file's name; by default the number of this call of `save`.
         check_interval : bool
             Whether to save only if `checkpoint_interval` steps have passed. Without any step since the last
             checkpoint nothing is saved in either case.

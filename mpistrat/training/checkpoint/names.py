@@ -38,7 +38,7 @@ class ArrayBlock(NamedTuple):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A variable of which each of ``len(ends) - 1`` ranks holds a part: state of an optimizer."""
+    """A variable, the state of an optimizer, whose parts are on ``len(ends) - 1`` ranks."""
 
     ends: Sequence[int]
 

@@ -225,7 +225,7 @@ def _as_json(state: Any) -> Any:
 
 
 def unpack_state(text: bytes) -> Any:
-    """Return what `pack_state` has made, with lists for tuples, and NumPy's arrays for those of other libraries.
+    """Return the state in a text of `pack_state`, with lists for tuples, and NumPy arrays for other arrays.
 
     Raise ValueError if the text is not a state, as in a damaged file.
     """

@@ -41,7 +41,7 @@ _FIX = "fix: load an earlier checkpoint, or copy this one again"
 
 
 def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str, Box, np.ndarray]] = ()) -> set[str]:
-    """Fill contiguous arrays from a checkpoint file, and return the names of those that it has.
+    """Fill contiguous arrays from a checkpoint file, and return the names that it has.
 
     Values below `OF_REPLICAS` may be missing, or be of another number of replicas. ``boxes`` has the name of an array,
     the offset of a box in it with the shape of the whole array, and the memory for the box. Only the pieces of these
@@ -49,7 +49,7 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
 
     Raise FileNotFoundError if it does not exist. Raise one ValueError for all arrays that are missing in it, or have
     another shape or dtype there. Raise DataFileError if it is not an HDF5 file, is truncated or is damaged, and
-    ChecksumError if the bytes of an array differ from those that were written.
+    ChecksumError if the bytes of an array are not as they were written.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")

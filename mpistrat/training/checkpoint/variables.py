@@ -58,7 +58,7 @@ def save(
         of replica 0, and nothing is compared. PyTorch's DDP needs it for a model with batch norm, whose running
         averages differ.
     own : nested mappings and sequences, optional
-        Arrays of which each rank has another one. The file has that of rank 3 as ``name/3``, and a `PerReplica` by
+        Arrays that differ between ranks. The file has the array of rank 3 as ``name/3``, and a `PerReplica` by
         replica. A `mpistrat.data.Block` becomes a box of one dataset. These two may also be in ``state``, and a
         `mpistrat.ShardedArray`, whose parts are boxes, too.
 
@@ -105,15 +105,15 @@ def save_async(
 
     It corresponds to ``tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)``, and to the
     ``AsyncCheckpointer`` of Orbax. The variables can be changed as soon as it returns: a thread of each rank writes
-    the copies while training continues. The file is the same as that of `save`, and appears when it is complete,
+    the copies while training continues. The file is the same as by `save`, and appears when it is complete,
     whether or not the program makes another call.
 
     One save runs at a time: `save`, `save_async` and `load` wait for the pending one. A rank copies only what it
     writes. The next save uses that memory again; it is not freed. Arrays are compared between ranks as by `save`, and
     of variables that their strategy keeps equal one page in 64, another one in each save.
 
-    No thread makes MPI calls. The one of replica 0 never waits for the disk inside a call of HDF5, of which h5py allows
-    one at a time: a program that reads data through h5py is not blocked.
+    No thread makes MPI calls. The thread of replica 0 never waits for the disk inside a call of HDF5, which would hold
+    the lock of h5py: a program that reads data through h5py is not blocked.
 
     A program waits for the file at its end, but an error is then only logged, not raised: call `PendingSave.wait`
     for the last save. A program that fails waits for one second at most; the earlier file of that name
@@ -206,7 +206,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     mpistrat.data.DataFileError
         On every replica, if the file is not an HDF5 file, is truncated or is damaged.
     mpistrat.data.ChecksumError
-        On every replica, if the values differ from those that were saved: a kind of DataFileError.
+        On every replica, if the values are not as they were saved: a kind of DataFileError.
     OSError
         On every replica, if a pending `save_async` fails.
     RuntimeError
@@ -494,7 +494,7 @@ def loaded_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a file, of these names, shapes and dtypes, on every rank. Collective.
 
-    It may lack those of virtual replicas.
+    Values of virtual replicas may be missing.
     """
     from mpistrat.training.checkpoint.read import read
 

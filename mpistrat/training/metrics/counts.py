@@ -87,7 +87,7 @@ class IoU(ConfusionMatrix):
     Raises
     ------
     ValueError
-        If ``num_classes`` is not positive, or a number in ``target_class_ids`` is not that of a class.
+        If ``num_classes`` is not positive, or a number in ``target_class_ids`` is not a class.
 
     Examples
     --------
@@ -524,7 +524,8 @@ class Recall(_OfPositives):
 class AUC(ThresholdMetric):
     """The area under the ROC curve or the precision-recall curve, approximated at thresholds.
 
-    The value is that of one process with the examples of all replicas. More thresholds approximate the area better.
+    The value is the same as of one process with the examples of all replicas. More thresholds approximate the area
+    better.
 
     Parameters
     ----------

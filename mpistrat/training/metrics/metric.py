@@ -44,7 +44,7 @@ class Total:
         return results(self)[0]
 
     def of(self, value: np.ndarray) -> Any:
-        """Return the sum of which ``value`` is the value of the variable."""
+        """Return the sum, given the ``value`` of the variable."""
         return value[()]
 
 
@@ -143,7 +143,7 @@ def _counted(update_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remembered(init: Callable[..., None]) -> Callable[..., None]:
-    """Decorate ``__init__``: the arguments of the object's own class are those of `Metric.get_config`."""
+    """Decorate ``__init__``: `Metric.get_config` returns the arguments of the object's own class."""
     explained = absent.explain_arguments(init, absent.OF_METRIC_ARGUMENTS)
 
     @functools.wraps(init)
@@ -173,7 +173,7 @@ class Metric(ABC):
     Parameters
     ----------
     name : str, optional
-        By default that of the class in small letters, such as ``"mean_squared_error"``.
+        By default the name of the class in small letters, such as ``"mean_squared_error"``.
 
     Warns
     -----
@@ -224,7 +224,7 @@ class Metric(ABC):
 
     @_remembered
     def __init__(self, name: str | None = None):
-        if name is None:  # that of the class of this package: a subclass of a program has its name, as before
+        if name is None:  # of the class of this package, also for a subclass of the program
             kinds = (base for base in type(self).__mro__ if base.__module__.partition(".")[0] == "mpistrat")
             kind = next((base for base in kinds if base is not Metric), type(self))
             name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
@@ -295,7 +295,7 @@ class Metric(ABC):
         return f"<{type(self).__name__} {self._name!r}>"
 
     def _repr_html_(self) -> str:
-        """Return an HTML table. Never communicates: the result is in that of one replica only."""
+        """Return an HTML table. Never communicates: with several replicas it lacks the result."""
         facts = {"name": self._name, "variables": [variable.name for variable in self._variables]}
         if all(variable.distribute_strategy.num_replicas_in_sync == 1 for variable in self._variables):
             facts["result"] = self.result()

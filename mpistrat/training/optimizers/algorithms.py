@@ -137,7 +137,7 @@ class LARS(Optimizer):
     momentum : float
         In [0, 1).
     weight_decay : float
-        Part of the gradient and of the trust ratio, unlike that of other optimizers.
+        Part of the gradient and of the trust ratio, unlike in other optimizers.
     eta : float
         The trust coefficient.
     epsilon : float

@@ -27,8 +27,8 @@ class GroupExchange:
 
     It keeps the errors of compression, and the state of the outer optimizer. Each rank has arrays of its own. A
     `Checkpoint` of the optimizer has them; else ``save(weights, path, own=optimizer.exchange.state())``. ``groups`` are
-    those of the engine. ``inner`` returns the variables of the optimizer that differ between groups if these exchange
-    weights: they are a part of the state then.
+    the groups of the engine. ``inner`` returns the variables of the optimizer that differ between groups if these
+    exchange weights: they are a part of the state then.
     """
 
     def __init__(self, groups: BetweenGroups, inner: Callable[[], Sequence[Variable]]):
@@ -150,7 +150,7 @@ class GroupExchange:
     ) -> tuple[set[int], list[str]]:
         """Raise MismatchError unless groups have the same step, variables and ``more``. Collective over the rail.
 
-        Return the variables to which all groups have assigned the same value, and the names of those that differ.
+        Return the variables to which all groups have assigned the same value, and the names of the others.
         """
         assigned = [
             f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""

@@ -145,7 +145,7 @@ def places(changed: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
-    """Return gradients, with copies of those that overlap memory that a step changes.
+    """Return gradients, copied where they overlap memory that a step changes.
 
     ``spans`` are the `places` of that memory. A step changes its variables one after another. A gradient that is a view
     of one of them must not change before it is used.
@@ -217,7 +217,7 @@ class Clipping:
         return [*map(math.sqrt, squares)]
 
     def clipped(self, gradients: Sequence[Any], norms: Sequence[float]) -> list[Any]:
-        """Return gradients, or parts of them, with their limit. ``norms`` has that of each; none without `by_norm`."""
+        """Return clipped gradients, or parts of them. ``norms`` has a norm for each, and is empty without `by_norm`."""
         limit = self._value or self._norm or self._global_norm
         assert limit is not None
         if self._value is not None:

@@ -82,9 +82,10 @@ class Optimizer(ABC):
         `CentralStorageStrategy` and `ParameterServerStrategy` have one copy for all replicas, and are refused.
     shard_state : bool
         Each of ``n`` ranks keeps and updates ``1 / n`` of the optimizer's state (ZeRO-1), in place of all of it. All
-        ranks must set it. Weights are those of a step without it: to the bit with the implementations ``"ordered"``,
-        ``"exact"`` and ``"tree"``. Files of `mpistrat.training.save` are the same, and are loaded on any number of
-        ranks, with it or without. Sparse rows, GPUs, and variables with one copy for all replicas are refused.
+        ranks must set it. A step gives the same weights as without it: to the bit with the implementations
+        ``"ordered"``, ``"exact"`` and ``"tree"``. Files of `mpistrat.training.save` are the same, and are loaded on any
+        number of ranks, with it or without. Sparse rows, GPUs, and variables with one copy for all replicas are
+        refused.
 
     Raises
     ------
@@ -278,7 +279,7 @@ class Optimizer(ABC):
     def when_grown(self, function: Callable[[], object]) -> None:
         """Call a function after each creation of state, in cross-replica context on all ranks.
 
-        Only the last function that was given is called: that of the checkpoint that was restored last.
+        Only the last function is called: the one of the checkpoint that was restored last.
         """
         self._when_grown = function
 

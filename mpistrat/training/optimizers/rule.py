@@ -216,7 +216,7 @@ class OptimizerOptions(TypedDict, total=False):
 
 
 def spell_out_options(init: Callable[..., None], of_base: Callable[..., None]) -> None:
-    """Let the signature of a constructor show each of its `OptimizerOptions`, as that of the base class has it."""
+    """Let the signature of a constructor show each of its `OptimizerOptions`, as in the base class."""
     own = inspect.signature(init)
     *others, last = own.parameters.values()
     if "OptimizerOptions" in str(last.annotation):
@@ -241,7 +241,7 @@ def options_of(rule: Any) -> dict[str, Any]:
 def in_words(value: Any, depth: int = 3) -> str:
     """Return a learning rate as the ranks compare it: a number, or a function with the numbers and texts that it keeps.
 
-    It keeps its defaults, what it takes from the function around it, and its attributes: those of a schedule, too.
+    A function keeps its defaults, its closure and its attributes. So does a schedule.
     Objects that are neither numbers, texts nor functions may differ between ranks: they are named by their class.
     """
     if value is None or isinstance(value, (bool, int, float, str)):

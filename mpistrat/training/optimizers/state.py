@@ -49,7 +49,7 @@ def cut(variables: Sequence[Variable], ranks: int, unit: Callable[[Variable], in
 def unit_of(variable: Variable, elementwise: bool, clipping: Clipping | None) -> int:
     """Return the elements of a variable that one rank must have together.
 
-    All of them if the rule looks at several; those that a norm adds first, so that it adds in the same order.
+    All elements if the rule is not elementwise. With a norm, a block of its sum, so that the order of additions stays.
     """
     if not elementwise:
         return _size(variable)
@@ -162,7 +162,7 @@ class ShardedVariable(DistributedVariable):
 
 
 def parts_of(flat: Sequence[np.ndarray], ends: Sequence[Ends]) -> list[list[np.ndarray]]:
-    """Return the parts of flat arrays that belong to each rank, without those that are empty."""
+    """Return the parts of flat arrays that belong to each rank, without empty ones."""
     return [
         [array[of[rank] : of[rank + 1]] for array, of in zip(flat, ends, strict=True) if of[rank] < of[rank + 1]]
         for rank in range(len(ends[0]) - 1)
@@ -410,7 +410,7 @@ class Accumulation:
         return [numpy_or_cupy(total / self.calls) for total in sums]
 
     def clear(self, extended: StrategyExtended) -> None:
-        """Begin another step: set the number of calls to zero, and the sums, of which each replica has its own."""
+        """Begin another step: set the number of calls and each replica's sums to zero."""
         extended.update(self._done, LocalVariable.assign, (0,), group=False)
         for _, total in self._sums.values():
             for sums in total.own_copies():

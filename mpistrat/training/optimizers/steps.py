@@ -156,8 +156,8 @@ class FlatStep:
         One function, which enters few others: each costs 3 us if its code has left the caches.
 
         The gradients have the dtypes and shapes that the step was prepared for. They are summed over the replicas of
-        ``engine`` first, or used as they are without one. Without a ``schedule``, the learning rate is that of the
-        state. A schedule is a function of the program, which may fail: it is called before the first collective.
+        ``engine`` first, or used as they are without one. Without a ``schedule``, the learning rate is in the state. A
+        schedule is a function of the program, which may fail: it is called before the first collective.
         """
         number = self.completed.item()
         rate = self._rate.item() if schedule is None else float(schedule(number))
@@ -349,7 +349,7 @@ class ShardedStep:
         return totals
 
     def _norms(self, own: Sequence[np.ndarray], clipping: Clipping) -> list[float]:
-        """Return the norms of the gradients of which this rank has parts, added in the order of `Clipping`."""
+        """Return the norms of the gradients of this rank's parts, added in the order of `Clipping`."""
         squares = [np.empty(ends[-1]) for ends in self._square_ends]
         for (i, where), part in zip(self._own, own, strict=True):
             first = where.start // _norm_block(part.dtype)
@@ -488,7 +488,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
     ) -> tuple[Step, list[Any]]:
         """Return the step for these variables, and the gradients that are not None.
 
-        ``elementwise`` is that of the rule. With ``create``, which creates the ``state``, this is shared out.
+        ``elementwise`` says whether the rule is. With ``create``, which creates the ``state``, the state is sharded.
         """
         pairs = fitting_pairs(extended, given)
         engine, variables = extended.engine, [variable for _, variable in pairs]
@@ -535,7 +535,8 @@ _ARRAYS = {np.ndarray}
 class ReplicasStep:
     """The call of ``apply_gradients`` by all replicas of a rank. Each gives its gradients, which are added at once.
 
-    ``update`` gets the reduced gradients with their variables, and updates these. ``number`` returns that of the step.
+    ``update`` gets the reduced gradients with their variables, and updates these. ``number`` returns the number of the
+    step.
     """
 
     def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended, number: Callable[[], int]):
@@ -560,7 +561,7 @@ class ReplicasStep:
             replica, self._next = self._next, self._next + 1
             variables = [variable for variable in trained if variable is not None]
             checked(variables, gradients, replica, self._extended.engine.replicas.size, self._number(), aggregate)
-        # Fast path: the variables are checked, and the sums compare dtypes and shapes with those of the first replica.
+        # Fast path: the variables are checked, and the sums compare dtypes and shapes with the first replica.
         known = self._total is not None and aggregate and len(trained) == len(self._trained)
         if known and all(map(is_, trained, self._trained)) and {*map(type, gradients)} == _ARRAYS:
             assert self._total is not None
