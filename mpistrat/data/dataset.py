@@ -288,7 +288,7 @@ class Dataset(FromFiles, Access, Sequential, Generic[Element], metaclass=_Explai
         elements = self._plan.elements(next(self.epochs))
         prefetch = self.options().prefetch
         if "data" in rc.debug:
-            return Elements(undistributed.noted(elements))
+            return Elements(undistributed.record_arrays(elements))
         if not prefetch:
             return Elements(elements)
         return Prefetched(elements, PREFETCH if prefetch == AUTOTUNE else prefetch, making=self._making)

@@ -266,4 +266,5 @@ def what_it_is(path: str) -> str:
 def not_of_format(path: str, reader: str, what: str) -> DataFileError:
     """Return the error for a file that its reader cannot read: what it is, or ``what`` if it is for this reader."""
     other = what_it_is(path)
+    # Where `other` names the same reader, the file is of its format, and damaged.
     return DataFileError.of_file(path, other if other and reader not in other else what)

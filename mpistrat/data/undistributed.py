@@ -15,7 +15,7 @@ arrays: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()
 """The arrays that exist of such batches, by their ``id``. Empty without ``rc.debug``."""
 
 
-def noted(batches: Iterator[Any]) -> Iterator[Any]:
+def record_arrays(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield batches, and note their arrays."""
     for batch in batches:
         for leaf in nest.flatten(batch)[0]:

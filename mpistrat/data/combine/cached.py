@@ -41,7 +41,7 @@ _STREAMED_ROWS = 1024  # of a stream, in one write
 class CachedSource(CombinedSource):
     """The rows of the first iteration of a dataset. This process keeps those that it has read."""
 
-    word = "cache"
+    name = "cache"
 
     def __init__(self, parts: Sequence[DatasetPart]):
         super().__init__(parts)
@@ -136,7 +136,7 @@ class CachedInFolder(CombinedSource):
     All ranks write them in `agree`. A process that uses the rows without other ranks writes them by itself.
     """
 
-    word = "cache"
+    name = "cache"
 
     def __init__(self, parts: Sequence[DatasetPart], folder: Path, opened: FileSource | None = None):
         super().__init__(parts)

@@ -42,6 +42,7 @@ class DatasetPart(Definition):
 
     @cached_property
     def _no_numbers(self) -> np.ndarray:
+        # Also without rows, the array has the columns of a row's numbers.
         return self.plan.locate(np.empty(0, np.int64), 0)
 
     @property
@@ -90,7 +91,7 @@ class DatasetPart(Definition):
 class OfParts:
     """The methods of a source that call the same method of its parts. A base before `Source` or `StreamSource`."""
 
-    word: str
+    name: str
 
     def __init__(self, parts: Sequence[DatasetPart]):
         self.parts = parts
@@ -101,11 +102,11 @@ class OfParts:
 
     def fingerprint(self) -> Any:
         """Return the kind of combination, and the fingerprints of its parts."""
-        return f"{self.word}({'; '.join(part.fingerprint() for part in self.parts)})"
+        return f"{self.name}({'; '.join(part.fingerprint() for part in self.parts)})"
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of combination, and the identities of its parts."""
-        return {"source": self.word, "parts": [part.identity() for part in self.parts]}
+        return {"source": self.name, "parts": [part.identity() for part in self.parts]}
 
     def versions(self) -> dict[str, list[int]]:
         """Return the versions of the files of all parts."""
@@ -133,7 +134,7 @@ class OfParts:
         return self.of_parts(parts)
 
     def __repr__(self) -> str:
-        return f"{self.word}({'; '.join(map(str, self.parts))})"
+        return f"{self.name}({'; '.join(map(str, self.parts))})"
 
 
 class CombinedSource(OfParts, Source):
@@ -182,11 +183,13 @@ class ChosenSource(CombinedSource):
     def ready(self, memory: int, sharing: int | None = None, ranks: Topology | None = None) -> Self:
         """Return the source with parts that are ready for their shuffles, and are alike."""
         source = super().ready(memory, sharing, ranks)
+        # Parts that differ raise here, on all ranks, and not at the first row of the other part.
         source.element_spec()
         return source
 
     def numbers(self, ks: np.ndarray, iteration: int) -> np.ndarray:
         """Return the number of the part of each row, and its numbers there."""
+        # Rows of parts with fewer numbers have zeros in the last columns.
         numbers = np.zeros((len(ks), 1 + max(part.numbers_of_row for part in self.parts)), np.int64)
         if len(ks):
             numbers[:, 0], inside = self.chosen(ks)
@@ -206,8 +209,10 @@ class ChosenSource(CombinedSource):
     def read(self, rows: np.ndarray) -> Any:
         divided = self._divided(rows)
         trees = [part.plan.read_rows(numbers) for part, _, numbers in divided]
+        # Rows of one part need no copy.
         if len(trees) == 1:
             return trees[0]
+        # Of the arrays that were read: shapes of rows may differ from batch to batch.
         specs = [nest.map_structure(lambda x: ArraySpec(x.shape[1:], x.dtype), tree) for tree in trees]
         for other in specs[1:]:
             if other != specs[0]:
@@ -257,7 +262,7 @@ def common_spec(a: tuple[int, Any], b: tuple[int, Any]) -> Any:
 class ConcatenatedSource(ChosenSource):
     """All rows of the first part, then all rows of the next. An endless part is the last."""
 
-    word = "concatenate"
+    name = "concatenate"
 
     @property
     def length(self) -> int | None:
@@ -293,7 +298,7 @@ class ConcatenatedSource(ChosenSource):
 class ZippedSource(CombinedSource):
     """Row k of all parts, in a structure whose leaves stand for the parts in order, up to the end of the shortest."""
 
-    word = "zip"
+    name = "zip"
 
     def __init__(self, parts: Sequence[DatasetPart], structure: Any):
         super().__init__(parts)

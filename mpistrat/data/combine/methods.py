@@ -37,8 +37,8 @@ class Combining(Chain):
         """Return the dataset of a source of either kind."""
         raise NotImplementedError
 
-    def _by_function(self, word: str, part: DatasetPart, combine: streamed.Combine) -> Any:
-        return self._of(streamed.StreamByFunction(word, [part], combine), (), self._definition.options)
+    def _by_function(self, name: str, part: DatasetPart, combine: streamed.Combine) -> Any:
+        return self._of(streamed.StreamByFunction(name, [part], combine), (), self._definition.options)
 
     @classmethod
     def zip(cls, *datasets: Any) -> Dataset[Any]:
@@ -246,16 +246,16 @@ def _definition(dataset: Any, method: str) -> Definition:
     return dataset.definition
 
 
-def part_of_rows(definition: Definition, word: str) -> DatasetPart:
+def part_of_rows(definition: Definition, name: str) -> DatasetPart:
     if definition.batch_size is not None:
-        raise ValueError(f"{word}() takes datasets of single rows, but {definition} has batches: call batch() after it")
+        raise ValueError(f"{name}() takes datasets of single rows, but {definition} has batches: call batch() after it")
     return DatasetPart(definition.source, definition.transforms)
 
 
-def _combined(word: str, parts: Sequence[DatasetPart], rows: Any, stream: streamed.Combine) -> Any:
+def _combined(name: str, parts: Sequence[DatasetPart], rows: Any, stream: streamed.Combine) -> Any:
     """Return the source of some parts: by rows in any order, or as a stream if a part is one."""
     if any(part.streamed for part in parts):
-        return streamed.StreamByFunction(word, parts, stream)
+        return streamed.StreamByFunction(name, parts, stream)
     return rows(parts)
 
 

@@ -122,7 +122,7 @@ class Choices:
 class Mixture(OfParts):
     """Parts that give their rows in order, as they are drawn. With ``stop`` the rows end where a part has none left."""
 
-    word = "sample_from_datasets"
+    name = "sample_from_datasets"
 
     def __init__(self, parts: Sequence[DatasetPart], weights: Sequence[float], seed: Seed, stop: bool):
         super().__init__(parts)

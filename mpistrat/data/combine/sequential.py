@@ -104,11 +104,11 @@ class Sequential(Combining):
         block = integer(block_length, "the block_length of interleave()", 1)
         return self._in_turn("interleave", map_func, cycle, block)
 
-    def _in_turn(self, word: str, fn: Callable[..., Any], *turns: int) -> Any:
+    def _in_turn(self, name: str, fn: Callable[..., Any], *turns: int) -> Any:
         if not callable(fn):
-            raise TypeError(f"{word}() needs a function, not {fn!r}")
-        make = partial(_elements_of, fn, word)
-        return self._in_order(f"{word}{turns}", lambda openers, epoch: _interleaved(openers, epoch, make, *turns))
+            raise TypeError(f"{name}() needs a function, not {fn!r}")
+        make = partial(_elements_of, fn, name)
+        return self._in_order(f"{name}{turns}", lambda openers, epoch: _interleaved(openers, epoch, make, *turns))
 
     def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset[Any]:
         """Apply a function that has a state.
@@ -264,25 +264,26 @@ class Sequential(Combining):
         drop = bool(drop_remainder)
         return self._in_order(f"pack({tokens}, {drop})", lambda openers, _: _packed(openers[0](), tokens, drop))
 
-    def _in_order(self, word: str, combine: Any, rows: bool = False) -> Any:
+    def _in_order(self, name: str, combine: Any, rows: bool = False) -> Any:
         definition = self._definition
-        part = part_of_rows(definition, word) if rows else DatasetPart(definition.source, definition.transforms)
-        return self._by_function(word, part, combine)
+        part = part_of_rows(definition, name) if rows else DatasetPart(definition.source, definition.transforms)
+        return self._by_function(name, part, combine)
 
 
-def _elements_of(fn: Callable[..., Any], word: str, element: Any, iteration: int) -> Iterator[Any]:
+def _elements_of(fn: Callable[..., Any], name: str, element: Any, iteration: int) -> Iterator[Any]:
     """Return the elements of the dataset that a function returns. They depend on the iteration, not on earlier ones."""
     dataset = elements.call(fn, element)
     if not isinstance(dataset, Combining):
-        raise TypeError(f"the function of {word}() must return a Dataset, not {type(dataset).__name__}")
+        raise TypeError(f"the function of {name}() must return a Dataset, not {type(dataset).__name__}")
     if any(not seed.given for seed in dataset.definition.seeds()):
-        raise ValueError(f"the dataset that the function of {word}() returned needs a seed: {dataset}")
+        raise ValueError(f"the dataset that the function of {name}() returned needs a seed: {dataset}")
     elements_of_dataset: Iterator[Any] = dataset.definition.ready().plan.elements(iteration)
     return elements_of_dataset
 
 
 def _interleaved(openers: Openers, iteration: int, make: Callable[..., Any], cycle: int, block: int) -> Iterator[Any]:
     """Yield elements as tf.data's interleave does: the next dataset begins when the turn of an ended one comes."""
+    # The number of an element is the iteration of its dataset, so shuffles in it differ by element and epoch.
     source = enumerate(openers[0](), iteration << _ELEMENTS_OF_ONE)
     reading: list[Iterator[Any] | None] = [None] * cycle
     at = 0

@@ -52,21 +52,21 @@ class StreamedSource(OfParts, StreamSource):
 class StreamByFunction(StreamedSource):
     """The elements that a function makes of the elements of some parts, as `StreamedSource.combine`."""
 
-    def __init__(self, word: str, parts: Sequence[DatasetPart], combine: Combine):
+    def __init__(self, name: str, parts: Sequence[DatasetPart], combine: Combine):
         super().__init__(parts)
-        self.word, self.function = word, combine
+        self.name, self.function = name, combine
 
     def combine(self, openers: Openers, iteration: int) -> Iterator[Any]:
         return self.function(openers, iteration)
 
     def of_parts(self, parts: Sequence[DatasetPart]) -> Self:
-        return type(self)(self.word, parts, self.function)
+        return type(self)(self.name, parts, self.function)
 
 
 class CachedStream(StreamedSource):
     """The elements of the first iteration of a part, which are kept once all of them were made."""
 
-    word = "cache"
+    name = "cache"
     _kept: list[Any] | None = None
 
     def open(self, iteration: int = 0) -> Iterator[Any]:
@@ -128,10 +128,10 @@ def _copy(leaf: Any) -> Any:
     return leaf.copy()
 
 
-def is_true(answer: Any, word: str) -> bool:
+def is_true(answer: Any, name: str) -> bool:
     """Return the answer of a predicate. Raise ValueError if it is not a truth value."""
     if not isinstance(answer, (bool, np.bool_)) and not (
         getattr(answer, "dtype", None) == np.bool_ and np.ndim(answer) == 0
     ):
-        raise ValueError(f"the function given to {word}() must return True or False, not {answer!r:.100}")
+        raise ValueError(f"the function given to {name}() must return True or False, not {answer!r:.100}")
     return bool(answer)

@@ -59,7 +59,7 @@ class Windows(NamedTuple):
 class WindowedSource(CombinedSource):
     """Windows of the rows of one part. A window has the number of its first row, its rows, and the iteration."""
 
-    word = "window"
+    name = "window"
 
     def __init__(self, parts: Sequence[DatasetPart], windows: Windows, firsts: np.ndarray | None = None):
         super().__init__(parts)
@@ -95,6 +95,7 @@ class WindowedSource(CombinedSource):
         rows, begins = self._runs
         run = begins.searchsorted(ks, side="right") - 1
         first = rows[run] + (ks - begins[run]) * self._windows.shift
+        # Windows at the end of a run may have fewer rows.
         rows_left = -(-(rows[run + 1] - first) // self._windows.stride)
         return np.stack([first, np.minimum(rows_left, self._windows.size), np.full(len(ks), iteration)], axis=1)
 

@@ -66,6 +66,7 @@ def pipelines_of(replicas: ReplicaGroup, per_replica: bool = False) -> list[rang
     """Return the replicas that each input pipeline feeds."""
     if replicas.is_virtual or per_replica:
         return [range(replica, replica + 1) for replica in range(replicas.size)]
+    # A set: the ranks of one replica have the same block.
     blocks = {replicas.block_of(replicas.rank_of(replica)) for replica in range(replicas.size)}
     return sorted(blocks, key=lambda block: block.start)
 
@@ -125,11 +126,12 @@ class Division:
         """
         if self.ranks is None:
             batches = [reading.plan.read_each(reading.of_step(step, iteration)) for reading in self.readings]
-            return self.formed([*chain(*batches)])
+            return self.assemble([*chain(*batches)])
         plan_rows = [(reading.plan, rows) for reading in self.readings for rows in reading.of_step(step, iteration)]
+        # One flag for all replicas: while one of them has a row, the others get empty batches.
         if self.ranks.all_true(all(rows is None for _, rows in plan_rows)):
             raise StopIteration
-        return self.formed([plan.read(rows or []) for plan, rows in plan_rows])
+        return self.assemble([plan.read(rows or []) for plan, rows in plan_rows])
 
     def batches(self, step: int, iteration: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches from a step on, in lists. Up to ``together`` are read at once."""
@@ -144,7 +146,7 @@ class Division:
         # A plan makes the batches of its replicas one after another: a step takes `local_replicas` of them.
         counts = [reading.local_replicas for reading in self.readings]
         streams = [[chain.from_iterable(plan_lists)] * n for plan_lists, n in zip(lists, counts, strict=True)]
-        steps = map(self.formed, zip(*chain(*streams), strict=False))
+        steps = map(self.assemble, zip(*chain(*streams), strict=False))
         size, most = 1, 1 if self.plan.maps else together
         while self.steps is None or step < self.steps:
             yield from in_a_list(islice(steps, size))
@@ -155,7 +157,7 @@ class Division:
         """Whether the program gets plain arrays: one replica, not virtual, as programs must not depend on the ranks."""
         return self.replicas.count == 1 and not self.replicas.is_virtual
 
-    def formed(self, batches: Sequence[Any]) -> Any:
+    def assemble(self, batches: Sequence[Any]) -> Any:
         """Return the batches of the replicas of this rank as the program gets them. Raise if structures differ."""
         if self._bare:
             return batches[0]
@@ -168,14 +170,14 @@ class Division:
             )
         return rebuild([PerReplica(values) for values in zip(*columns, strict=True)])
 
-    def ahead(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:
+    def prefetch_sizes(self, prefetch: int, kind: str = "cpu") -> tuple[int, int]:
         """Return how many lists of `batches` may wait, and how many batches are read at once.
 
         No list waits where the program makes the batches itself: small ones of rows in memory, unless it asked for
         read-ahead. Handing a list over to another thread takes as long as making it.
         """
         if self.plan.batch is None:
-            return max(PREFETCH, prefetch), 1
+            return max(PREFETCH, prefetch), 1  # single rows, of a dataset that a function made
         best = self.plan.together(self._most_rows())
         if self.plan.maps:  # they come one by one
             return PREFETCH if prefetch == AUTOTUNE else prefetch, max(1, min(best, MOST_PREFETCH))
@@ -212,6 +214,7 @@ class Division:
         """Return the division of an epoch without its first rows."""
         transforms = self.whole.transforms
         at = len(before_batch(transforms))
+        # Before the batch, so that the rest of the epoch makes global batches of any size.
         return self.rebuilt(replace(self.whole, transforms=(*transforms[:at], Skip(rows), *transforms[at:])))
 
 
@@ -226,6 +229,7 @@ class ByData(Division):
         size, count, local = self.replicas.size, self.replicas.count, self.replicas.local
         # One object for all steps: a plan keeps its look-ahead while the cut is the same object.
         self._cut = None if count == size else partial(pieces, replicas=size, block=local)
+        # The cut for one replica is its piece: no second cut.
         rows = partial(plan.rows, cut=self._cut) if count == 1 else partial(self._rows, plan, count)
         self.readings = [Reading(plan, count, rows)]
 
@@ -401,6 +405,7 @@ def _automatic(whole: Definition, replicas: ReplicaGroup, ranks: Topology | None
 def why_not_lanes(transforms: Sequence[Transform]) -> str:
     """Return why the transforms of rows exclude the order of lanes, or an empty text."""
     reordering = [t for t in before_batch(transforms) if t.reorders]
+    # Selections in ascending order keep the rows of a file together, and may precede the shuffle.
     reordering = [*dropwhile(lambda t: isinstance(t, Chosen) and t.ascending, reordering)]
     first = reordering[0] if reordering else None
     if not any(isinstance(t, Shuffle) for t in reordering):
@@ -409,6 +414,7 @@ def why_not_lanes(transforms: Sequence[Transform]) -> str:
         return f"{first} stands before shuffle()"
     if first.mode != "block":
         return "shuffle(mode='exact') permutes all rows"
+    # These take rows in the order of the lanes.
     other = next((t for t in reordering[1:] if not isinstance(t, (Repeat, Take, Skip))), None)
     return "" if other is None else f"{other} follows shuffle()"
 
@@ -537,4 +543,4 @@ class OwnDatasets(Division):
             raise StopIteration
         if any(batch is None for batch in batches):
             explain_empty_parts()
-        return self.formed([spec.no_rows_of(self._spec) if batch is None else batch for batch in batches])
+        return self.assemble([spec.no_rows_of(self._spec) if batch is None else batch for batch in batches])

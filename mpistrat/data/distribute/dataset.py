@@ -121,6 +121,7 @@ class DistributedDataset(Generic[Element]):
         everyone = ranks.all_gather_object((facts, definition.seeds(), generators))
         _check_equal([description for description, _, _ in everyone])
         warn_together(ranks, everyone[0][2])
+        # Only after the comparison: other datasets on some ranks would make other collectives.
         definition.agree(ranks)
         drawn = everyone[0][1]
         if all_ranks is not None and all_ranks is not ranks:  # the ranks of one replica read the same rows
@@ -308,6 +309,7 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
         mode = InputReplicationMode.PER_WORKER if options is None else options.experimental_replication_mode
         pipelines = pipelines_of(replicas, mode is InputReplicationMode.PER_REPLICA)
         local = [number for number, block in enumerate(pipelines) if block.start in replicas.local]
+        # With a pipeline for each replica, a state is equal on all ranks, and continues on any number of them.
         of_all = replicas.is_virtual or len(pipelines) > len(pipelines_of(replicas))
         definitions: list[Definition] = []
         failure: Exception | None = None
@@ -330,7 +332,7 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
                 break  # the datasets of further replicas are of no use
         everyone = [*chain.from_iterable(ranks.all_gather_object(local_reports))]
         if failure is not None:
-            raise failure
+            raise failure  # with its traceback; the other ranks raise an error that names this one
         _check(everyone)
         # The ranks of one replica report the same pipeline.
         reports = [*{report.pipeline: report for report in sorted(everyone, key=attrgetter("pipeline"))}.values()]
@@ -343,6 +345,7 @@ class DistributedDatasetsFromFunction(DistributedDataset[Element]):
             division = OwnDatasets(datasets, replicas, pipelines, None, shared, ranks)
         else:
             ends = zip(lengths, pipelines, strict=True)
+            # A pipeline deals its batches in turn to the replicas of its block.
             steps = None if INFINITE_CARDINALITY in lengths else max(-(-n // len(block)) for n, block in ends)
             division = OwnDatasets(datasets, replicas, pipelines, steps, shared)
         self._begin(division, ranks, datasets[0].options.prefetch, options, device, dataset_fn)

@@ -96,6 +96,7 @@ def fetched(batch: Any, device: Device) -> Any:
         return batch
     leaves, rebuild = _by_replica(batch)
     copied = [leaf for leaf in leaves if _is_copied(leaf)]
+    # By a stream of its own, beside the kernels of the program.
     with feed(device.index) as stream:
         sent = stream.send(copied)
     return PendingCopy([None if _is_copied(leaf) else leaf for leaf in leaves], rebuild, sent)
@@ -259,10 +260,11 @@ class DistributedIterator(NextAsOptional[Element]):
             return wait_for_copy(fetched(division.batch(step, epoch), device), device)
         # A forked child has no thread: it begins a new one at this step.
         if self._ahead is None or (isinstance(self._ahead, Prefetched) and not self._ahead.usable):
-            most, together = division.ahead(self._passes.prefetch, device.kind)
+            most, together = division.prefetch_sizes(self._passes.prefetch, device.kind)
             self._ahead = batches = division.batches(step, epoch, together)
             if device.kind != "cpu":
                 batches = _all_fetched(iter(batches), device)
+            # Otherwise the program makes its batches itself, without a thread.
             if most:
                 self._ahead = Prefetched(batches, most, self._passes.in_line, self._passes.making)
         try:

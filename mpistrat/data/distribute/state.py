@@ -80,6 +80,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             "restore it with the mpistrat that wrote it"
         )
     by_rows, now = _by_rows(whole), whole.described()
+    # The state of the first position shows which entries a state of this dataset has.
     _check_types(state, state_of(whole, Position(whole, 0)))
     require_same("policy", state["policy"], whole.name, "set the policy of the saved run")
     if not by_rows:
@@ -121,6 +122,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
         raise ValueError(
             f"the state cannot be restored: its {key} is {state[key]}, and {has}; give what state() returned"
         )
+    # A division with other seeds begins without what this one has prepared.
     if list(state["seeds"]) != [seed.value for seed in seeds]:
         whole = whole.with_seeds(state["seeds"])
     # This epoch goes on in the lanes with which it began. The next takes lanes for its own batch size.
@@ -168,6 +170,7 @@ def _by_rows(division: Division) -> bool:
     """Return whether a position in the epoch can be counted in rows of all replicas together."""
     after_batch = False
     for transform in division.whole.transforms:
+        # Batches are taken in another order: the steps so far have not read the first rows.
         if after_batch and transform.reorders:
             return False
         if isinstance(transform, Batch):
@@ -184,6 +187,7 @@ def require_same(what: str, then: Any, now: Any, fix: str) -> None:
 
 
 def _same_source(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    # Only sources of files have a digest. The lists of files in both states name the difference.
     if then.get("digest") != now.get("digest"):
         raise ValueError(
             f"the state cannot be restored: the files have changed since: {_changes(then, now)}; restore it with "

@@ -111,6 +111,7 @@ class Chain:
         if calls == 0:
             raise ValueError("num_parallel_calls of map() must be at least 1, or AUTOTUNE (-1), got 0")
         if calls == AUTOTUNE:
+            # Not all systems tell which cores a process may use.
             calls = len(affinity.cores() or range(affinity.cores_of_machine()))
         if seed is not None:
             seed = integer(seed, "the seed of map()", 0)

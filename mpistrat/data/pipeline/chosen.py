@@ -40,19 +40,19 @@ class Chosen(Transform):
         """Return the numbers of the elements among ``n``, as int64."""
         raise NotImplementedError
 
-    def _of(self, n: int | None) -> np.ndarray:
+    def _numbers_of(self, n: int | None) -> np.ndarray:
         if n is None:
             raise ValueError(f"{self} needs a dataset that ends: call it before repeat()")
         return self.numbers(n)
 
     def length(self, n: int | None) -> int | None:
-        return len(self._of(n))
+        return len(self._numbers_of(n))
 
     def prepared(self, n: int | None, blocks: Blocks | None) -> Locate:
-        return partial(_taken, self._of(n))
+        return partial(_taken, self._numbers_of(n))
 
     def blocks_after(self, n: int | None, blocks: Blocks) -> Blocks | None:
-        numbers = self._of(n)
+        numbers = self._numbers_of(n)
         if not self.ascending or not len(numbers):
             return blocks.in_one_run(len(numbers))
         # A block keeps the same bytes, and has as many of the chosen rows as its share of all.
@@ -61,7 +61,7 @@ class Chosen(Transform):
 
     def of_files(self, starts: np.ndarray, which: Sequence[int]) -> Select:
         """Return the transform for the rows of some files. ``starts`` has the first row of all files, and the end."""
-        numbers = self._of(int(starts[-1]))
+        numbers = self._numbers_of(int(starts[-1]))
         # Numbers ascend, so the chosen rows of a file are a slice.
         cuts = numbers.searchsorted(starts)
         begins = np.cumsum([0, *np.diff(starts)[which]]).tolist()
@@ -113,7 +113,7 @@ class Keys:
         if self._values is not None and self._values.ndim != 1:
             raise TypeError(f"{what} must be a column, a function of an element, or a value for each, not {by!r:.100}")
         if self._values is not None:
-            self._values = self._judged(self._values)
+            self._values = self._apply_predicate(self._values)
 
     def values(self, n: int) -> np.ndarray:
         """Return a value for each of ``n`` elements."""
@@ -152,20 +152,21 @@ class Keys:
             like = source.element_spec()
         step = max(1, _READ_BYTES // max(1, spec.row_bytes(like)))
         for start in range(first, last, step):
-            ks = range(start, min(start + step, last))
+            ks = np.arange(start, min(start + step, last))
             if columns:
-                chunks.append(self._judged(np.asarray(self._of(source.read(plan.locate(np.array(ks), 0))))))
+                chunk: Any = np.asarray(self._value_in(source.read(plan.locate(ks, 0))))
             else:
-                chunks.append(np.array([*self._judged([np.asarray(self._of(plan.element(k, 0)))[()] for k in ks])]))
+                chunk = [np.asarray(self._value_in(plan.element(k, 0)))[()] for k in ks.tolist()]
+            chunks.append(np.asarray(self._apply_predicate(chunk)))
         values = np.concatenate(chunks) if chunks else np.empty(0)
         if values.ndim != 1:
             raise ValueError(f"{self._what} must give one value for each element, but it gives {values.shape[1:]}")
         return values.astype(str) if values.dtype.hasobject else values
 
-    def _judged(self, values: Any) -> Any:
+    def _apply_predicate(self, values: Any) -> Any:
         return values if self._predicate is None else np.array([bool(self._predicate(x)) for x in values], bool)
 
-    def _of(self, element: Any) -> Any:
+    def _value_in(self, element: Any) -> Any:
         if callable(self._by):
             return elements.call(self._by, element)
         try:

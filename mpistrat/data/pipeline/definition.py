@@ -108,6 +108,7 @@ class Definition:
                     f"{method} takes the rows of {source} one by one, and decodes nearly all chunks again "
                     "for each batch: use mode='block', or give Options.shuffle_memory the bytes of all rows"
                 )
+                # All ranks take the answer of rank 0, as `warn_together` needs equal texts.
                 again = source.decodes_again if ranks is None else ranks.all_gather_object(source.decodes_again)[0]
                 warn_together(ranks, [text] * again)
         return self if source is self.source else replace(self, source=source)

@@ -33,7 +33,7 @@ class Advice:
         self._source, self._windows = source, windows
         self._announced = (-1, 0, 0)
 
-    def reached(self, iteration: int, k: int) -> None:
+    def announce_after(self, iteration: int, k: int) -> None:
         """Announce the rows that follow element ``k`` of an iteration of the shuffle."""
         last_iteration, stop, announced = self._announced
         if last_iteration == iteration and k < stop:
@@ -115,7 +115,7 @@ class PipelinePlan:
         if ahead is None or ahead.cut is not cut or not 0 <= k - ahead.first < len(ahead.rows):
             ahead = self._ahead.keep(iteration, self._look_ahead(k, iteration, cut))
         if self._advice is not None and ahead.ends:
-            self._advice.reached(*ahead.ends[k - ahead.first])
+            self._advice.announce_after(*ahead.ends[k - ahead.first])
         return ahead.rows[k - ahead.first]
 
     def read(self, rows: np.ndarray) -> Any:

@@ -120,7 +120,7 @@ class Workers:
 
     def mapped(self, rows: Sequence[Any], row_ids: Sequence[tuple[int, int]]) -> list[Any]:
         """Return rows after the function, in order. Raise the error of the first row that fails."""
-        results = [] if self._times is None else self._measured(self._times, rows, row_ids)
+        results = [] if self._times is None else self._map_here(self._times, rows, row_ids)
         if self._owner != os.getpid():
             self._forget()
         if len(results) < len(rows):
@@ -128,13 +128,13 @@ class Workers:
                 try:
                     if not self._workers:
                         self._start()
-                    results += self._called([*zip_longest(rows, row_ids)], len(results))
+                    results += self._map_by_workers([*zip_longest(rows, row_ids)], len(results))
                 except BaseException:
                     self._end()  # a worker may still have rows
                     raise
         return results
 
-    def _measured(self, times: deque[float], rows: Sequence[Any], row_ids: Sequence[Any]) -> list[Any]:
+    def _map_here(self, times: deque[float], rows: Sequence[Any], row_ids: Sequence[Any]) -> list[Any]:
         """Return rows after the function, called here, up to the row at which it turns out to be slow."""
         fn, seed, _ = self._arguments
         results = []
@@ -159,7 +159,7 @@ class Workers:
             self._workers.append(_Worker(memory, number))
             self._workers[-1].send((sys.path, sys.argv, packed))
 
-    def _called(self, rows: Sequence[Any], first: int) -> list[Any]:
+    def _map_by_workers(self, rows: Sequence[Any], first: int) -> list[Any]:
         """Return rows from ``first`` on after the function."""
         least = max(1, math.ceil(min(_AT_ONCE / self._seconds, (len(rows) - first) / self.count)))
         next_row = first

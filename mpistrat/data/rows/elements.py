@@ -60,6 +60,7 @@ def mapped_batch(batch: Any, functions: Sequence[Callable[..., Any]]) -> Any:
     """Return a batch after all functions. Raise TypeError if the last function returned a masked array."""
     for fn in functions:
         batch = call(fn, batch)
+    # A masked array is a subclass of ndarray, so exact types need no look at each leaf.
     if functions and set(map(type, batch if type(batch) is tuple else [batch])) != _ONLY_ARRAYS:
         for leaf in nest.flatten(batch)[0]:
             arrays.refuse_masked(leaf)
@@ -78,6 +79,7 @@ def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> 
     try:
         return nest.map_structure(lambda *rows: np.stack(of_one_dtype(rows, next(wanted, None))), *elements)
     except ValueError as error:
+        # Shapes are compared only now: np.stack has checked them.
         shapes = [nest.map_structure(np.shape, element) for element in elements]
         other = next((shape for shape in shapes if shape != shapes[0]), None)
         if other is None:
@@ -212,4 +214,5 @@ def _as_value(leaf: Any) -> Any:
     if isinstance(leaf, np.generic) or type(leaf) is np.ndarray:
         return leaf
     array = arrays.as_numpy(leaf)
+    # A subclass of ndarray, such as a memory map, stays as it is.
     return leaf if isinstance(leaf, np.ndarray) else array[()]

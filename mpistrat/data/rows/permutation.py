@@ -63,16 +63,16 @@ class Feistel:
         tables = self._tables(tweak) if one and self._masks[1] < len(numbers) else None
         pairs = (self._masks[0] + 1) * (self._masks[1] + 1)
         if tables is not None and pairs <= _FEW_PAIRS:
-            return self._looked_up(numbers, self._once(np.arange(pairs), tweak, tables))
-        images = self._once(numbers, tweak, tables)
+            return self._walk_by_table(numbers, self._all_rounds(np.arange(pairs), tweak, tables))
+        images = self._all_rounds(numbers, tweak, tables)
         astray = np.flatnonzero(images >= self._n)
         while len(astray):
-            again = self._once(images[astray], tweak if tweak is None or one else tweak[astray], tables)
+            again = self._all_rounds(images[astray], tweak if tweak is None or one else tweak[astray], tables)
             images[astray] = again
             astray = astray[again >= self._n]
         return images
 
-    def _looked_up(self, numbers: np.ndarray, images: np.ndarray) -> np.ndarray:
+    def _walk_by_table(self, numbers: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Return the images of numbers, from the images of all pairs, which are overwritten.
 
         Cycle walking takes 1, 2, 4, ... steps at a time. For an epoch of 1,437 numbers this saves 60 calls of NumPy.
@@ -84,7 +84,7 @@ class Feistel:
             images = images.take(images)
         return values
 
-    def _once(self, numbers: np.ndarray, tweak: Any, tables: np.ndarray | None) -> np.ndarray:
+    def _all_rounds(self, numbers: np.ndarray, tweak: Any, tables: np.ndarray | None) -> np.ndarray:
         kind = np.uint32 if tables is None else np.int64  # to be mixed, or to be looked up
         low = (numbers & self._masks[0]).astype(kind, copy=False)
         high = (numbers >> self._low).astype(kind, copy=False)

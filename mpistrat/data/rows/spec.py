@@ -44,7 +44,7 @@ class ArraySpec:
         sizes = tuple(None if size is None else operator.index(size) for size in shape)
         if any(size is not None and size < 0 for size in sizes):
             raise ValueError(f"a shape must not have negative dimensions, got {sizes}: use None for an unknown one")
-        object.__setattr__(self, "shape", sizes)
+        object.__setattr__(self, "shape", sizes)  # the class is frozen
         object.__setattr__(self, "dtype", np.dtype(dtype))
         object.__setattr__(self, "name", name)
 

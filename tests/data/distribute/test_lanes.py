@@ -307,7 +307,7 @@ def test_a_shuffle_without_memory_opens_short_files_about_twice(tmp_path, monkey
     options.shuffle_memory = 0
     mine = divided_files(Dataset.from_npy(str(tmp_path / "*.npy")).shuffle(seed=2).batch(batch).with_options(options))
     opened.clear()
-    found = np.concatenate(flat(mine.batches(0, 0, mine.ahead(AUTOTUNE)[1])))
+    found = np.concatenate(flat(mine.batches(0, 0, mine.prefetch_sizes(AUTOTUNE)[1])))
     np.testing.assert_array_equal(found[found[:, 0].argsort()], rows.reshape(-1, 9))
     assert 1500 <= len([each for each in opened if each.endswith(".npy")]) <= 2.3 * 1500
 

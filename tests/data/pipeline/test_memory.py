@@ -78,8 +78,8 @@ def test_how_far_ahead_follows_from_the_batch_size(tmp_path, policy):
             divide(AutoShardPolicy[policy], rows.definition.source, rows.definition.transforms, peer, False)
             for peer in peers
         ]
-        assert len({each.ahead(AUTOTUNE) for each in made}) == 1
-        return made[0].ahead(AUTOTUNE)
+        assert len({each.prefetch_sizes(AUTOTUNE) for each in made}) == 1
+        return made[0].prefetch_sizes(AUTOTUNE)
 
     for shuffled in (False, True):
         assert ahead(16, shuffled) == (2, 1)  # two of 8 MiB
