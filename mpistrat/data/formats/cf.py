@@ -36,26 +36,26 @@ _MOST = 9.2e18  # of an int64
 def decoded(column: Column, attributes: Mapping[str, Any], where: str) -> Column:
     """Return the description of a column whose stored values are decoded by these attributes."""
     stored = native(column.stored)
-    kept = _meaning({name: _plain(value) for name, value in attributes.items()}, stored, where)
-    if not kept:
+    used = _meaning({name: _plain(value) for name, value in attributes.items()}, stored, where)
+    if not used:
         return column
-    meaning = "" if "units" in dict(kept) else column.meaning  # files may count times from other dates
-    return column._replace(dtype=decode(np.empty(0, stored), kept, where).dtype, attributes=kept, meaning=meaning)
+    meaning = "" if "units" in dict(used) else column.meaning  # files may count times from other dates
+    return column._replace(dtype=decode(np.empty(0, stored), used, where).dtype, attributes=used, meaning=meaning)
 
 
-def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
+def _meaning(attributes: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
     """Return the attributes that change what values of a dtype mean."""
-    if varying(stored) is str and not any(name in given for name in _FILLS):
+    if varying(stored) is str and not any(name in attributes for name in _FILLS):
         return (("_Encoding", "utf-8"),)
     # Without NaN, which is the missing value of floats anyway.
-    fills = {name: it[it == it] for name in _FILLS if name in given for it in [np.ravel(given[name])]}
+    fills = {name: it[it == it] for name in _FILLS if name in attributes for it in [np.ravel(attributes[name])]}
     meaning = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
-    packed = {name: given[name] for name in _PACKED if name in given}
+    packed = {name: attributes[name] for name in _PACKED if name in attributes}
     meaning = {**meaning, **packed} if packed or any(map(len, meaning.values())) else {}
     kinds = [stored.kind, *(np.asarray(value).dtype.kind for value in meaning.values())]
     if meaning and not (set(kinds) <= set("iuf") and all(np.size(it) == 1 for it in packed.values())):
         _refuse(where, f"values of the type {stored} have {meaning}")
-    unsigned = given.get("_Unsigned")
+    unsigned = attributes.get("_Unsigned")
     if unsigned is not None and stored.kind in "iu":
         if unsigned not in ("true", "false"):
             _refuse(where, f"_Unsigned is {unsigned!r}, neither 'true' nor 'false'")
@@ -63,7 +63,7 @@ def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
             meaning["_Unsigned"] = unsigned
             if "_FillValue" in meaning:  # not missing_value, as in xarray
                 meaning["_FillValue"] = meaning["_FillValue"].astype(stored).view(_other_sign(stored))
-    units, calendar, dtype = (str(given.get(name, "")) for name in _NAMES)
+    units, calendar, dtype = (str(attributes.get(name, "")) for name in _NAMES)
     if stored.kind in "iuf" and ("since" in units or (units in _NANOSECONDS and (meaning or dtype in _SPANS))):
         meaning |= {"units": units, "calendar": calendar.lower() or "standard"}
     if dtype == "bool" and "units" in meaning:
@@ -75,22 +75,22 @@ def _meaning(given: dict[str, Any], stored: np.dtype, where: str) -> Attributes:
 
 def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray:
     """Return what stored values mean. Raise DataFileError if no dtype of NumPy can hold it."""
-    given = dict(attributes)
-    if "_Encoding" in given:
+    by_name = dict(attributes)
+    if "_Encoding" in by_name:
         try:
             texts = [it.decode() if isinstance(it, bytes) else it for it in values.flat]
         except UnicodeDecodeError as error:
             _refuse(where, f"a text is not UTF-8 ({error})")
         return np.array(texts, object).reshape(values.shape)
-    fills = [fill for name in _FILLS for fill in given.get(name, ())]
-    packed, units, dtype = any(name in given for name in _PACKED), given.get("units", ""), given.get("dtype", "")
-    if "_Unsigned" in given:
+    fills = [fill for name in _FILLS for fill in by_name.get(name, ())]
+    packed, units, dtype = any(name in by_name for name in _PACKED), by_name.get("units", ""), by_name.get("dtype", "")
+    if "_Unsigned" in by_name:
         values = values.view(_other_sign(values.dtype))
     whole = values.dtype.kind in "iu"
     if fills:
         missing: Any = np.nan
         if packed:
-            kind = _float_of(values.dtype, given)
+            kind = _float_of(values.dtype, by_name)
         elif whole and units:
             kind, missing = np.dtype(np.int64), _MISSING
         else:
@@ -100,14 +100,14 @@ def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray
         values = values.astype(kind)
         values[np.logical_or.reduce([values == fill for fill in fills])] = missing
     if packed:
-        same = any(name in given for name in _FILLS) and not units
-        values = values.astype(values.dtype if same else _float_of(values.dtype, given))
+        same = any(name in by_name for name in _FILLS) and not units
+        values = values.astype(values.dtype if same else _float_of(values.dtype, by_name))
         for name, apply in zip(_PACKED, (np.multiply, np.add), strict=True):
-            if name in given:
-                number = given[name]
+            if name in by_name:
+                number = by_name[name]
                 apply(values, number[0] if isinstance(number, np.ndarray) else number, out=values)
     if "since" in units:
-        return _dates(values, units, given["calendar"], where)
+        return _dates(values, units, by_name["calendar"], where)
     if dtype in _SPANS:
         if values.dtype.kind == "f" or _NANOSECONDS[units] < _SPANS[dtype]:  # xarray's dtype depends on the values
             _refuse(where, f"{dtype} of {units} that are {values.dtype}")
@@ -143,9 +143,9 @@ def _counted(values: np.ndarray, scale: int, unit: int, begin: int, where: str) 
     return counts.view(next(name for name, its in _SPANS.items() if its == unit))
 
 
-def _float_of(dtype: np.dtype, given: dict[str, Any]) -> np.dtype:
+def _float_of(dtype: np.dtype, attributes: dict[str, Any]) -> np.dtype:
     """Return the dtype of unpacked values, as xarray chooses it."""
-    scale, offset = (np.asarray(given[name]).dtype if name in given else None for name in _PACKED)
+    scale, offset = (np.asarray(attributes[name]).dtype if name in attributes else None for name in _PACKED)
     if scale is not None and scale == offset and scale in (np.float32, np.float64):
         return np.dtype(np.float64) if dtype.kind in "iu" and dtype.itemsize == 4 else scale
     return np.dtype(np.float64) if scale is None or offset is not None else scale
@@ -166,5 +166,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _refuse(where: str, what: str) -> NoReturn:
-    raise DataFileError(f"{where}: {what}; fix: decode=False gives what is stored")
+def _refuse(where: str, message: str) -> NoReturn:
+    raise DataFileError(f"{where}: {message}; fix: decode=False gives what is stored")

@@ -219,6 +219,7 @@ def _lines(
             if line.startswith(skipped):
                 continue
         if quoted or b'"' in line:
+            # A quote before the rest of a value that an earlier line has opened makes it match, too.
             ends = values.findall(b'"' + line if quoted else line)
             quoted = not all(closing for closing, _ in ends)
             if any(more for _, more in ends):
@@ -250,7 +251,7 @@ def _unquoted_lines(file: Any, header: bool, delimiter: bytes, step: int) -> tup
     if b'"' in head and all(closing and not more for closing, more in _quoted_values(delimiter).findall(head)):
         first, header, offset = head, False, offset + len(head)  # pyarrow quotes names, and no numbers
     file.seek(offset)
-    while text := file.read(_PIECE) + file.readline(most + 1):
+    while text := file.read(_PIECE) + file.readline(most + 1):  # up to the end of a line
         raw = np.frombuffer(text, np.uint8)
         ends = np.flatnonzero(raw == ord("\n")) + 1
         if not len(ends) or ends[-1] < len(text):
@@ -259,14 +260,14 @@ def _unquoted_lines(file: Any, header: bool, delimiter: bytes, step: int) -> tup
         if b'"' in text or (ends - starts).max() > most:
             return None
         filled = np.ones(len(starts), bool)
-        for at in np.flatnonzero(_STARTS_WHITE[raw[starts]]).tolist():
+        for at in np.flatnonzero(_STARTS_WHITE[raw[starts]]).tolist():  # only these may be blank
             line = text[starts[at] : ends[at]]
             filled[at] = bool(line.strip()) or delimiter in line
         starts, ends = starts[filled], ends[filled]
         if not first and len(starts):
             first = text[starts[0] : ends[0]]
             starts = starts[int(header) :]
-        offsets += (offset + starts[-rows % step :: step]).tolist()
+        offsets += (offset + starts[-rows % step :: step]).tolist()  # of rows 0, step, 2 * step ... of the file
         rows, offset = rows + len(starts), offset + len(text)
     return first, rows, offsets
 
@@ -295,7 +296,7 @@ def _converted(array: Any, column: Column, where: str, first: int, na: Sequence[
     if str(array.type) != "string":
         if array.null_count and column.dtype.kind != "f":
             raise ValueError("integers cannot be missing")
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise"):  # a number too large for float32 is an error, not infinite
             values = array.to_numpy().astype(column.dtype, copy=False)
         if column.dtype.kind == "f" and np.isinf(values).any():
             raise FloatingPointError("a number may be too large")
@@ -344,6 +345,7 @@ def _cast(texts: list[str], dtype: np.dtype) -> np.ndarray:
         return np.array(values, dtype)
     with np.errstate(over="raise"):
         numbers = np.array(texts).astype(dtype)
+    # Infinite though the text does not say so: the number is too large.
     if dtype.kind in "fc" and any("inf" not in texts[at].lower() for at in np.flatnonzero(np.isinf(numbers))):
         raise OverflowError("a number is too large")
     return numbers

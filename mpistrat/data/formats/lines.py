@@ -64,8 +64,8 @@ class LineFormat(BlockFormat):
                 try:
                     text = gzip.GzipFile(fileobj=file).read(rc.data_block_bytes + 1)
                 except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                    what = f"gzip cannot unpack it ({error}); fix: copy or write it again"
-                    raise DataFileError.of_file(path, what) from None
+                    message = f"gzip cannot unpack it ({error}); fix: copy or write it again"
+                    raise DataFileError.of_file(path, message) from None
                 limits.check_bytes(len(text), f"file {path!r}", "its text")
                 self._unpacked.keep(key, text)
             yield io.BytesIO(self._unpacked[key]), status
@@ -108,10 +108,10 @@ class LineFormat(BlockFormat):
             return record
         layout = blocks_of(record)
         blocks = len(layout.starts) - 1
-        places, bad, reasons = layout.places[: blocks + 1], [], []
+        offsets, bad, reasons = layout.places[: blocks + 1], [], []
         with self._opened(path) as (file, _):
-            line = 1 + _line_ends(file.read(int(places[0])))
-            for first, (begin, end) in zip(layout.starts.tolist(), pairwise(places.tolist()), strict=False):
+            line = 1 + _line_ends(file.read(int(offsets[0])))
+            for first, (begin, end) in zip(layout.starts.tolist(), pairwise(offsets.tolist()), strict=False):
                 file.seek(begin)
                 text = file.read(end - begin)
                 ends = [0, *self.row_ends(text).tolist()]
@@ -125,15 +125,15 @@ class LineFormat(BlockFormat):
                             left += [((low + high) // 2, high), (low, (low + high) // 2)]
                             continue
                         bad.append((begin + ends[low], begin + ends[high]))
-                        what = reason(error).removeprefix(f"file {path!r}").lstrip(",: ")
-                        reasons.append(f"line {line + _line_ends(text[: ends[low]])} ({what})")
+                        cause = reason(error).removeprefix(f"file {path!r}").lstrip(",: ")
+                        reasons.append(f"line {line + _line_ends(text[: ends[low]])} ({cause})")
                 line += _line_ends(text)
         spans = np.array(bad, np.int64).reshape(-1, 2)
-        counts = np.diff(layout.starts) - np.histogram(spans[:, 0], places)[0]
-        kept = np.flatnonzero(counts)  # an empty block belongs to the one before it
-        begins = np.cumsum([0, *counts[kept]])
-        places = np.concatenate([places[kept], places[-1:], layout.places[blocks + 1 :], spans.ravel()])
-        columns = tuple(column._replace(layout=InBlocks(begins, places)) for column in record.columns)
+        counts = np.diff(layout.starts) - np.histogram(spans[:, 0], offsets)[0]
+        filled = np.flatnonzero(counts)  # an empty block belongs to the one before it
+        begins = np.cumsum([0, *counts[filled]])
+        offsets = np.concatenate([offsets[filled], offsets[-1:], layout.places[blocks + 1 :], spans.ravel()])
+        columns = tuple(column._replace(layout=InBlocks(begins, offsets)) for column in record.columns)
         return record._replace(rows=int(begins[-1]), columns=columns, left_out=left_out(reasons))
 
 
@@ -204,6 +204,6 @@ def _line_ends(text: bytes) -> int:
 
 def require_text(path: str, method: str) -> None:
     """Raise if a file is of another known format than text, or text in gzip."""
-    what = what_it_is(path)
-    if what and "gzip" not in what:
+    description = what_it_is(path)
+    if description and "gzip" not in description:
         raise not_of_format(path, method, "")

@@ -67,8 +67,8 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
     except (DatasetMismatchError, DatasetNotFoundError):
         raise
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        what = f"it is not an npy file or zip archive ({error})" if status.st_size else "it is empty (0 bytes)"
-        raise not_of_format(path, "from_npy", f"{what}; fix: copy or write it again") from None
+        message = f"it is not an npy file or zip archive ({error})" if status.st_size else "it is empty (0 bytes)"
+        raise not_of_format(path, "from_npy", f"{message}; fix: copy or write it again") from None
 
 
 def _members(path: str, file: BinaryIO) -> dict[str, tuple[int, int]]:
@@ -77,9 +77,9 @@ def _members(path: str, file: BinaryIO) -> dict[str, tuple[int, int]]:
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
-                what = f"its array {info.filename!r} is compressed, so rows have no place in it"
+                message = f"its array {info.filename!r} is compressed, so rows have no place in it"
                 fix = "write it by numpy.savez, or use from_arrays(dict(numpy.load(path)))"
-                raise DataFileError.of_file(path, f"{what}; fix: {fix}")
+                raise DataFileError.of_file(path, f"{message}; fix: {fix}")
             file.seek(info.header_offset + 26)
             sizes = struct.unpack("<2H", file.read(4))  # of the name and of what follows it
             members[info.filename.removesuffix(".npy")] = info.header_offset + 30 + sum(sizes), info.file_size

@@ -45,12 +45,12 @@ class Parquet(BlockFormat):
         counts = [(group.id, group.num_rows) for group in fragment.row_groups]
         rows = [count for _, count in counts]
         if any(count < 0 for count in rows) or sum(rows) != fragment.metadata.num_rows:  # pyarrow reads fewer then
-            what = f"its row groups have {rows} rows, and the file {fragment.metadata.num_rows}"
-            raise DataFileError.of_file(path, f"{what}; fix: copy or write it again")
+            message = f"its row groups have {rows} rows, and the file {fragment.metadata.num_rows}"
+            raise DataFileError.of_file(path, f"{message}; fix: copy or write it again")
         if self._filters is not None:
             # Without row groups of which all rows are excluded by their statistics.
-            kept = fragment.split_by_row_group(self._filter, schema)
-            counts = [(group.row_groups[0].id, self._scanner(group, schema).count_rows()) for group in kept]
+            fragments = fragment.split_by_row_group(self._filter, schema)
+            counts = [(group.row_groups[0].id, self._scanner(group, schema).count_rows()) for group in fragments]
             counts = [entry for entry in counts if entry[1]]
         starts = np.cumsum([0, *(rows for _, rows in counts)]).astype(np.int64)
         layout = InBlocks(starts, np.array([group for group, _ in counts], np.int64))
@@ -123,8 +123,8 @@ class Parquet(BlockFormat):
         except Exception as error:  # pyarrow's own errors are not in all versions OSErrors
             if isinstance(error, OSError) and error.errno is not None:
                 raise DataFileError.unreadable(path, error) from None
-            what = f"it is not a Parquet file ({error}); fix: copy or write it again"
-            raise not_of_format(path, "from_parquet", what) from None
+            message = f"it is not a Parquet file ({error}); fix: copy or write it again"
+            raise not_of_format(path, "from_parquet", message) from None
         for name, value in folders.items():
             if name not in schema.names:
                 schema = schema.append(needed("pyarrow", "Parquet files").field(name, value.type))

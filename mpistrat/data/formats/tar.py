@@ -67,14 +67,14 @@ class Tar(BlockFormat):
         except OSError as error:
             raise DataFileError.unreadable(path, error) from None
         except tarfile.TarError as error:
-            what = f"it is not a tar archive without compression ({error}); fix: unpack it, or write it again"
-            raise not_of_format(path, "from_tar", what) from None
+            message = f"it is not a tar archive without compression ({error}); fix: unpack it, or write it again"
+            raise not_of_format(path, "from_tar", message) from None
         rows: list[list[int]] = []
         bad: list[str] = []
         first: list[np.ndarray] = [np.empty(0, object)] * len(names)
         for key, members in samples.items():
             try:
-                row = [place for name in names for place in _member(path, key, members, name)]
+                row = [number for name in names for number in _member(path, key, members, name)]
                 if not rows:
                     first = self._row(path, row, names)
                 elif self._skips:
@@ -87,17 +87,17 @@ class Tar(BlockFormat):
                 bad.append(f"sample {key!r} ({reason(error)})")
                 continue
             rows.append(row)
-        starts, places = np.arange(len(rows) + 1), np.array(rows, np.int64).reshape(len(rows), len(names), 2)
+        starts, extents = np.arange(len(rows) + 1), np.array(rows, np.int64).reshape(len(rows), len(names), 2)
         columns = [
-            column_in_blocks(name, value.dtype, value.shape, InBlocks(starts, places[:, at].ravel()), 1)
+            column_in_blocks(name, value.dtype, value.shape, InBlocks(starts, extents[:, at].ravel()), 1)
             for at, (name, value) in enumerate(zip(names, first, strict=True))
         ]
         return FileRecord(status.st_size, status.st_mtime_ns, len(rows), tuple(columns), left_out(bad))
 
     def block(self, path: str, record: FileRecord, number: int) -> list[np.ndarray]:
         names = [column.name for column in record.columns]
-        places = [int(at) for column in record.columns for at in layout_of(column).places[2 * number : 2 * number + 2]]
-        values = self._row(path, places, names)
+        extents = [int(at) for column in record.columns for at in layout_of(column).places[2 * number : 2 * number + 2]]
+        values = self._row(path, extents, names)
         expected = [(column.stored, column.shape) for column in record.columns]
         return [value[None] for value in self._checked(path, f"number {number}", values, expected)]
 
@@ -108,16 +108,16 @@ class Tar(BlockFormat):
                 ours, its = (
                     "{} of shape {}".format(*description) for description in ((value.dtype, value.shape), first)
                 )
-                what = f"sample {key} has {ours}, and the first one {its}"
+                message = f"sample {key} has {ours}, and the first one {its}"
                 fix = "give size= for images, or decode=False and a function of map"
-                raise DataFileError.of_file(path, f"{what}; fix: {fix}")
+                raise DataFileError.of_file(path, f"{message}; fix: {fix}")
         return values
 
-    def _row(self, path: str, places: Sequence[int], names: Sequence[str]) -> list[np.ndarray]:
+    def _row(self, path: str, extents: Sequence[int], names: Sequence[str]) -> list[np.ndarray]:
         """Return the values of a sample, whose fields have these offsets and sizes."""
         values = []
         with open(path, "rb") as file:
-            for name, offset, size in zip(names, places[::2], places[1::2], strict=True):
+            for name, offset, size in zip(names, extents[::2], extents[1::2], strict=True):
                 limits.check_bytes(size, f"file {path!r}", f"a field {name!r}")
                 file.seek(offset)
                 values.append(self._value(name, file.read(size), f"{path}, field {name!r} at byte {offset}"))
@@ -154,8 +154,8 @@ def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
                 continue
             key, end = match[1], match[2].lower()
             if end in samples.get(key, ()) or (key in samples and key != last):
-                what = f"sample {key!r} has two members {end!r}, or is not in one piece"
-                raise DataFileError.of_file(path, f"{what}; fix: write the members of a sample one after another")
+                message = f"sample {key!r} has two members {end!r}, or is not in one piece"
+                raise DataFileError.of_file(path, f"{message}; fix: write the members of a sample one after another")
             samples.setdefault(key, {})[end] = member.offset_data, member.size
             last = key
         end_of_samples = archive.offset
@@ -164,8 +164,8 @@ def _samples(path: str) -> dict[str, dict[str, tuple[int, int]]]:
         file.seek(end_of_samples)
         pieces = iter(partial(file.read, _PIECE), b"")
         if os.path.getsize(path) - end_of_samples < _END or any(piece.strip(b"\0") for piece in pieces):
-            what = f"it does not end as a tar archive does after {len(samples)} samples, at byte {end_of_samples}"
-            raise DataFileError.of_file(path, f"{what}; fix: copy it again, and give joined archives one by one")
+            message = f"it does not end as a tar archive does after {len(samples)} samples, at byte {end_of_samples}"
+            raise DataFileError.of_file(path, f"{message}; fix: copy it again, and give joined archives one by one")
     return samples
 
 

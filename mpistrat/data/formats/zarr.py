@@ -58,8 +58,8 @@ class _Files:
             try:
                 self.archive = zipfile.ZipFile(store)
             except (OSError, zipfile.BadZipFile):
-                what = "it is no Zarr store; fix: give the folder of one, or one in a zip archive"
-                raise not_of_format(store, "from_zarr", what) from None
+                message = "it is no Zarr store; fix: give the folder of one, or one in a zip archive"
+                raise not_of_format(store, "from_zarr", message) from None
 
     def open(self, name: str) -> tuple[Any, int]:
         """Return an open file and its size. Raise OSError if it cannot be opened."""
@@ -135,9 +135,9 @@ class Zarr(BlockFormat):
 
     def _opened(self, path: str, names: Sequence[str]) -> tuple[int, FileRecord, list[_Opened]]:
         """Return the state, the record and the arrays of a store, which is opened once for each state."""
-        kept = self._kept.get((path, *names))
-        if kept is not None and kept[0] == self.state(path, names, os.stat(path)):
-            return kept
+        cached = self._kept.get((path, *names))
+        if cached is not None and cached[0] == self.state(path, names, os.stat(path)):
+            return cached
         refuse_code(path, names)
         status = os.stat(path)
         state = self.state(path, names, status)

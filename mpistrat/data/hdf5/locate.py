@@ -46,12 +46,12 @@ Locate: TypeAlias = "Callable[[str, h5py.Dataset, str], Layout]"
 _BLOCK = re.compile("%(%|[0-9]*b)")
 
 
-def never_written(plist: Any, where: str, what: str) -> ThroughHdf5:
+def never_written(plist: Any, where: str, message: str) -> ThroughHdf5:
     """Return the layout of unwritten rows. Raise DataFileError if the program that wrote it chose no fill value."""
     # By default HDF5 reads rows that were never written as zeros, which look like data.
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         raise DataFileError(
-            f"{where}: {what}; fix: write it again, or give it a fill value if that stands for unwritten rows"
+            f"{where}: {message}; fix: write it again, or give it a fill value if that stands for unwritten rows"
         )
     return ThroughHdf5("a fill value stands for some of its rows")
 
@@ -421,8 +421,8 @@ def _check_szip(where: str, filters: list[int], index: ChunkIndex, dataset: h5py
         return
     last = filters.index(SZIP)
     # nbit changes no length if all bits of a type are used.
-    kept = {SHUFFLE} if _why_not_as_it_is(dataset) else {SHUFFLE, NBIT}
-    before = [number for number in range(last) if filters[number] not in kept]
+    exact = {SHUFFLE} if _why_not_as_it_is(dataset) else {SHUFFLE, NBIT}
+    before = [number for number in range(last) if filters[number] not in exact]
     by_szip = index.masks >> np.uint64(last) & np.uint64(1) == 0
     for number in before:
         if (by_szip & (index.masks >> np.uint64(number) & np.uint64(1) == 0)).any():
@@ -432,8 +432,8 @@ def _check_szip(where: str, filters: list[int], index: ChunkIndex, dataset: h5py
             )
 
 
-def _damaged(where: str, what: str) -> DataFileError:
-    return DataFileError(f"{where}: its index of chunks is damaged, as {what}; fix: copy or write the file again")
+def _damaged(where: str, message: str) -> DataFileError:
+    return DataFileError(f"{where}: its index of chunks is damaged, as {message}; fix: copy or write the file again")
 
 
 class Locator:

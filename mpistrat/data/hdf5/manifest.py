@@ -101,8 +101,8 @@ def _once(paths: list[str]) -> list[str]:
 
 def _matches(name: str, folders: bool, form: str) -> list[str]:
     if os.path.isdir(name) and not folders:
-        if what := what_it_is(name):
-            raise IsADirectoryError(f"{name!r}: {what}")
+        if description := what_it_is(name):
+            raise IsADirectoryError(f"{name!r}: {description}")
         pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
         raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
     if os.path.exists(name):
@@ -222,8 +222,8 @@ class Manifests:
 
     def names(self) -> str:
         """Return a short text about the names of files and manifest, without folders, which may differ by node."""
-        kept = "" if self._kept_in is None else f" with the manifest {os.path.basename(self._kept_in)!r}"
-        return f"{self.files.names()}{kept}"
+        suffix = "" if self._kept_in is None else f" with the manifest {os.path.basename(self._kept_in)!r}"
+        return f"{self.files.names()}{suffix}"
 
     def begin(self) -> None:
         """Find the files, and describe the first one unless a manifest is kept: in a job of one process."""
@@ -237,9 +237,9 @@ class Manifests:
 
     def local(self) -> Manifest:
         """Return the manifest of all files, described by this process alone."""
-        kept = self._kept()
-        self._known |= self._described(range(len(self.files.paths())), kept)
-        if kept is None:
+        stored = self._kept()
+        self._known |= self._described(range(len(self.files.paths())), stored)
+        if stored is None:
             self._keep()
         warn_together(None, self._remarks())
         return self._joined()
@@ -250,7 +250,7 @@ class Manifests:
         digest = hashlib.blake2b("\0".join(self.files.given_names).encode(errors="surrogateescape")).digest()
         hosts, digests = zip(*ranks.all_gather_object((socket.gethostname(), digest)), strict=True)
 
-        def where(rank: int) -> str:
+        def prefix(rank: int) -> str:
             return f"rank {rank} ({hosts[rank]}): " if ranks.size > 1 else ""
 
         def together(fn: Callable[[], Any]) -> list[Any]:
@@ -260,14 +260,14 @@ class Manifests:
                 if isinstance(error, Exception):
                     if ranks.size == 1 or len(error.args) != 1:  # those of the system have a number, and a path
                         raise error
-                    raise type(error)(where(rank) + str(error)) from None
+                    raise type(error)(prefix(rank) + str(error)) from None
             return everyone
 
         def on_first(fn: Callable[[], Any]) -> Any:
             return together(fn if ranks.rank == 0 else _nothing)[0]
 
         if len({*digests}) == 1:
-            paths, kept = on_first(lambda: (self.files.paths(), self._kept()))
+            paths, stored = on_first(lambda: (self.files.paths(), self._kept()))
             self.files.take(paths)
         else:  # the nodes may have copies of the files in different folders
             listings = together(lambda: ([*map(os.path.basename, self.files.paths())], self._kept() is None))
@@ -279,26 +279,26 @@ class Manifests:
                         "files on all ranks, or use distribute_datasets_from_function"
                     )
             # A rank that lacks the manifest must describe its files, so all do: a file has one description.
-            kept = None if any(lacks for _, lacks in listings) else self._kept()
+            stored = None if any(lacks for _, lacks in listings) else self._kept()
         # Each file is opened by one rank only.
         numbers = range(ranks.rank, len(self.files.paths()), ranks.size)
-        for records in together(partial(self._described, numbers, kept)):
+        for records in together(partial(self._described, numbers, stored)):
             self._known |= records
-        if kept is None and self._kept_in is not None:
+        if stored is None and self._kept_in is not None:
             on_first(self._keep)
         warn_together(ranks, self._remarks())
-        manifest = self._joined(lambda number: where(number % ranks.size))
+        manifest = self._joined(lambda number: prefix(number % ranks.size))
         if ranks.rank == 0:
             _log.info("%d files described in %.3f s", len(self._known), time.perf_counter() - start)
         return manifest
 
-    def _described(self, numbers: range, kept: Sequence[FileRecord] | None) -> dict[int, FileRecord]:
+    def _described(self, numbers: range, stored: Sequence[FileRecord] | None) -> dict[int, FileRecord]:
         """Return the records of some files that are not known yet: none, if those that are kept are still right."""
-        if kept is None:
+        if stored is None:
             return {number: self._describe(number) for number in numbers}
         for number in numbers:
-            self._check(number, kept)
-        self._known |= enumerate(kept)
+            self._check(number, stored)
+        self._known |= enumerate(stored)
         return {}
 
     def _look(self, fn: Callable[[], Any]) -> Any:
@@ -349,26 +349,26 @@ class Manifests:
             if record.left_out or (empty and not record.rows)
         ]
 
-    def _joined(self, where: Callable[[int], str] = lambda number: "") -> Manifest:
-        """Return the manifest of the known records, of all files. ``where`` names the rank that described a file."""
+    def _joined(self, prefix: Callable[[int], str] = lambda number: "") -> Manifest:
+        """Return the manifest of the known records, of all files. ``prefix`` names the rank that described a file."""
         files = self.files.paths()
         records = [self._known[i] for i in range(len(files))]
-        kept = [number for number, record in enumerate(records) if record.rows]
-        if not kept:
+        with_rows = [number for number, record in enumerate(records) if record.rows]
+        if not with_rows:
             raise errors.EmptyDatasetError(
                 f"none of the {len(records)} files has a row in dataset {self._names[0]!r}, the first is "
                 f"{files[0]!r}; fix: check the program that wrote them"
             )
-        for number in kept:
-            self._check_alike(kept[0], number, records, where)
-        return Manifest.of([files[i] for i in kept], [records[i] for i in kept])
+        for number in with_rows:
+            self._check_alike(with_rows[0], number, records, prefix)
+        return Manifest.of([files[i] for i in with_rows], [records[i] for i in with_rows])
 
-    def _check_alike(self, one: int, other: int, records: Sequence[FileRecord], where: Callable[[int], str]) -> None:
+    def _check_alike(self, one: int, other: int, records: Sequence[FileRecord], prefix: Callable[[int], str]) -> None:
         for a, b in zip(records[one].columns, records[other].columns, strict=True):
             if _alike(a) != _alike(b):
                 files = self.files.paths()
                 raise errors.DatasetMismatchError(
-                    f"{where(other)}dataset {a.name!r} has rows of {_rows_of(a)} in file {files[one]!r} and of "
+                    f"{prefix(other)}dataset {a.name!r} has rows of {_rows_of(a)} in file {files[one]!r} and of "
                     f"{_rows_of(b)} in file {files[other]!r}; fix: give all rows of a dataset one type and shape"
                 )
 
@@ -407,9 +407,9 @@ def _write(path: str, files: Sequence[str], names: Sequence[str], reader: str, r
         with appearing(path, replace=True) as temporary:
             temporary.write_text(json.dumps(content))
     except OSError as error:
-        what = f"{error.strerror}, so the manifest was not written"
+        message = f"{error.strerror}, so the manifest was not written"
         fix = "fix: name a folder that can be written to, or leave manifest= out"
-        raise OSError(error.errno, f"{what}; {fix}", path) from error
+        raise OSError(error.errno, f"{message}; {fix}", path) from error
 
 
 def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) -> list[FileRecord] | None:
@@ -420,8 +420,8 @@ def _read(path: str, files: Sequence[str], names: Sequence[str], reader: str) ->
     except FileNotFoundError:
         return None
     except OSError as error:
-        what = f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
-        raise OSError(error.errno, what, path) from error
+        message = f"{error.strerror}, so the manifest was not read; fix: name another file, or leave manifest= out"
+        raise OSError(error.errno, message, path) from error
     except (ValueError, RecursionError) as error:  # RecursionError: brackets nested too deeply
         raise errors.DataFileError(f"manifest {path!r}: it is not JSON ({error}); {_FIX}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != _VERSION:
@@ -467,5 +467,5 @@ def _parts(file: str, record: FileRecord) -> Iterable[tuple[str, int, int]]:
             yield joined_path(file, other.path), other.size, other.mtime_ns
 
 
-def _stale(path: str, what: Any) -> errors.DataFileError:
-    return errors.DataFileError(f"manifest {path!r} is stale: {what}; {_FIX}")
+def _stale(path: str, change: Any) -> errors.DataFileError:
+    return errors.DataFileError(f"manifest {path!r} is stale: {change}; {_FIX}")

@@ -91,19 +91,19 @@ def open_file(path: str) -> SharedFile:
     except Exception as error:
         fix = "copy or write it again"
         if size == 0:
-            what = "it is empty (0 bytes)"
+            message = "it is empty (0 bytes)"
         elif "truncated" in str(error):  # HDF5 says so in the text only
-            what = f"it is truncated ({size} bytes: {reason_of(error)})"
+            message = f"it is truncated ({size} bytes: {reason_of(error)})"
         elif not h5py.is_hdf5(path):
-            what = f"it is not an HDF5 file ({size} bytes); fix: {fix}"
-            raise not_of_format(path, "from_hdf5", what) from error
+            message = f"it is not an HDF5 file ({size} bytes); fix: {fix}"
+            raise not_of_format(path, "from_hdf5", message) from error
         else:
             # It may also be of a later version of HDF5.
-            what, fix = (
+            message, fix = (
                 f"HDF5 cannot open it ({size} bytes: {reason_of(error)})",
                 f"see the error, and {fix} if damaged",
             )
-        raise DataFileError.of_file(path, f"{what}; fix: {fix}") from error
+        raise DataFileError.of_file(path, f"{message}; fix: {fix}") from error
 
 
 def _open_as_others_do(path: str) -> SharedFile:

@@ -177,9 +177,9 @@ class Column(NamedTuple):
     def decoded(self) -> frozenset[WholeChunks]:
         """The kinds of chunks that are always read as wholes."""
         if isinstance(self.layout, ThroughHdf5):
-            kept = self.filtered and self.chunk_rows and not self.dtype.hasobject
+            keeps_chunks = self.filtered and self.chunk_rows and not self.dtype.hasobject
             nbytes = self.chunk_rows * math.prod(self.shape) * self.stored.itemsize
-            return frozenset([WholeChunks(self.chunk_rows, nbytes)] if kept else [])
+            return frozenset([WholeChunks(self.chunk_rows, nbytes)] if keeps_chunks else [])
         if isinstance(self.layout, InBlocks):
             rows = self.layout.most_rows
             return frozenset([WholeChunks(rows, rows * self.row_bytes)] if rows else [])

@@ -51,7 +51,7 @@ class ImageSource(Source):
         paths = {path for path, _ in bad}
         self._listed = [file for file in self._files() if file[0] not in paths]
         if bad:
-            warn_together(ranks, [f"{self}: {left_out([what for _, what in bad])}"])
+            warn_together(ranks, [f"{self}: {left_out([error for _, error in bad])}"])
         if not self._listed:
             raise DataFileError(f"{self}: none of the {len(paths)} images can be read; fix: copy them again")
 
@@ -60,10 +60,11 @@ class ImageSource(Source):
         if self._listed is None:
             ends = needed("PIL.Image", "images").registered_extensions()
             classes = sorted(entry.name for entry in os.scandir(self._folder) if entry.is_dir())
+            # Sorted, since os.walk has the order of the file system.
             self._listed = [
                 (os.path.relpath(os.path.join(folder, name), self._folder), label)
-                for label, name_of_class in enumerate(classes)
-                for folder, _, names in sorted(os.walk(os.path.join(self._folder, name_of_class)))
+                for label, class_name in enumerate(classes)
+                for folder, _, names in sorted(os.walk(os.path.join(self._folder, class_name)))
                 for name in sorted(names)
                 if os.path.splitext(name)[1].lower() in ends
             ]

@@ -40,7 +40,7 @@ class ArraySource(Source):
                     f"and array {number} has {len(array)}"
                 )
         self._rows = len(arrays[0])
-        self._at_once = IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))
+        self._at_once = IN_MEMORY_AT_ONCE // max(1, row_bytes(self.element_spec()))  # rows may have no bytes
 
     def __len__(self) -> int:
         return self._rows

@@ -327,12 +327,12 @@ class _ChunkTree:
         while level == 0 or len(children) > 1:
             if level == len(self._nodes):
                 self._nodes.append([])
-            kept, new = self._nodes[level], list[int]()
-            for first in range(_CHILDREN * len(kept), len(children), _CHILDREN):
+            unchanging, new = self._nodes[level], list[int]()
+            for first in range(_CHILDREN * len(unchanging), len(children), _CHILDREN):
                 part = children[first : first + _CHILDREN]
                 address = append(self._node(level, span, first, part, chunks))
-                (kept if first + _CHILDREN <= final else new).append(address)
-            children, final = [*kept, *new], len(kept)
+                (unchanging if first + _CHILDREN <= final else new).append(address)
+            children, final = [*unchanging, *new], len(unchanging)
             level, span = level + 1, span * _CHILDREN
         self._root = children[0]
         return children[0]

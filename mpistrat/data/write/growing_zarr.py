@@ -107,8 +107,8 @@ class GrowingZarr:
                         None,
                     )
                 if lost is not None:
-                    what = f"it lacks the file of chunk {lost}; fix: bring it back if gone or empty, or write anew"
-                    raise DataFileError.of_file(folder, what)
+                    message = f"it lacks the file of chunk {lost}; fix: bring it back if gone or empty, or write anew"
+                    raise DataFileError.of_file(folder, message)
                 (series if is_own else others).append(item)
         if others:
             raise DataFileError.of_file(str(self._path), not_of_writer([*map(str, others)]))
@@ -243,8 +243,8 @@ class GrowingZarr3(GrowingZarr):
         try:
             self._metadata_of(series)
         except (KeyError, TypeError, ValueError) as error:
-            what = f"{series.name!r}: zarr does not take {series.dtype} ({error}); fix: write float64 or complex128"
-            raise TypeError(what) from error
+            message = f"{series.name!r}: zarr does not take {series.dtype} ({error}); fix: write float64 or complex128"
+            raise TypeError(message) from error
         super().create(series)
 
     def store(self, series: StepSeries, chunks: Mapping[int, np.ndarray], ranks: Any) -> None:

@@ -313,8 +313,8 @@ class Writer:
         else:
             self._release()
 
-    def _flush(self, what: str) -> None:
-        self._agreed(what, lambda: (operation(what), None))
+    def _flush(self, call: str) -> None:
+        self._agreed(call, lambda: (operation(call), None))
         try:
             # The steps of all ranks are on the disk before rank 0 makes them count.
             self._ranks.on_all_ranks(self._store.sync)
@@ -351,14 +351,14 @@ class Writer:
             self._unclosed.detach()
         _close_files(self._path, {}, self._store, self._guard)
 
-    def _agreed(self, what: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
+    def _agreed(self, call: str, check: Callable[[], tuple[Operation, _Result]]) -> _Result:
         """Call ``check``. Return its second result if the first one, the operation, is the same on all ranks.
 
         If it raises on one rank, all ranks raise its error.
         """
         failure: Exception | None = None
         result: Any = None
-        described = refused = operation(what, "refused")
+        described = refused = operation(call, "refused")
 
         def settle() -> _Result:
             if failure is not None:
@@ -378,7 +378,7 @@ class Writer:
         except MismatchError as error:
             # `rc.debug` appends the line that made the call.
             refusals = [report.description.startswith(str(refused)) for report in error.reports]
-            if not (any(refusals) and all(report.name == what for report in error.reports)):
+            if not (any(refusals) and all(report.name == call for report in error.reports)):
                 raise
         else:
             return settle()
@@ -483,8 +483,8 @@ def _close_files(path: Path, known: Mapping[str, StepSeries], *files: Any) -> No
             file.close()
     lost = [f"{item.steps - item.committed} of {name!r}" for name, item in known.items() if item.steps > item.committed]
     if lost:
-        what = "%s was not closed, so steps are lost: %s; fix: call close() on all ranks, or write a with block"
-        _log.warning(what, path, ", ".join(lost))
+        message = "%s was not closed, so steps are lost: %s; fix: call close() on all ranks, or write a with block"
+        _log.warning(message, path, ", ".join(lost))
 
 
 def _boxes(name: str, parts: Sequence[_RankBlock]) -> tuple[list[Box], tuple[int, ...], np.dtype]:
