@@ -24,7 +24,7 @@ class Backend(ParallelBackendBase):
     Parameters
     ----------
     executor : Executor, optional
-        By default that of the innermost ``with`` block.
+        By default the executor of the innermost ``with`` block.
     **options : object
         As for the base class.
 

@@ -78,15 +78,15 @@ class MpiEnvironment(ClusterEnvironment):
         """Ignore the number that Lightning computes: MPI's is fixed."""
 
     def require(self, devices: int, num_nodes: int) -> None:
-        """Raise ValueError with the arguments to give, unless the Trainer was told the number of ranks of the job."""
-        ranks = {len(each) for each in self._topology.nodes}
+        """Raise ValueError, which says what to give, unless the Trainer has the job's numbers of ranks and nodes."""
+        counts = {len(ranks) for ranks in self._topology.nodes}
         nodes = len(self._topology.nodes)
-        if ranks == {devices} and nodes == num_nodes:
+        if counts == {devices} and nodes == num_nodes:
             return
-        if len(ranks) > 1:
-            raise ValueError(f"Lightning needs equal numbers of ranks on all nodes, not {sorted(ranks)}")
+        if len(counts) > 1:
+            raise ValueError(f"Lightning needs equal numbers of ranks on all nodes, not {sorted(counts)}")
         raise ValueError(
-            f"the job has {ranks.pop()} rank(s) on each of {nodes} node(s), and the Trainer was told {devices} on "
+            f"the job has {counts.pop()} rank(s) on each of {nodes} node(s), and the Trainer was told {devices} on "
             f"{num_nodes}: give it devices={len(self._topology.nodes[0])}, num_nodes={nodes}"
         )
 

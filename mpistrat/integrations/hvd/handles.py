@@ -1,4 +1,4 @@
-"""The forms of a collective: with a handle, in place, for several arrays in turn, and without ranks that have joined.
+"""The forms of a collective: asynchronous, in place, for several arrays, and without ranks that have joined.
 
 Every collective is complete when its call returns, and so is its handle.
 """
@@ -23,17 +23,17 @@ from mpistrat.runtime.topology import Topology
 __all__ = ["join", "poll", "synchronize"]
 
 _P = ParamSpec("_P")
-# A rank in `join` meets the others in a collective of its own. They see that in the agreement by which every collective
-# begins, and tell it what to take part in. A program without `join` pays nothing for it.
+# A rank in `join` begins a collective of its own. The other ranks see it in the agreement with which every collective
+# begins, and send the joined rank a substitute for theirs. A program without `join` pays nothing for it.
 _JOIN = operation("join")
 _Result = TypeVar("_Result")
 
-# What ranks that have joined do in the place of a collective: a function that makes it without data, and its arguments.
+# The call of ranks that have joined in place of a collective: a function that makes it without data, and its arguments.
 Substitute = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class Handle:
-    """What an asynchronous call returns. ``output`` is the result."""
+    """The handle of an asynchronous call. ``output`` is its result."""
 
     __slots__ = ("output",)
 
@@ -80,7 +80,7 @@ def in_place(call: Callable[_P, Any]) -> Callable[_P, Any]:
         target: Any = args[0] if args else kwargs[first]
         result = call(*args, **kwargs)
         if isinstance(result, list):
-            return [copy_into(*each) for each in zip(target, result, strict=True)]
+            return [copy_into(*pair) for pair in zip(target, result, strict=True)]
         return copy_into(target, result)
 
     overwrite.__name__ = overwrite.__qualname__ = f"{call.__name__}_"
@@ -103,17 +103,17 @@ def in_place(call: Callable[_P, Any]) -> Callable[_P, Any]:
 
 
 def one_by_one(call: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Return the form of a collective with ``grouped_`` before its name, which makes it for each of several arrays."""
+    """Return the form of a collective with ``grouped_`` before its name, which takes several arrays."""
 
     @wraps(call)
-    def each_of(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        return [call(each, *args, **kwargs) for each in tensors]
+    def grouped(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [call(tensor, *args, **kwargs) for tensor in tensors]
 
     first, *others = inspect.signature(call).parameters.values()
-    each_of.__signature__ = inspect.Signature([first.replace(name="tensors"), *others])  # type: ignore[attr-defined]
-    each_of.__name__ = each_of.__qualname__ = f"grouped_{call.__name__}"
-    each_of.__doc__ = f"Make the collective `{call.__name__}` for several arrays, one after the other. Return a list."
-    return example("len(hvd.grouped_allgather([np.ones(2), np.zeros(3)]))", "2")(each_of)
+    grouped.__signature__ = inspect.Signature([first.replace(name="tensors"), *others])  # type: ignore[attr-defined]
+    grouped.__name__ = grouped.__qualname__ = f"grouped_{call.__name__}"
+    grouped.__doc__ = f"Make the collective `{call.__name__}` for several arrays, one after the other. Return a list."
+    return example("len(hvd.grouped_allgather([np.ones(2), np.zeros(3)]))", "2")(grouped)
 
 
 @example("hvd.poll(hvd.allreduce_async(1.0))", "True")
@@ -146,7 +146,7 @@ def collective(
         if not joined or not others:
             raise
         topology = process_set.topology
-        if _told(topology, others[0], substitute) is None:
+        if _root_substitute(topology, others[0], substitute) is None:
             raise RuntimeError(
                 f"rank {topology.rank}: {name} needs all ranks, and {joined} have joined: only allreduce by Sum, "
                 "Average or Adasum goes on without them"
@@ -204,20 +204,20 @@ def join(device: int = -1) -> int:
             joined, others = _sides(error)
             if not joined or not others:  # the ranks are not in step
                 raise
-        told = _told(topology, others[0], None)
-        if told is not None:
-            make, arguments = told
+        substitute = _root_substitute(topology, others[0], None)
+        if substitute is not None:
+            make, arguments = substitute
             make(*arguments)
         rounds += 1
-    waited = topology.all_gather_object(rounds)
-    return max(rank for rank, each in enumerate(waited) if each == min(waited))
+    waited = topology.all_gather_object(rounds)  # the rank that joined last has substituted in the fewest rounds
+    return max(rank for rank, count in enumerate(waited) if count == min(waited))
 
 
 def _sides(error: MismatchError) -> tuple[list[int], list[int]]:
     """Return the ranks that are in `join` and those that are not."""
-    joined = [rank for rank, each in enumerate(error.reports) if each.name == _JOIN.name]
+    joined = [rank for rank, report in enumerate(error.reports) if report.name == _JOIN.name]
     return joined, [rank for rank in range(len(error.reports)) if rank not in joined]
 
 
-def _told(topology: Topology, root: int, substitute: Substitute | None) -> Any:
+def _root_substitute(topology: Topology, root: int, substitute: Substitute | None) -> Any:
     return topology.broadcast_object(substitute, root, "join")

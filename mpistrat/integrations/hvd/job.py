@@ -1,4 +1,4 @@
-"""The job: its ranks, their places, and its process sets, from `init` on, and what it communicates by."""
+"""The job from `init` to `shutdown`: its ranks and nodes, its process sets, and how it communicates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Sequence[int]):
-        if not all(isinstance(each, int | np.integer) for each in ranks):
+        if not all(isinstance(number, int | np.integer) for number in ranks):
             raise ValueError(f"a ProcessSet is made of the numbers of ranks, not {ranks!r}")
         self.ranks = sorted(map(int, ranks))
         self.process_set_id: int | None = None
@@ -78,15 +78,15 @@ class ProcessSet:
         self._ops: CrossDeviceOps | None = None
 
     def begin(self, number: int, own_rank: int, comm: Any) -> None:
-        """Let the set have a communicator, None on ranks outside of it. Collective over the set."""
+        """Begin to use a communicator, which is None on ranks outside of the set. Collective over the set."""
         self.process_set_id, self._own_rank = number, own_rank
         if comm is not None:
             self._topology = Topology.of(comm)
             self._ops = CollectiveAllReduce().bound_to(self._topology)
 
     def end(self) -> None:
-        """Forget the communicator, and free it unless it is that of all ranks. Collective over the set."""
-        if self._topology is not None and self.process_set_id:
+        """Forget the communicator, and free it unless it has all ranks. Collective over the set."""
+        if self._topology is not None and self.process_set_id:  # set 0 keeps the duplicate for the next `init`
             self._topology.parent.Free()  # and with it the topology
         self.process_set_id = self._topology = self._ops = None
 
@@ -101,7 +101,7 @@ class ProcessSet:
 
     @property
     def ops(self) -> CrossDeviceOps:
-        """The cross-device ops of the set, where its topology is."""
+        """The cross-device ops of the set. This rank must be in it."""
         ops = self._ops
         assert ops is not None
         return ops
@@ -131,7 +131,7 @@ class ProcessSet:
 
 
 def communicator(comm: Any) -> Any:
-    """Return the communicator of a job: the duplicate of the one that is given, or of all ranks.
+    """Return the communicator of a job: a duplicate of ``comm``, by default of all ranks.
 
     The first call for a communicator is collective. Further calls return the same duplicate. Raise TypeError if
     ``comm`` is not a communicator.
@@ -144,12 +144,12 @@ def communicator(comm: Any) -> Any:
     global _keyval
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval()
-    own = comm.Get_attr(_keyval)  # not by handle: MPI gives that of a freed communicator to another
-    if own is None:
+    duplicate = comm.Get_attr(_keyval)  # not a dict by handle: MPI reuses the handle of a freed communicator
+    if duplicate is None:
         with creation(comm, "hvd.init()"):
-            own = comm.Dup()
-        comm.Set_attr(_keyval, own)
-    return own
+            duplicate = comm.Dup()
+        comm.Set_attr(_keyval, duplicate)
+    return duplicate
 
 
 def example(call: str, result: str = "") -> Callable[[_Function], _Function]:
@@ -171,9 +171,9 @@ def example(call: str, result: str = "") -> Callable[[_Function], _Function]:
 
 
 global_process_set = ProcessSet([])
-_TAG = 0  # of the creation of communicators, on the communicator of the job
-_sets: dict[int, ProcessSet] = {}  # those in use by their numbers, from `init` on: the first is that of all ranks
-_made = 0  # process sets since `init`
+_TAG = 0  # of `Create_group` on the communicator of the job
+_sets: dict[int, ProcessSet] = {}  # sets in use by number, from `init` on; set 0 has all ranks
+_last_number = 0  # of the process sets since `init`
 
 
 @example("hvd.is_initialized()", "True")
@@ -194,20 +194,20 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     ValueError
         As `add_process_set`.
     """
-    global _made
+    global _last_number
     if _sets:
         return
-    given = [] if process_sets is None or process_sets == "dynamic" else [*process_sets]
-    for each in given:
-        if not isinstance(each, ProcessSet):
+    sets = [] if process_sets is None or process_sets == "dynamic" else [*process_sets]
+    for process_set in sets:
+        if not isinstance(process_set, ProcessSet):
             raise TypeError(f'process_sets must be a list of ProcessSet, or "dynamic", not {process_sets!r}')
-    own = communicator(comm)
-    global_process_set.ranks = list(range(own.size))
-    global_process_set.begin(0, own.rank, own)
-    _sets[0], _made = global_process_set, 0
+    duplicate = communicator(comm)
+    global_process_set.ranks = list(range(duplicate.size))
+    global_process_set.begin(0, duplicate.rank, duplicate)
+    _sets[0], _last_number = global_process_set, 0
     try:
-        for each in given:
-            add_process_set(each)
+        for process_set in sets:
+            add_process_set(process_set)
     except Exception:
         shutdown()
         raise
@@ -224,8 +224,8 @@ def shutdown() -> None:
     >>> hvd.is_initialized()
     False
     """
-    for each in further_sets():
-        each.end()
+    for process_set in further_sets():
+        process_set.end()
     global_process_set.end()
     _sets.clear()
 
@@ -237,8 +237,8 @@ def is_initialized() -> bool:
 
 
 def further_sets() -> list[ProcessSet]:
-    """Return the process sets in use but the one of all ranks."""
-    return [each for number, each in _sets.items() if number]
+    """Return the process sets in use, except the set of all ranks."""
+    return [process_set for number, process_set in _sets.items() if number]
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -259,29 +259,29 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     >>> hvd.remove_process_set(first)
     True
     """
-    global _made
+    global _last_number
     ranks = topology()
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    new_set = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     with structures.refusals("add_process_set", ranks):
-        if len(set(made.ranks)) < len(made.ranks):
-            raise ValueError(f"a process set must have each of its ranks once: {made}")
-        if not set(made.ranks) <= set(range(ranks.size)):
-            raise ValueError(f"{made} has ranks beyond the {ranks.size} of the job")
-        if any(each.ranks == made.ranks for each in further_sets()):
-            raise ValueError(f"a process set of these ranks is in use already: {made}")
-    structures.agree(ranks, "add_process_set", tuple(made.ranks))
-    _made += 1
+        if len(set(new_set.ranks)) < len(new_set.ranks):
+            raise ValueError(f"a process set must have each of its ranks once: {new_set}")
+        if not set(new_set.ranks) <= set(range(ranks.size)):
+            raise ValueError(f"{new_set} has ranks beyond the {ranks.size} of the job")
+        if any(other.ranks == new_set.ranks for other in further_sets()):
+            raise ValueError(f"a process set of these ranks is in use already: {new_set}")
+    structures.agree(ranks, "add_process_set", tuple(new_set.ranks))
+    _last_number += 1
     comm = None
-    if ranks.rank in made.ranks:
-        comm = ranks.parent.Create_group(ranks.parent.group.Incl(made.ranks), _TAG)
-    made.begin(_made, ranks.rank, comm)
-    _sets[_made] = made
-    return made
+    if ranks.rank in new_set.ranks:
+        comm = ranks.parent.Create_group(ranks.parent.group.Incl(new_set.ranks), _TAG)
+    new_set.begin(_last_number, ranks.rank, comm)
+    _sets[_last_number] = new_set
+    return new_set
 
 
 @example("hvd.remove_process_set(hvd.global_process_set)", "False")
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End the use of a process set; return False if it is unknown, or that of all ranks. Collective over all ranks."""
+    """End the use of a process set; return False if it is unknown, or set 0. Collective over all ranks."""
     number = process_set.process_set_id
     structures.agree(topology(), "remove_process_set", number)
     if not number or _sets.get(number) is not process_set:
@@ -291,7 +291,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-# --- places --------------------------------------------------------------------------------------------
+# --- ranks and nodes -----------------------------------------------------------------------------------
 
 
 def topology() -> Topology:

@@ -71,7 +71,7 @@ def broadcast_to_hosts(
     topology = process_set.topology
     with refusals(call, process_set):
         root = process_set.place_of(root_rank)
-        hosts = [arrays.to_host(each) for each in tensors]
+        hosts = [arrays.to_host(tensor) for tensor in tensors]
     return collective(process_set, call, lambda: moves.broadcast(topology, hosts, named(name), root=root))
 
 
@@ -134,18 +134,18 @@ def alltoall(
     topology = process_set.topology
     with refusals("alltoall", process_set):
         host = arrays.to_host(tensor)
-        own = None if splits is None else arrays.to_host(splits)
-        if own is not None and own.dtype.kind not in "iu":
-            raise ValueError(f"splits must be integers, not {own.dtype}")
-        lengths = None if own is None else own.tolist()
+        host_splits = None if splits is None else arrays.to_host(splits)
+        if host_splits is not None and host_splits.dtype.kind not in "iu":
+            raise ValueError(f"splits must be integers, not {host_splits.dtype}")
+        lengths = None if host_splits is None else host_splits.tolist()
 
     array, received = _named_collective(
         "alltoall", name, process_set, lambda: moves.all_to_all(topology, host, lengths)
     )
     result = arrays.from_host(array, tensor)
-    if own is None:
+    if host_splits is None:
         return result
-    counts = np.array(received, own.dtype)
+    counts = np.array(received, host_splits.dtype)
     return result, arrays.from_host(counts, splits if hasattr(splits, "dtype") else tensor)
 
 

@@ -1,4 +1,4 @@
-"""Horovod's reductions of arrays of any library, and how they are made here. Results have no history of gradients."""
+"""Horovod's reductions of arrays of any library. Results have no history of gradients."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def op_of(op: Op | None, average: bool | None) -> Op:
     if op is None:
         return Average
     if not isinstance(op, Op):
-        raise TypeError(f"op must be one of {', '.join(each.name for each in Op)} of this module, not {op!r}")
+        raise TypeError(f"op must be one of {', '.join(member.name for member in Op)} of this module, not {op!r}")
     return op
 
 
@@ -106,14 +106,14 @@ _SMALLEST = np.sqrt(sys.float_info.min)
 
 
 def named(name: str | None) -> str | None:
-    """Return the form of a collective's name that the ranks compare."""
+    """Return the checked form of a collective's name."""
     return None if name is None else f"named {name}"
 
 
 def _compared(
     name: str | None, op: Op, sent: Sequence[np.ndarray], prescale_factor: float, postscale_factor: float
 ) -> str | None:
-    """Return what the ranks compare beside the reduction that they make, and the shapes and dtypes."""
+    """Return the text that the ranks compare, in addition to the reduction, shapes and dtypes."""
     parts = [] if name is None else [f"named {name}"]
     if _divides_after(op, sent):
         parts.append("averages of integers")
@@ -134,12 +134,12 @@ def all_reduced(
     """Return the combinations of arrays of any library over the ranks of a set, as NumPy arrays."""
     topology = process_set.topology
     with refusals("allreduce", process_set):
-        hosts = [arrays.to_host(each) for each in values]
+        hosts = [arrays.to_host(value) for value in values]
         if op is Adasum:
             check_adasum(topology, hosts)
-        sent = [_to_send(each, op, prescale_factor) for each in hosts]
+        sent = [_to_send(host, op, prescale_factor) for host in hosts]
         form = _compared(name, op, sent, prescale_factor, postscale_factor)
-    described = [(each.dtype, each.shape) for each in sent]
+    described = [(array.dtype, array.shape) for array in sent]
     substitute: Substitute | None = (_without_data, (op, described, form)) if op in _NEUTRAL else None
     totals = collective(process_set, "allreduce", lambda: _reduce(process_set, op, sent, form), substitute)
     return [
@@ -163,8 +163,8 @@ def _own(op: Op, sent: Sequence[np.ndarray]) -> Any:
 
 
 def _divides_after(op: Op, sent: Sequence[np.ndarray]) -> bool:
-    """Return whether a mean is a sum that is divided after it: there are integers, whose mean is an integer, too."""
-    return op is Average and any(each.dtype.kind in "iu" for each in sent)
+    """Return whether a mean is computed as a sum and a division: the mean of integers is an integer, too."""
+    return op is Average and any(array.dtype.kind in "iu" for array in sent)
 
 
 def _without_data(op: Op, described: Sequence[tuple[np.dtype, tuple[int, ...]]], form: str | None) -> None:
@@ -205,7 +205,7 @@ def _to_send(host: np.ndarray, op: Op, factor: float) -> np.ndarray:
 
 
 def _divided(total: np.ndarray, op: Op, sent: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """Return what is still to be divided, integers cut to an integer; other results as they are."""
+    """Return a sum divided for its mean, integers cut to an integer; other results as they are."""
     if not _divides_after(op, sent):
         return total
     if total.dtype.kind not in "iu":
@@ -229,9 +229,9 @@ def check_adasum(topology: Topology, values: Sequence[np.ndarray]) -> None:
         raise NotImplementedError(
             f"Adasum of {topology.size} ranks: their number must be a power of two; use op=Average"
         )
-    for each in values:
-        if not operations.has_mean(each.dtype) or each.dtype.kind == "c":
-            raise TypeError(f"Adasum of {each.dtype} is not defined: cast to a floating point dtype")
+    for value in values:
+        if not operations.has_mean(value.dtype) or value.dtype.kind == "c":
+            raise TypeError(f"Adasum of {value.dtype} is not defined: cast to a floating point dtype")
 
 
 def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -> list[np.ndarray]:
@@ -240,23 +240,24 @@ def adasum(topology: Topology, values: Sequence[np.ndarray], form: str | None) -
     Parallel vectors count as their mean, and orthogonal ones in full: Maleki et al. 2020, "Scaling Distributed Training
     with Adaptive Summation", arXiv:2006.02924.
 
-    In step ``i`` the ranks that differ in bit ``i`` exchange what they have, and both compute the same. Values of half
-    precision are combined in float32. Raise MismatchError on every rank if shapes or dtypes differ between ranks.
+    In step ``i`` ranks whose numbers differ in bit ``i`` exchange their vectors, and both compute the same. Values of
+    half precision are combined in float32. Raise MismatchError on every rank if shapes or dtypes differ between ranks.
     """
     rank, size = topology.rank, topology.size
-    what = operation("all_reduce", "Adasum", tuple((each.dtype, each.shape) for each in values), form)
-    totals = [each.astype(operations.accumulator(each.dtype, ReduceOp.SUM)).reshape(-1) for each in values]
-    with topology.lock.collective(what):
+    reduction = operation("all_reduce", "Adasum", tuple((value.dtype, value.shape) for value in values), form)
+    totals = [value.astype(operations.accumulator(value.dtype, ReduceOp.SUM)).reshape(-1) for value in values]
+    with topology.lock.collective(reduction):
         level = 1
         while level < size:
             partner = rank ^ level
-            others = [np.empty_like(each) for each in totals]
-            for mine, theirs in zip(totals, others, strict=True):
+            received = [np.empty_like(total) for total in totals]
+            for own, theirs in zip(totals, received, strict=True):
                 sends: list[np.ndarray | None] = [None] * size
                 receives: list[np.ndarray | None] = [None] * size
-                sends[partner], receives[partner] = as_bytes(mine), as_bytes(theirs)
+                sends[partner], receives[partner] = as_bytes(own), as_bytes(theirs)
                 exchange(topology, sends, receives)
-            pairs = zip(totals, others, strict=True) if rank < partner else zip(others, totals, strict=True)
+            # Both partners combine in the order of ranks, and get the same bits.
+            pairs = zip(totals, received, strict=True) if rank < partner else zip(received, totals, strict=True)
             totals = [adasum_of_two(*pair) for pair in pairs]
             level *= 2
     return [
@@ -332,7 +333,7 @@ def grouped_allreduce(
     """Return the combinations of several arrays, in as few messages as possible. Collective."""
     args = name, op_of(op, average), prescale_factor, postscale_factor, process_set
     totals = all_reduced(tensors, *args)
-    return [arrays.from_host(*each) for each in zip(totals, tensors, strict=True)]
+    return [arrays.from_host(*pair) for pair in zip(totals, tensors, strict=True)]
 
 
 @example("len(hvd.reducescatter(np.ones(hvd.size())))", "1")

@@ -1,4 +1,4 @@
-"""A batch normalization whose statistics are those of the whole batch."""
+"""A batch normalization with the statistics of the whole batch."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class SyncBatchNormalization(hooks.BatchNormalization):
         else:
             weight = ops.cast(ops.expand_dims(mask, -1), inputs.dtype)
             summed, count = self._total(step, ops.sum(inputs * weight, axes), ops.sum(weight)[None])
-            count += ops.cast(1e-7, count.dtype)  # as Keras, whose epsilon it is
+            count += ops.cast(1e-7, count.dtype)  # Keras' epsilon
         mean = summed / count
-        # Deviations from the mean, for which it must be known: the mean of squares less the square of the mean has no
-        # digit left in float32 where values are around 1e4 and differ by 1.
+        # A second all-reduce, of squared deviations: the mean of squares less the square of the mean has no digit left
+        # in float32 where values are around 1e4 and differ by 1.
         deviations = ops.square((inputs - ops.reshape(mean, self._broadcast_shape(inputs))) * weight)
         (squares,) = self._total(step, ops.sum(deviations, axes))
         return mean, squares / count
@@ -57,25 +57,25 @@ class SyncBatchNormalization(hooks.BatchNormalization):
         return shape
 
     @staticmethod
-    def _total(step: RankStep, *parts: Any) -> list[Any]:
+    def _total(step: RankStep, *vectors: Any) -> list[Any]:
         """Return the sums of vectors over ranks."""
-        total = _sum(step)(ops.concatenate(parts))
+        total = _sum(step)(ops.concatenate(vectors))
         out, start = [], 0
-        for each in parts:
-            out.append(total[start : start + each.shape[0]])
-            start += each.shape[0]
+        for vector in vectors:
+            out.append(total[start : start + vector.shape[0]])
+            start += vector.shape[0]
         return out
 
 
 def _sum(step: RankStep) -> Callable[[Any], Any]:
-    """Return a function that adds a vector over ranks, and whose derivative does so, too.
+    """Return a function that adds a vector over ranks, as its derivative does.
 
-    The gradients of a rank are weighted after its backward part. Those that come from other ranks must have the
-    weights of those ranks, and are divided by that of this rank.
+    A rank's gradients are multiplied by its weight after the backward pass. Gradients from other ranks must have the
+    weights of those ranks, so they are multiplied by these and divided by the weight of this rank.
     """
 
     def backward(gradient: Any) -> Any:
-        if step.scaled:  # its loss has had the weight
+        if step.scaled:  # the loss has the weight already
             return step.total(gradient)
         weight = ops.cast(step.weight, gradient.dtype)
         return step.total(gradient * weight) * ops.cast(step.inverse_weight, gradient.dtype)

@@ -23,19 +23,19 @@ from mpistrat.integrations.keras.step import LastCallback, RankStep, applied_ove
 from mpistrat.runtime.agreement.collective_lock import collective_call
 
 _FUNCTIONS = ("train_function", "test_function", "jit_compile")
-_BETWEEN_SEEDS = 1_000_003  # of two ranks
+_BETWEEN_SEEDS = 1_000_003  # distance between the seeds of two ranks
 _SAME = (
     *("batch_size", "epochs", "initial_epoch", "steps_per_epoch", "steps", "shuffle", "class_weight"),
     *("validation_split", "validation_steps", "validation_batch_size", "validation_freq"),
-)  # arguments that are those of all ranks
-_NEAR = 1e-4  # of the largest weight of a variable: float32 has 7 digits, and sums of a long epoch lose two
+)  # arguments that must be equal on all ranks
+_NEAR = 1e-4  # relative to the largest weight of a variable: float32 has 7 digits, and sums of a long epoch lose two
 
 
 class DistributedTraining:
     """The training of one model on several ranks.
 
-    The compiled steps that it keeps belong to ``compiled``, what the model's last `compile` has made. ``alone`` counts
-    the methods that are running of callbacks that only the chief calls, of any model: they may use another one.
+    Its compiled steps belong to ``compiled``, an object that the model's last `compile` has created. ``alone`` counts
+    the running methods of callbacks that only the chief calls, of any model: such a callback may use another model.
     """
 
     alone = 0
@@ -53,7 +53,7 @@ class DistributedTraining:
 
     @collective_call(attrgetter("topology"), "training by Keras")
     def call(self, method: Any, name: str, values: dict[str, Any], gather: str) -> Any:
-        """Call a method of the model. Raise what a collective has raised, not what the backend makes of it."""
+        """Call a method of the model. Raise the error of a collective itself, not the backend's error for it."""
         self.ranks.error = None
         inputs, rows = len(self._inputs), self.ranks.rows
         on_batch = name.endswith("_on_batch")
@@ -87,11 +87,11 @@ class DistributedTraining:
             size = values.get("validation_batch_size") or values.get("batch_size")
             held = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": size}
             values["validation_data"] = self._parts(held, values.get("validation_steps"))
-        mine, chief_has_more = self._callbacks(values)
+        callbacks, chief_has_more = self._callbacks(values)
         chief_has_more = self.topology.broadcast_object(chief_has_more)  # the list may be the chief's alone
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None, self._require_alike)
-        arguments = {**given(values, parts), **self._quiet(values), "callbacks": [*mine, agreement]}
-        with self._over_ranks(parts, fitting=True), self._noting_alone(mine):
+        arguments = {**with_input(values, parts), **self._quiet(values), "callbacks": [*callbacks, agreement]}
+        with self._over_ranks(parts, fitting=True), self._noting_alone(callbacks):
             history = method(**arguments)
         self._require_alike("after fit")
         return history
@@ -99,14 +99,15 @@ class DistributedTraining:
     def evaluate(self, method: Any, values: dict[str, Any]) -> Any:
         """Call the model's `evaluate`."""
         parts = self._parts(values, values.get("steps"))
-        mine, _ = self._callbacks(values)
-        arguments = {**given(values, parts), **self._quiet(values), "callbacks": mine}
+        callbacks, _ = self._callbacks(values)
+        arguments = {**with_input(values, parts), **self._quiet(values), "callbacks": callbacks}
         nested = self._depth > 0
-        with self._over_ranks(parts), self._noting_alone(mine):
+        with self._over_ranks(parts), self._noting_alone(callbacks):
             logs = method(**arguments)
-        # A callback of a batch evaluates: Keras adds the rest of the epoch to what this leaves, and ranks are added up.
-        for each in self.model.metrics_variables if nested and self.topology.rank > 0 else ():
-            each.assign(keras.ops.zeros_like(each.value))
+        # A callback of `fit` evaluates within an epoch: Keras adds the rest of the epoch to these totals, and the ranks
+        # add them up at its end. They must count once.
+        for variable in self.model.metrics_variables if nested and self.topology.rank > 0 else ():
+            variable.assign(keras.ops.zeros_like(variable.value))
         return logs
 
     def _on_batch(self, method: Any, values: dict[str, Any], fitting: bool) -> Any:
@@ -126,12 +127,12 @@ class DistributedTraining:
             raise ValueError(f"gather must be 'all' or 'chief', not {gather!r}")
         hooks.require_supported(self.model)
         parts = self._parts(values, values.get("steps"), with_info=False)
-        mine, _ = self._callbacks(values)
+        callbacks, _ = self._callbacks(values)
         if not self._depth:  # else the ranks agree since `fit` began
             hooks.build_to_predict(self.model, parts.first())
             self._agree_on_weights(fitting=False)
-        with self._noting_alone(mine):
-            outputs = method(**{**given(values, parts), **self._quiet(values), "callbacks": mine})
+        with self._noting_alone(callbacks):
+            outputs = method(**{**with_input(values, parts), **self._quiet(values), "callbacks": callbacks})
         if len({*self.topology.all_gather_object((len(parts.rows), parts.seen))}) > 1:
             raise ValueError(OTHER_BATCHES)
         rows = moves.all_gather(self.topology, np.array(parts.rows), 0).reshape(self.topology.size, -1).T
@@ -139,13 +140,13 @@ class DistributedTraining:
         real = np.concatenate([np.full(max(own, 1), own > 0) for own in rows[:, self.topology.rank]])
         order = np.concatenate([np.arange(own) + start for own, start in zip(rows.T.flat, starts.T.flat, strict=True)])
 
-        def in_order(own: Any) -> Any:
-            if not isinstance(own, np.ndarray) or own.shape[:1] != real.shape:
+        def in_order(output: Any) -> Any:
+            if not isinstance(output, np.ndarray) or output.shape[:1] != real.shape:
                 raise TypeError(
                     "predict needs outputs that are arrays of as many rows as the input; this is a "
-                    f"{type(own).__name__} of shape {getattr(own, 'shape', None)} for {len(real)} rows"
+                    f"{type(output).__name__} of shape {getattr(output, 'shape', None)} for {len(real)} rows"
                 )
-            total = self.ranks.gathered(own[real], gather == "chief")
+            total = self.ranks.gathered(output[real], gather == "chief")
             if total is None:
                 return None
             out = np.empty_like(total)
@@ -167,7 +168,7 @@ class DistributedTraining:
         seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
         source = source_of(values, steps, self.ranks.engine, shuffle)
         parts = self._with_parts(source, seed=seed, **more)
-        arrays = [each for each in parts.arrays if not each.dtype.hasobject]
+        arrays = [array for array in parts.arrays if not array.dtype.hasobject]
         for number, rank in self.ranks.different([f"array {n}" for n in range(len(arrays))], arrays).items():
             raise ValueError(
                 f"the input of rank {rank} is not that of rank 0: array {number} differs; each rank takes its rows of "
@@ -181,15 +182,15 @@ class DistributedTraining:
         if isinstance(callbacks, keras.callbacks.CallbackList):
             raise TypeError("give the callbacks as a list, not as a CallbackList: each rank calls its own of them")
         callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
-        mine = [each for each in callbacks if self.topology.rank == 0 or not is_chief_only(each)]
-        for each in mine if self.topology.rank else ():  # the chief speaks for all
-            if type(each).__module__.startswith("keras.") and getattr(each, "verbose", False):
-                each.verbose = 0
-        return mine, any(map(is_chief_only, callbacks))
+        own = [callback for callback in callbacks if self.topology.rank == 0 or not is_chief_only(callback)]
+        for callback in own if self.topology.rank else ():  # the chief speaks for all
+            if type(callback).__module__.startswith("keras.") and getattr(callback, "verbose", False):
+                callback.verbose = 0
+        return own, any(map(is_chief_only, callbacks))
 
     @contextmanager
     def _noting_alone(self, callbacks: list[Any]) -> Iterator[None]:
-        """Context in which `alone` counts the methods that run of callbacks that only the chief calls."""
+        """Context in which `alone` counts the running methods of callbacks that only the chief calls."""
 
         def noting(method: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(method)
@@ -202,32 +203,32 @@ class DistributedTraining:
 
             return call
 
-        chiefs = [*{id(each): each for each in callbacks if is_chief_only(each)}.values()]  # each once
-        before = [dict(vars(each)) for each in chiefs]
-        names = [[name for name in dir(each) if name.startswith("on_")] for each in chiefs]
-        for each, of_each in zip(chiefs, names, strict=True):
-            for name in of_each:
-                setattr(each, name, noting(getattr(each, name)))
+        chiefs = [*{id(callback): callback for callback in callbacks if is_chief_only(callback)}.values()]  # each once
+        before = [dict(vars(callback)) for callback in chiefs]
+        names = [[name for name in dir(callback) if name.startswith("on_")] for callback in chiefs]
+        for callback, method_names in zip(chiefs, names, strict=True):
+            for name in method_names:
+                setattr(callback, name, noting(getattr(callback, name)))
         try:
             yield
         finally:
-            for each, of_each, own in zip(chiefs, names, before, strict=True):
-                for name in of_each:
-                    vars(each).pop(name)
-                    if name in own:
-                        setattr(each, name, own[name])
+            for callback, method_names, attributes in zip(chiefs, names, before, strict=True):
+                for name in method_names:
+                    vars(callback).pop(name)
+                    if name in attributes:
+                        setattr(callback, name, attributes[name])
 
     def _require_same(self, name: str, values: dict[str, Any]) -> None:
         """Raise ValueError on all ranks if a number among the arguments, or the name of a loss, differs."""
-        mine = {each: repr(values.get(each)) for each in _SAME}
+        own = {argument: repr(values.get(argument)) for argument in _SAME}
         losses = keras.tree.flatten(getattr(self.model, "loss", None))
-        mine["loss"] = ", ".join(str(getattr(each, "name", getattr(each, "__name__", each))) for each in losses)
-        first, *others = self.topology.all_gather_object(mine)
-        for rank, its in enumerate(others, 1):
-            for each in first:
-                if its[each] != first[each]:
+        own["loss"] = ", ".join(str(getattr(loss, "name", getattr(loss, "__name__", loss))) for loss in losses)
+        first, *others = self.topology.all_gather_object(own)
+        for rank, theirs in enumerate(others, 1):
+            for key in first:
+                if theirs[key] != first[key]:
                     raise ValueError(
-                        f"{name} was given {each}={its[each]} on rank {rank}, but {each}={first[each]} on rank 0: "
+                        f"{name} was given {key}={theirs[key]} on rank {rank}, but {key}={first[key]} on rank 0: "
                         "arguments are those of all ranks together, so give the same to each"
                     )
 
@@ -238,8 +239,8 @@ class DistributedTraining:
     # --- weights -------------------------------------------------------------------------
 
     def _with_optimizers(self, variables: list[Any]) -> list[Any]:
-        found = [*variables, *[v for each in hooks.optimizers_of(self.model) for v in each.variables]]
-        return [*{id(each): each for each in found}.values()]
+        listed = [*variables, *[v for optimizer in hooks.optimizers_of(self.model) for v in optimizer.variables]]
+        return [*{id(variable): variable for variable in listed}.values()]
 
     def _send(self, variables: list[Any]) -> None:
         """Give variables the values of the chief."""
@@ -257,18 +258,19 @@ class DistributedTraining:
         Processors of several kinds round differently: then the chief's weights are sent, and a warning says so.
         """
         weights = self.model.trainable_variables
-        ends = [np.where(each == each, each, np.zeros_like(each)) for each in _values(weights)]  # NaN has many bits
-        found = self.ranks.different([each.path for each in weights], ends)
-        for number, rank in found.items():
+        # Zeros for NaN, which has many bit patterns: they are not a difference.
+        ends = [np.where(value == value, value, np.zeros_like(value)) for value in _values(weights)]
+        differing = self.ranks.different([variable.path for variable in weights], ends)
+        for number, rank in differing.items():
             (first,) = broadcast(self.topology, [ends[number]])
-            away = np.max(np.abs(ends[number].astype(np.float64) - first.astype(np.float64)), initial=0.0)
-            if not self.topology.all_true(bool(away <= _NEAR * np.max(np.abs(first), initial=0.0))):
+            deviation = np.max(np.abs(ends[number].astype(np.float64) - first.astype(np.float64)), initial=0.0)
+            if not self.topology.all_true(bool(deviation <= _NEAR * np.max(np.abs(first), initial=0.0))):
                 raise ValueError(
                     f"{when}, {weights[number].path} of rank {rank} is not that of rank 0: only optimizers of Keras "
                     "combine gradients over ranks; let a train_step of your own update weights by "
                     "model.optimizer.apply, and callbacks change weights and rates on all ranks alike"
                 )
-        if found:
+        if differing:
             self._send(self._with_optimizers(weights))
             if self.topology.rank == 0:
                 warnings.warn(
@@ -278,26 +280,26 @@ class DistributedTraining:
                 )
 
     def _agree_on_weights(self, fitting: bool) -> None:
-        """Let all ranks start from the same weights: initial values are those of the chief.
+        """Let all ranks start from the same weights: initial values are the chief's.
 
-        Those of the optimizer count where it trains. On JAX, moving averages share memory with the weights after `fit`,
-        and Keras' `evaluate` gives it away: they cannot be read then.
+        Variables of the optimizer are included only for training. On JAX, moving averages share memory with the weights
+        after `fit`, and Keras' `evaluate` donates it: they cannot be read then.
 
         Raise ValueError on all ranks if a weight differs that was set, loaded or trained on a rank.
         """
         seeds = hooks.seed_states(self.model)
-        those = self._with_optimizers(self.model.variables) if fitting else self.model.variables
-        # Those of a model in `fit`, of which a callback uses a part, are a rank's own until the end of the epoch.
+        candidates = self._with_optimizers(self.model.variables) if fitting else self.model.variables
+        # Variables of a model in `fit`, whose layers a callback uses, are a rank's own until the end of the epoch.
         own = [v for model in self.busy for v in (*hooks.seed_states(model), *hooks.moving_statistics(model))]
-        variables = [each for each in those if not any(each is other for other in (*seeds, *own))]
-        seeds = [each for each in seeds if not any(each is other for other in own)]
-        found = self.ranks.different([each.path for each in variables], _values(variables))
-        if found:
+        variables = [variable for variable in candidates if not any(variable is other for other in (*seeds, *own))]
+        seeds = [state for state in seeds if not any(state is other for other in own)]
+        differing = self.ranks.different([variable.path for variable in variables], _values(variables))
+        if differing:
             optimizer = getattr(self.model, "optimizer", None)
             trained = optimizer is not None and int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0
-            mine = [trained or hooks.assigned(each) for each in variables]
-            anywhere = [any(each) for each in zip(*self.topology.all_gather_object(mine), strict=True)]
-            for number, rank in found.items():
+            changed = [trained or hooks.assigned(variable) for variable in variables]
+            anywhere = [any(flags) for flags in zip(*self.topology.all_gather_object(changed), strict=True)]
+            for number, rank in differing.items():
                 if anywhere[number]:
                     raise ValueError(
                         f"{self.model.name} differs between ranks: {variables[number].path} of rank {rank} is not that "
@@ -316,26 +318,26 @@ class DistributedTraining:
 
     def _check_losses(self, parts: PartsOfRank, batch: Any) -> None:
         """Warn, on the chief, of losses of the program that are not means over rows. Errors are left to the step."""
-        self._has_checked_losses, own, found = True, 0, []
+        self._has_checked_losses, rows, losses_of_parts = True, 0, []
         with suppress(Exception):
             losses, own_rows = hooks.losses_of_program(self.model), parts.own_rows(batch)
-            own = keras.tree.flatten(own_rows)[0].shape[0] if losses else 0
-        if not self.topology.all_true(own > 1):  # a loss may communicate: all ranks compute it, or none
+            rows = keras.tree.flatten(own_rows)[0].shape[0] if losses else 0
+        if not self.topology.all_true(rows > 1):  # a loss may communicate: all ranks compute it, or none
             return
         with suppress(Exception), keras.StatelessScope():  # variables stay as they are; NumPy drops masks of Keras
             x, y, _ = keras.utils.unpack_x_y_sample_weight(own_rows)
             outputs = keras.tree.map_structure(keras.ops.convert_to_numpy, self.model(x, training=False))
-            for first, last in ((0, half := own // 2), (half, own), (0, own), (0, own)):
-                with computing(RankStep(self.ranks, np.array([last - first, own, 0], np.float32))) as step:
+            for first, last in ((0, half := rows // 2), (half, rows), (0, rows), (0, rows)):
+                with computing(RankStep(self.ranks, np.array([last - first, rows, 0], np.float32))) as step:
                     step.held = []  # raises where a mask that the loss makes would add up over ranks
-                    found.append([_number(loss(*cut((y, outputs), first, last))).item() for loss in losses])
-        if self.topology.rank == 0 and len(found) == 4:
-            for loss, *of_parts, whole, again in zip(losses, *found, strict=True):
-                mean = np.average(of_parts, weights=(half, own - half))
+                    losses_of_parts.append([_number(loss(*cut((y, outputs), first, last))).item() for loss in losses])
+        if self.topology.rank == 0 and len(losses_of_parts) == 4:
+            for loss, *of_parts, whole, again in zip(losses, *losses_of_parts, strict=True):
+                mean = np.average(of_parts, weights=(half, rows - half))
                 near = (1e-2 if "16" in loss.dtype else 1e-3) * max(map(abs, (whole, *of_parts)))
                 if whole == again and abs(whole - mean) > near:  # not of random losses, or NaN
                     warnings.warn(
-                        f"the loss {loss.name} of {self.model.name} is not a mean over rows: of {own} rows it is "
+                        f"the loss {loss.name} of {self.model.name} is not a mean over rows: of {rows} rows it is "
                         f"{whole:.6g}, but the mean of its two halves is {mean:.6g}. Ranks are averaged, so gradients "
                         "are not those of one process: write a mean over rows; see docs/keras.md, What works",
                         stacklevel=2,
@@ -345,7 +347,7 @@ class DistributedTraining:
 
     @contextmanager
     def _over_ranks(self, parts: PartsOfRank, fitting: bool = False, compare: bool = True) -> Iterator[None]:
-        """Context in which the steps of the model are those of several ranks. Collective."""
+        """Context in which the model's steps compute over several ranks. Collective."""
         if self._depth:  # a callback of `fit` evaluates
             yield
             return
@@ -363,9 +365,9 @@ class DistributedTraining:
             model.jit_compile = False  # of the step as a whole, since XLA cannot call a function on the host
         for name, function in self._functions.items():
             setattr(model, name, function)
-        own = [each for each in hooks.optimizers_of(model) if BACKEND != "jax" and hooks.has_own("apply", each)]
-        for each in own:  # what it does with gradients is for those of the whole batch
-            object.__setattr__(each, "apply", MethodType(applied_over_ranks(type(each).apply), each))
+        overridden = [o for o in hooks.optimizers_of(model) if BACKEND != "jax" and hooks.has_own("apply", o)]
+        for optimizer in overridden:  # its `apply` must get the gradients of the whole batch
+            object.__setattr__(optimizer, "apply", MethodType(applied_over_ranks(type(optimizer).apply), optimizer))
         hooks.put_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
         self._move_seeds(1)
         self._depth, self._fitting = 1, fitting
@@ -376,8 +378,8 @@ class DistributedTraining:
             self.busy.remove(model)
             self._depth, self._fitting = 0, False
             hooks.put_back_methods(model)
-            for each in own:
-                object.__delattr__(each, "apply")
+            for optimizer in overridden:
+                object.__delattr__(optimizer, "apply")
             self._functions = {name: getattr(model, name) for name in self._functions}
             for name, function in alone.items():
                 setattr(model, name, function)
@@ -386,7 +388,7 @@ class DistributedTraining:
     def _step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``train_step`` or ``test_step`` for data of `PartsOfRank`: a batch and its ``info``.
 
-        A rank without rows computes with a row of another rank, and forgets what it learned from it.
+        A rank without rows computes with a row of another rank, and undoes the updates of its state.
         """
 
         model = self.model
@@ -394,14 +396,14 @@ class DistributedTraining:
 
         def with_state(state: Any, data: Any) -> Any:
             batch, info, *_ = data
-            moving = {id(each) for each in hooks.moving_statistics(model)}
+            moving = {id(v) for v in hooks.moving_statistics(model)}
             with computing(RankStep(self.ranks, info)) as step:
                 logs, after = method(state, batch)
                 fixed = [
                     step.if_rows(new, old) if id(variable) in moving else new
                     for variable, new, old in zip(model.non_trainable_variables, after[1], state[1], strict=True)
                 ]
-                metrics = [step.if_rows(*each) for each in zip(after[-1], state[-1], strict=True)]
+                metrics = [step.if_rows(*pair) for pair in zip(after[-1], state[-1], strict=True)]
                 return logs, (after[0], fixed, *after[2:-1], metrics)
 
         def on_variables(data: Any) -> Any:
@@ -412,7 +414,7 @@ class DistributedTraining:
 
                 def compute() -> Any:
                     learned = [*model.metrics_variables, *hooks.moving_statistics(model)]
-                    before = [each.value + 0 for each in learned]
+                    before = [v.value + 0 for v in learned]
                     logs = method(batch)
                     for variable, value in zip(learned, before, strict=True):
                         variable.assign(step.if_rows(variable.value, value))
@@ -426,27 +428,27 @@ class DistributedTraining:
         """Return the results of the metrics over all ranks, and average moving statistics. Collective."""
         step.wait_for_host()
         metrics = self.model.metrics_variables
-        for each in metrics:
-            if each.aggregation != "sum":
+        for variable in metrics:
+            if variable.aggregation != "sum":
                 raise ValueError(
-                    f"metric variable {each.path} has aggregation={each.aggregation!r}: metrics over several ranks "
-                    "add their variables, so write the metric with sums"
+                    f"metric variable {variable.path} has aggregation={variable.aggregation!r}: metrics over several "
+                    "ranks add their variables, so write the metric with sums"
                 )
         moving = hooks.moving_statistics(self.model) if self._fitting else []
         size = self.topology.size
-        mine = [*_values(metrics), *[each.astype(np.float64) / size for each in _values(moving)]]
+        own = [*_values(metrics), *[statistic.astype(np.float64) / size for statistic in _values(moving)]]
         marks = [parts.seen for parts in self._inputs]
         own_step = hooks.has_own("train_step", self.model) or hooks.has_own("test_step", self.model)
         local = self.model.get_metrics_result() if own_step else {}
-        for variable, total in zip([*metrics, *moving], self.ranks.sums(mine, marks), strict=True):
+        for variable, total in zip([*metrics, *moving], self.ranks.sums(own, marks), strict=True):
             variable.assign(total.astype(variable.dtype))
         result = hooks.metrics_result(self.model, logs)
-        if result is logs and logs:  # of an own step, with other names than those of the metrics
+        if result is logs and logs:  # from a step of the program, with other names than the metrics
             result = self._own_logs(logs, local)
         return result
 
     def _own_logs(self, logs: dict[str, Any], local: dict[str, Any]) -> dict[str, Any]:
-        """Return logs of an own step over all ranks: results of metrics, and else means over the last batch's rows.
+        """Return the logs of a step of the program over all ranks: metrics, and else means over the last batch's rows.
 
         ``local`` has the results of this rank's metrics: a log of the same value is such a result.
         """
@@ -456,12 +458,12 @@ class DistributedTraining:
             own > 0 and not (name in local and np.allclose(_number(local[name]), number, equal_nan=True))
             for name, number in zip(names, numbers, strict=True)
         ]
-        parts = [own * each if own else np.zeros_like(each) for each in numbers]
+        parts = [own * number if own else np.zeros_like(number) for number in numbers]
         (rows, *others), *total = self.ranks.sums([np.array([own, *others], np.float64), *parts])
         results = self.model.get_metrics_result()
         return {
-            name: each / rows if other else results[name]
-            for name, each, other in zip(names, total, others, strict=True)
+            name: value / rows if other else results[name]
+            for name, value, other in zip(names, total, others, strict=True)
         }
 
 
@@ -470,16 +472,16 @@ def _number(value: Any) -> np.ndarray:
 
 
 def _values(variables: list[Any]) -> list[np.ndarray]:
-    return [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables]
+    return [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in variables]
 
 
 def split(values: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `fit` with ``validation_data`` instead of ``validation_split``."""
-    part = values.get("validation_split")
-    if not part or values.get("validation_data") is not None:
+    fraction = values.get("validation_split")
+    if not fraction or values.get("validation_data") is not None:
         return values
     arrays = (values.get("x"), values.get("y"), values.get("sample_weight"))
-    (x, y, sample_weight), held = hooks.train_validation_split(arrays, validation_split=part)
+    (x, y, sample_weight), held = hooks.train_validation_split(arrays, validation_split=fraction)
     more = {"x": x, "y": y, "sample_weight": sample_weight, "validation_data": held, "validation_split": 0.0}
     return {**values, **more}
 
@@ -488,11 +490,11 @@ def source_of(values: dict[str, Any], steps: int | None, engine: Any, shuffle: A
     """Return Keras' adapter for the input of a call, or the batches of this rank of a dataset."""
     if is_dataset(values.get("x")):
         return BatchesOfRank(values, steps, engine)
-    told = {name: values.get(name) for name in ("x", "y", "sample_weight", "batch_size", "class_weight")}
-    return hooks.get_data_adapter(**told, steps_per_epoch=steps, shuffle=shuffle)
+    arguments = {name: values.get(name) for name in ("x", "y", "sample_weight", "batch_size", "class_weight")}
+    return hooks.get_data_adapter(**arguments, steps_per_epoch=steps, shuffle=shuffle)
 
 
-def given(values: dict[str, Any], parts: PartsOfRank) -> dict[str, Any]:
+def with_input(values: dict[str, Any], parts: PartsOfRank) -> dict[str, Any]:
     """Return the arguments of a call with ``parts`` as its input."""
-    told = ("y", "sample_weight", "class_weight", "batch_size", "shuffle")
-    return {**{name: value for name, value in values.items() if name not in told}, "x": parts}
+    replaced = ("y", "sample_weight", "class_weight", "batch_size", "shuffle")
+    return {**{name: value for name, value in values.items() if name not in replaced}, "x": parts}

@@ -90,7 +90,7 @@ class ElasticCallback(keras.callbacks.Callback):
         """Keep the state after the last epoch, whose end has averaged statistics over ranks."""
         if self._is_resumed:
             self._of_rank.begin_epoch_again()
-            # It counts on all batches of the epoch, and warns when the rest has come.
+            # Keras expects all batches of the epoch, and would warn at the end of the rest.
             self._of_epoch.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Your input ran out of data")
         else:
@@ -125,35 +125,35 @@ class ElasticCallback(keras.callbacks.Callback):
         if self._has_unkept:
             self._has_unkept = False
             step.wait_for_host()
-            _ = self.model  # on JAX this gives the variables their values
+            _ = self.model  # on JAX the property writes the trained values to the variables
             self._place[:] = epoch, batches
             self._state.advance()
 
 
 class _StateOfRank:
-    """What each rank has for itself within an epoch: metrics, statistics, and the states of random generators."""
+    """The state that differs between ranks within an epoch: metrics, statistics, and random generators."""
 
     def __init__(self, model: Any):
         self._metrics = model.metrics_variables
         own = [*self._metrics, *hooks.moving_statistics(model), *hooks.seed_states(model)]
-        self._own = {id(each): each for each in own}
-        of_optimizers = [each for optimizer in hooks.optimizers_of(model) for each in optimizer.variables]
-        self._all = {id(each): each for each in (*model.variables, *of_optimizers)}
+        self._own = {id(variable): variable for variable in own}
+        of_optimizers = [variable for optimizer in hooks.optimizers_of(model) for variable in optimizer.variables]
+        self._all = {id(variable): variable for variable in (*model.variables, *of_optimizers)}
         self._restored: list[Any] = []
         self.begin_epoch()
 
     def others(self) -> list[Any]:
         """Return the variables that all ranks have alike."""
-        return [each for key, each in self._all.items() if key not in self._own]
+        return [variable for key, variable in self._all.items() if key not in self._own]
 
     def get_state(self) -> dict[str, Any]:
         """Return the values of the variables, and the states of random generators.
 
-        By those of Python and NumPy, sources draw the order of an epoch, so those of its begin count. By torch's, Keras
-        draws dropout.
+        Sources draw the order of an epoch from the generators of Python and NumPy, so their states at its begin are
+        kept. Keras draws dropout from torch's.
         """
-        values = [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in self._own.values()]
-        of_torch = [each.get_state().numpy() for each in _generators()]
+        values = [np.asarray(keras.ops.convert_to_numpy(variable.value)) for variable in self._own.values()]
+        of_torch = [generator.get_state().numpy() for generator in _generators()]
         return {"variables": values, "torch": of_torch, "of_epoch": self._of_epoch}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -161,15 +161,15 @@ class _StateOfRank:
         self._restored, self._of_epoch = state["variables"], state["of_epoch"]
         for variable, value in zip(self._own.values(), self._restored, strict=True):
             variable.assign(value)
-        for generator, of_it in zip(_generators(), state["torch"], strict=True):
-            generator.set_state(sys.modules["torch"].from_numpy(of_it))
+        for generator, saved in zip(_generators(), state["torch"], strict=True):
+            generator.set_state(sys.modules["torch"].from_numpy(saved))
 
     def begin_epoch(self) -> None:
         """Note the states of the generators by which an epoch is drawn."""
         self._of_epoch = random.getstate(), np.random.get_state()  # noqa: NPY002 (global, as is the use of it)
 
     def begin_epoch_again(self) -> None:
-        """Let an epoch be drawn as it was, and give the metrics, which Keras has just reset, their values again."""
+        """Restore the generators of the epoch's begin, and the metrics, which Keras has just reset."""
         of_python, of_numpy = self._of_epoch
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
@@ -189,14 +189,14 @@ def uses_elastic(values: dict[str, Any]) -> bool:
     """Return whether `fit` was given an `ElasticCallback`. Raise ValueError if it cannot go on within an epoch."""
     callbacks = values.get("callbacks") or []
     callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks
-    if not any(isinstance(each, ElasticCallback) for each in keras.tree.flatten(callbacks)):
+    if not any(isinstance(callback, ElasticCallback) for callback in keras.tree.flatten(callbacks)):
         return False
     if values.get("steps_per_epoch") is not None:
         raise ValueError(
             "ElasticCallback goes on within an epoch of the input: give fit no steps_per_epoch, and an input that ends"
         )
     x = values.get("x")
-    are_arrays = all(hasattr(each, "__array__") and hasattr(each, "shape") for each in keras.tree.flatten(x))
+    are_arrays = all(hasattr(array, "__array__") and hasattr(array, "shape") for array in keras.tree.flatten(x))
     if not (are_arrays or is_dataset(x) or isinstance(x, keras.utils.PyDataset)):
         raise ValueError(
             f"ElasticCallback cannot go on within an epoch of a {type(x).__name__}, whose order it cannot draw again: "

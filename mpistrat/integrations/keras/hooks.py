@@ -1,4 +1,4 @@
-"""What this package uses of Keras that Keras does not document. Checked at import; no other file names these.
+"""The undocumented parts of Keras that this package uses. Checked at import; no other file names them.
 
 Each is a name of a module, or an attribute of a class or of its instances, as of Keras 3.14 and 3.15.
 """
@@ -55,12 +55,12 @@ _OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayD
 _OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables", "_value")
 
 
-def _found(path: str) -> Any:
+def _resolve(path: str) -> Any:
     try:
         return importlib.import_module(path)
     except ImportError:
         module, _, name = path.rpartition(".")
-        return getattr(_found(module), name)
+        return getattr(_resolve(module), name)
 
 
 def _require(path: str, missing: list[str]) -> None:
@@ -80,29 +80,29 @@ def _check() -> None:
         )
     for path, names in _NEEDED.items():
         try:
-            missing = [name for name in names if not hasattr(_found(path), name)]
+            missing = [name for name in names if not hasattr(_resolve(path), name)]
         except (ImportError, AttributeError):
             missing = list(names)
         _require(path, missing)
-    adapter = _found("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")(np.zeros((1, 1)))
+    adapter = _resolve("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")(np.zeros((1, 1)))
     _require("ArrayDataAdapter", [name for name in _OF_ARRAYS if not hasattr(adapter, name)])
 
 
 _check()
 
-_losses = _found("keras.src.losses.loss")
-_adapters = _found("keras.src.trainers.data_adapters")
-_slicing = _found("keras.src.trainers.data_adapters.array_slicing")
-DataAdapter: Any = _found("keras.src.trainers.data_adapters.data_adapter.DataAdapter")
-ArrayDataAdapter: Any = _found("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")
-PyDatasetAdapter: Any = _found("keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter")
-BatchNormalization: Any = _found("keras.src.layers.normalization.batch_normalization.BatchNormalization")
+_losses = _resolve("keras.src.losses.loss")
+_adapters = _resolve("keras.src.trainers.data_adapters")
+_slicing = _resolve("keras.src.trainers.data_adapters.array_slicing")
+DataAdapter: Any = _resolve("keras.src.trainers.data_adapters.data_adapter.DataAdapter")
+ArrayDataAdapter: Any = _resolve("keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter")
+PyDatasetAdapter: Any = _resolve("keras.src.trainers.data_adapters.py_dataset_adapter.PyDatasetAdapter")
+BatchNormalization: Any = _resolve("keras.src.layers.normalization.batch_normalization.BatchNormalization")
 get_data_adapter: Callable[..., Any] = _adapters.get_data_adapter
 train_validation_split: Callable[..., Any] = _slicing.train_validation_split
-class_weight_to_sample_weights: Callable[..., Any] = _found(
+class_weight_to_sample_weights: Callable[..., Any] = _resolve(
     "keras.src.trainers.data_adapters.data_adapter_utils"
 ).class_weight_to_sample_weights
-pythonify_logs: Callable[..., Any] = _found("keras.src.utils.python_utils").pythonify_logs
+pythonify_logs: Callable[..., Any] = _resolve("keras.src.utils.python_utils").pythonify_logs
 _apply_mask: Callable[..., Any] = _losses.apply_mask
 BACKEND: str = keras.backend.backend()
 
@@ -166,12 +166,12 @@ def finish_restoring(model: Any) -> None:
 
 def optimizers_of(model: Any) -> list[Any]:
     """Return the optimizer of `compile`, and those that are attributes of the model."""
-    found = [getattr(model, "optimizer", None), *vars(model).values()]
-    return [*{id(each): each for each in found if isinstance(each, keras.optimizers.Optimizer)}.values()]
+    values = [getattr(model, "optimizer", None), *vars(model).values()]
+    return [*{id(value): value for value in values if isinstance(value, keras.optimizers.Optimizer)}.values()]
 
 
 def mark_of_compile(model: Any) -> Any:
-    """Return an object that each `compile` makes anew."""
+    """Return an object that each `compile` creates anew, so that a later `compile` can be noticed."""
     return getattr(model, "_loss_tracker", None)
 
 
@@ -186,18 +186,18 @@ def moving_statistics(model: Any) -> list[Any]:
     ]
 
 
-# Keras divides their sum over the rows of a batch by the number of these.
+# Activity regularizers whose sum over the rows of a batch Keras divides by the number of rows.
 _OF_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
 def require_supported(model: Any) -> None:
-    """Raise ValueError for what no rank could compute of its rows alone."""
+    """Raise ValueError for a model that a rank cannot compute from its rows alone."""
     if BACKEND == "torch" and model.jit_compile:
         raise ValueError(
             f"{model.name} was compiled with jit_compile=True; torch cannot compile a step that calls MPI: leave it out"
         )
     if BACKEND == "tensorflow" and any(  # elsewhere Keras raises
-        isinstance(each, keras.Loss) and each.reduction in (None, "none") for each in keras.tree.flatten(model.loss)
+        isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in keras.tree.flatten(model.loss)
     ):
         raise ValueError(
             f"{model.name} was compiled with a loss of reduction={None!r}, whose values Keras adds up: ask for 'sum'"
@@ -222,10 +222,10 @@ def require_supported(model: Any) -> None:
 
 
 def require_losses_of_rows(model: Any) -> None:
-    """Raise ValueError for a loss of Keras that combines all rows of a batch: its mean over ranks is another."""
+    """Raise ValueError for a loss of Keras that combines all rows of a batch: its mean over ranks is another loss."""
     losses = keras.losses
-    for given in keras.tree.flatten(model.loss):
-        loss = getattr(losses, given, given) if isinstance(given, str) else given
+    for entry in keras.tree.flatten(model.loss):
+        loss = getattr(losses, entry, entry) if isinstance(entry, str) else entry
         kind = loss if isinstance(loss, type) else type(loss)
         axes: Any = getattr(loss, "axis", None)
         over_rows = {None, 0} & {*np.ravel(axes).tolist()}
@@ -240,19 +240,19 @@ def require_losses_of_rows(model: Any) -> None:
 
 def losses_of_program(model: Any) -> list[Any]:
     """Return each loss of `compile` that is not of Keras: called with targets and outputs of the model."""
-    found: list[Any] = []
+    losses: list[Any] = []
     compiled: Any = getattr(model, "_compile_loss", None)
-    for each in getattr(compiled, "_flat_losses", None) or ():
-        sources = [type(each.loss), getattr(each.loss, "fn", type(each.loss))]
+    for entry in getattr(compiled, "_flat_losses", None) or ():
+        sources = [type(entry.loss), getattr(entry.loss, "fn", type(entry.loss))]
         if not all(str(getattr(source, "__module__", "")).startswith("keras.") for source in sources):
-            found.append(one := object.__new__(type(compiled)))  # finds the targets and outputs by name or number
-            vars(one).update(vars(compiled), _flat_losses=[each._replace(loss_weights=None)])
-            one.name, one._dtype = each.loss.name, each.loss.dtype
-    return found
+            losses.append(single := object.__new__(type(compiled)))  # finds the targets and outputs by name or number
+            vars(single).update(vars(compiled), _flat_losses=[entry._replace(loss_weights=None)])
+            single.name, single._dtype = entry.loss.name, entry.loss.dtype
+    return losses
 
 
 def note_assignments() -> None:
-    """Let variables remember that a value was assigned to them: it is then not the initial one."""
+    """Let variables remember that a value was assigned to them after the initial one."""
     owner = next(kind for kind in keras.Variable.__mro__ if "assign" in vars(kind))
     assign = owner.assign
 
@@ -266,8 +266,8 @@ def note_assignments() -> None:
 
 def note_assigned(variables: list[Any]) -> None:
     """Let variables remember that their values are not the initial ones."""
-    for each in variables:
-        each._mpistrat_assigned = True
+    for variable in variables:
+        variable._mpistrat_assigned = True
 
 
 def assigned(variable: Any) -> bool:
@@ -281,7 +281,7 @@ def drawn_seed() -> int:
 
 
 def has_own(name: str, model: Any) -> bool:
-    """Return whether a class of the program, and not of Keras, has written a method of a model or an optimizer."""
+    """Return whether a method of a model or an optimizer is from a class of the program, not of Keras."""
     return not getattr(type(model), name).__module__.startswith("keras.")
 
 
@@ -306,7 +306,7 @@ def put_back_methods(model: Any) -> None:
 def first_of(adapter: Any) -> Any:
     """Return the first batch of a `PyDataset`, without a trace.
 
-    No order is drawn, and no thread reads: what threads have read before Keras stops them comes again in an epoch.
+    No order is drawn, and no thread reads: batches that threads have read when Keras stops them would come twice.
     """
     state, threads = random.getstate(), adapter.enqueuer
     adapter.enqueuer = None
@@ -318,7 +318,7 @@ def first_of(adapter: Any) -> Any:
 
 
 def with_strings(array: Any) -> Any:
-    """Return an array of strings as a tensor of TensorFlow, which alone has a type for them; another as it is."""
+    """Return an array of strings as a tensor on TensorFlow, the only backend with a type for them; else the array."""
     if BACKEND != "tensorflow" or getattr(array, "dtype", None) != np.dtype(object):
         return array
     import tensorflow as tf
@@ -340,13 +340,13 @@ class Sliced:
     def cut(self, indices: Any) -> Any:
         """Return the rows of ``indices`` of each array, as arrays that the backend takes."""
 
-        def one(sliceable: Any) -> Any:
+        def rows_of(sliceable: Any) -> Any:
             rows = sliceable[indices]
             if BACKEND == "torch":
                 return keras.ops.convert_to_tensor(sliceable.convert_to_torch_compatible(rows))
             return with_strings(sliceable.convert_to_numpy(rows))
 
-        return keras.tree.map_structure(lambda each: None if each is None else one(each), self._sliceable)
+        return keras.tree.map_structure(lambda array: None if array is None else rows_of(array), self._sliceable)
 
 
 # --- losses and optimizers -----------------------------------------------------------------
@@ -375,14 +375,14 @@ def wrap_optimizers(
         "keras.src.optimizers.base_optimizer.BaseOptimizer",
         "keras.src.optimizers.loss_scale_optimizer.LossScaleOptimizer",
     ):
-        owner = _found(path)
+        owner = _resolve(path)
         for name, wrapper in (("stateless_apply" if BACKEND == "jax" else "apply", apply), ("scale_loss", scale)):
             setattr(owner, name, wrapper(getattr(owner, name)))
 
 
-def variables_of_gradients(optimizer: Any, given: Any) -> list[Any]:
+def variables_of_gradients(optimizer: Any, variables: Any) -> list[Any]:
     """Return the variables to which a list of gradients belongs."""
-    return list(given) if given is not None else list(optimizer._trainable_variables)
+    return list(variables) if variables is not None else list(optimizer._trainable_variables)
 
 
 def seed_states(model: Any) -> list[Any]:
@@ -402,8 +402,8 @@ def seed_states(model: Any) -> list[Any]:
 
 
 def unpack_values(layer: type, mark: str) -> None:
-    """Let files give back a layer under the name of Keras' own, if its build configuration has ``mark``."""
-    saving = _found("keras.src.saving.serialization_lib")
+    """Load ``layer`` from files in place of Keras' class of the same name, if its build configuration has ``mark``."""
+    saving = _resolve("keras.src.saving.serialization_lib")
     retrieve = saving._retrieve_class_or_fn
 
     @functools.wraps(retrieve)
@@ -418,34 +418,35 @@ def unpack_values(layer: type, mark: str) -> None:
 def keep_backups_whole() -> None:
     """Let `BackupAndRestore` leave a whole backup wherever the process ends.
 
-    Keras writes the weights and the number of the epoch over those of the last backup, one after the other.
+    Keras overwrites the weights and the epoch number of the last backup one after the other: a process that ends in
+    between leaves weights with another epoch's number.
     """
     kind = keras.callbacks.BackupAndRestore
     save, load, end = kind._save_model, kind._load_model, kind.on_train_end
 
     def files(callback: Any) -> tuple[list[str], list[str]]:
-        kept = [callback._weights_path, callback._training_metadata_path]
-        return kept, [os.path.join(callback.backup_dir, f"next.{os.path.basename(each)}") for each in kept]
+        current = [callback._weights_path, callback._training_metadata_path]
+        return current, [os.path.join(callback.backup_dir, f"next.{os.path.basename(path)}") for path in current]
 
     def put(callback: Any, paths: list[str], double: bool) -> None:
         (callback._weights_path, callback._training_metadata_path), callback.double_checkpoint = paths, double
 
     @functools.wraps(save)
     def save_whole(callback: Any) -> None:
-        kept, new = files(callback)
+        current, new = files(callback)
         double = callback.double_checkpoint
         if double:
-            for each in filter(os.path.exists, kept):
-                shutil.copyfile(each, f"{each}.bkp")
+            for path in filter(os.path.exists, current):
+                shutil.copyfile(path, f"{path}.bkp")
         put(callback, new, False)
         try:
             save(callback)
         finally:
-            put(callback, kept, double)
-        for each in new:
-            to_disk(Path(each))
-        for each, path in zip(new, kept, strict=True):  # the first of them makes the new backup valid
-            os.replace(each, path)
+            put(callback, current, double)
+        for path in new:
+            to_disk(Path(path))
+        for new_path, path in zip(new, current, strict=True):  # the first replacement makes the new backup valid
+            os.replace(new_path, path)
 
     @functools.wraps(load)
     def load_whole(callback: Any) -> None:

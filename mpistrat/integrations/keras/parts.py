@@ -24,14 +24,14 @@ _flatten = keras.tree.flatten
 
 
 class _Distributed:
-    """What a dataset is over the ranks of an engine: if it trains again, it goes on with its next epoch.
+    """A dataset distributed over the ranks of an engine. Further training goes on with its next epoch.
 
-    The dataset keeps it, so that both end together: a dictionary of all would hold the dataset by its value.
+    An attribute of the dataset holds it, so that both end together: a dictionary would keep the dataset alive.
     """
 
     def __init__(self, dataset: Dataset[Any], engine: Engine):
-        self.of, self.engine = dataset, engine
-        self.made = DistributedDataset(dataset, engine.topology, _ON_HOST, replicas=engine.replicas)
+        self.dataset, self.engine = dataset, engine
+        self.distributed = DistributedDataset(dataset, engine.topology, _ON_HOST, replicas=engine.replicas)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()  # copies of the dataset in other processes have none
@@ -60,9 +60,9 @@ class BatchesOfRank:
         x = values["x"]
         if isinstance(x, Dataset):
             kept = vars(x).get(_KEPT)
-            if kept is None or kept.of is not x or kept.engine is not engine:  # copy.copy shares attributes
+            if kept is None or kept.dataset is not x or kept.engine is not engine:  # copy.copy shares attributes
                 kept = vars(x)[_KEPT] = _Distributed(x, engine)
-            x = kept.made
+            x = kept.distributed
         if x.cardinality == INFINITE_CARDINALITY and not steps:
             raise ValueError("the dataset has no end: give the number of steps of an epoch, such as steps_per_epoch")
         self._dataset = x
@@ -75,7 +75,7 @@ class BatchesOfRank:
     on_epoch_end = on_epoch_begin
 
     def begin_at(self, epoch: int) -> None:
-        """Let the next epoch be that of a number."""
+        """Let the next epoch be number ``epoch``."""
         state = self._dataset.state()
         start = {name: 0 for name in ("position", "step") if name in state}
         self._dataset.restore({**state, **start, "epoch": epoch})
@@ -85,7 +85,7 @@ class BatchesOfRank:
         batches = iter(self._dataset)
         while True:
             if self._dataset.cardinality == UNKNOWN_CARDINALITY:
-                step.wait_for_host()  # its ranks talk at each batch, after the collectives of steps
+                step.wait_for_host()  # its ranks communicate at each batch, which must follow the collectives of steps
             try:
                 x, y, weight = keras.utils.unpack_x_y_sample_weight(next(batches))
             except StopIteration:
@@ -98,13 +98,13 @@ class BatchesOfRank:
 
 
 class PartsOfRank(hooks.DataAdapter):
-    """The part of a rank of each batch of ``source``: Keras' adapter of the whole input, or a rank's own batches.
+    """A rank's part of each batch of ``source``: Keras' adapter of the whole input, or a rank's own batches.
 
-    With ``with_info`` each batch comes as ``(batch, info)``: see `RankStep.info`. This has a digest of arrays only if
-    it is ``marked``; that of other sources always. Arrays are shuffled by the seed and the number of the epoch alone.
-    When the first batches are read, ``begin()`` returns that number, and how many batches are left out. ``seen`` is a
-    digest of the batches of this epoch so far; without ``with_info``, ``rows`` has the rows of this rank in each.
-    ``note(rows)`` is called with them, too.
+    With ``with_info`` each batch comes as ``(batch, info)``, see `RankStep`. ``info`` has a digest of arrays only if
+    ``marked``, and of other sources always. Arrays are shuffled by the seed and the number of the epoch alone. When the
+    first batches are read, ``begin()`` returns the first epoch, and how many batches of it are left out. ``seen`` is a
+    digest of the batches of this epoch so far. Without ``with_info``, ``rows`` has this rank's number of rows in each
+    batch. ``note(rows)`` is called for each batch.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class PartsOfRank(hooks.DataAdapter):
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """The arrays that batches are cut of, on the host; none if the source makes its batches."""
-        given = [each for each in _flatten(self._sliced.arrays) if each is not None] if self._sliced else []
+        """The arrays that batches are cut from, on the host; none if the source makes its batches."""
+        inputs = [array for array in _flatten(self._sliced.arrays) if array is not None] if self._sliced else []
         # Tensors of PyTorch may be on a GPU, record gradients or have bfloat16, which NumPy refuses.
-        return [arrays.to_host(each) if hasattr(each, "detach") else np.asarray(each) for each in given]
+        return [arrays.to_host(array) if hasattr(array, "detach") else np.asarray(array) for array in inputs]
 
     @property
     def num_batches(self) -> int | None:
@@ -145,11 +145,11 @@ class PartsOfRank(hooks.DataAdapter):
         return self.source.batch_size
 
     def on_epoch_begin(self) -> None:
-        """Tell the source."""
+        """Call the method of the source."""
         self.source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the source."""
+        """Call the method of the source."""
         self.source.on_epoch_end()
 
     def first(self) -> Any:
@@ -193,7 +193,7 @@ class PartsOfRank(hooks.DataAdapter):
             first, last = piece(rows, self.size, self.rank)
             own = last - first
             self._count(own, mark)
-            if not own:  # a row of another rank stands in, which weighs nothing
+            if not own:  # the backend needs a row: one of another rank stands in, with weight 0
                 first, last = 0, 1
             part = cut(first, last)
             yield (part, np.array([own, rows, mark], np.float32)) if self.with_info else part
@@ -239,29 +239,29 @@ class PartsOfRank(hooks.DataAdapter):
 
     def _cut_batches(self) -> Iterator[tuple[int, int, Callable[[int, int], Any]]]:
         for batch in self._of_source():
-            leaves = [each for each in _flatten(batch) if each is not None]
-            for each in leaves:
-                if not isinstance(each, np.ndarray):
+            leaves = [leaf for leaf in _flatten(batch) if leaf is not None]
+            for leaf in leaves:
+                if not isinstance(leaf, np.ndarray):
                     raise TypeError(
-                        f"a batch holds a {type(each).__name__}, of which ranks cannot take rows: give dense arrays"
+                        f"a batch holds a {type(leaf).__name__}, of which ranks cannot take rows: give dense arrays"
                     )
             yield len(leaves[0]), sum(map(digest, leaves)) % DIGESTS, functools.partial(cut, batch)
 
 
 def _with_a_row(batch: Any) -> Any:
-    """Return a batch as arrays on the host. If it has no rows, a row of zeros stands in, which weighs nothing."""
+    """Return a batch as arrays on the host. If it has no rows, a row of zeros stands in, with weight 0."""
 
-    def one(each: Any) -> Any:
-        array = arrays.to_host(each)
+    def on_host(leaf: Any) -> Any:
+        array = arrays.to_host(leaf)
         return array if len(array) else np.zeros((1, *array.shape[1:]), array.dtype)
 
-    return keras.tree.map_structure(lambda each: None if each is None else one(each), batch)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else on_host(leaf), batch)
 
 
 def cut(batch: Any, first: int, last: int) -> Any:
     """Return rows of a batch, as arrays that the backend takes."""
     native = keras.ops.convert_to_tensor if BACKEND == "torch" else hooks.with_strings
-    return keras.tree.map_structure(lambda each: None if each is None else native(each[first:last]), batch)
+    return keras.tree.map_structure(lambda array: None if array is None else native(array[first:last]), batch)
 
 
 class _Batches:
@@ -279,7 +279,7 @@ class _Batches:
 
 
 class _EndsAsInGraph:
-    """An iterator whose end TensorFlow's trainer understands: it takes ``StopIteration`` for a step of no batch."""
+    """An iterator that ends with OutOfRangeError, since TensorFlow's trainer takes ``StopIteration`` for a step."""
 
     def __init__(self, batches: Iterator[Any]):
         self._batches = batches

@@ -1,6 +1,6 @@
 """The collectives of a model that trains on several ranks.
 
-What they raise is kept: JAX and TensorFlow make errors of their own of it.
+Their errors are kept, since JAX and TensorFlow raise errors of their own in their place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DIGESTS = 1 << 24  # so many digests of batches: float32 holds each of them
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _kept(method: _Method) -> _Method:
-    """Decorate a method whose error is kept in ``self.error``."""
+def _keeping_error(method: _Method) -> _Method:
+    """Decorate a method to keep its error in ``self.error``."""
 
     @functools.wraps(method)
     def call(self: TrainingRanks, *args: Any) -> Any:
@@ -41,7 +41,7 @@ def _kept(method: _Method) -> _Method:
 
 
 def digest(array: np.ndarray) -> int:
-    """Return a digest of an array, its dtype and its shape. Those of strings are arrays of objects."""
+    """Return a digest of an array, its dtype and its shape. Strings are in arrays of objects."""
     kind = xxhash.xxh3_64_intdigest(f"{array.dtype.str}{array.shape}".encode())
     if array.dtype.hasobject:
         return xxhash.xxh3_64_intdigest(repr(array.tolist()).encode(), kind)
@@ -60,56 +60,56 @@ class TrainingRanks:
         self.engine = engine
         self.topology = engine.topology
         self.wants_stop = False  # whether a callback of this rank wants training to stop
-        self.stop = False  # whether one of any rank did, in a step that all have made
-        self.rows = 1  # of this rank, in the batch that it has read last, or in its last step with gradients
+        self.stop = False  # whether a callback of any rank wanted it in the last step, as all ranks know
+        self.rows = 1  # of this rank, in the batch that it read last, or in its last step with gradients
         self.error: BaseException | None = None  # of the last collective that failed
 
     # --- in a step -----------------------------------------------------------------------
 
-    @_kept
+    @_keeping_error
     def totals(self, number: Any) -> list[Any]:
         """Return the sum of an array over ranks."""
         return self.engine.all_reduce(ReduceOp.SUM, [number])
 
-    @_kept
+    @_keeping_error
     def gradients(self, info: Any, *weighted: Any) -> list[Any]:
         """Return the sums of weighted gradients."""
         numbers, *total = self.engine.all_reduce(ReduceOp.SUM, [self._numbers(info), *weighted])
         self._learn(numbers)
         return total
 
-    @_kept
+    @_keeping_error
     def tensors(self, info: Any, weight: float | None, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the sums of gradients of PyTorch, times a weight if there is one. A rank without rows gives zeros."""
         import torch
 
         rows = bool(info[0])
-        mine = [
-            each.detach() if each is not None and rows else torch.zeros_like(of.value)
-            for each, of in zip(gradients, variables, strict=True)
+        own = [
+            gradient.detach() if gradient is not None and rows else torch.zeros_like(variable.value)
+            for gradient, variable in zip(gradients, variables, strict=True)
         ]
-        mine = mine if weight is None else [each * weight for each in mine]
-        # The usual tensors as arrays: the engine takes 9 us for each tensor, since it may be of any library and device.
-        usual = all(each.is_cpu and each.dtype is torch.float32 for each in mine)
-        have = np.array([rows and each is not None for each in gradients], np.float32)
-        values = [self._numbers(info), have, *([each.numpy() for each in mine] if usual else mine)]
+        own = own if weight is None else [gradient * weight for gradient in own]
+        # Fast path: float32 tensors on the host go as arrays. The engine's type dispatch takes 9 us for each tensor.
+        usual = all(gradient.is_cpu and gradient.dtype is torch.float32 for gradient in own)
+        have = np.array([rows and gradient is not None for gradient in gradients], np.float32)
+        values = [self._numbers(info), have, *([gradient.numpy() for gradient in own] if usual else own)]
         numbers, have, *total = self.engine.all_reduce(ReduceOp.SUM, values)
         self._learn(numbers)
         total = [*map(torch.from_numpy, total)] if usual else total
-        return [each if any_rank else None for each, any_rank in zip(total, have, strict=True)]
+        return [gradient if any_rank else None for gradient, any_rank in zip(total, have, strict=True)]
 
-    @_kept
+    @_keeping_error
     def slices(self, values: Any, indices: Any) -> list[Any]:
         """Return the rows and indices of all ranks."""
-        return [moves.all_gather(self.topology, each, 0) for each in (values, indices)]
+        return [moves.all_gather(self.topology, array, 0) for array in (values, indices)]
 
     def _numbers(self, info: Any) -> np.ndarray:
-        """Return a stop and the bits of a digest, of the dtype of most gradients, whose message they join."""
+        """Return the wish to stop and the bits of a digest, as float32: they join the message of the gradients."""
         self.rows, seen = int(info[0]), int(info[-1]) if len(info) > 1 else 0
         return np.array([self.wants_stop, *_bits(seen)], np.float32)
 
     def _learn(self, numbers: np.ndarray) -> None:
-        """Take note of a stop. Raise, on all ranks, if some but not all have a bit of their digests."""
+        """Note a wish to stop. Raise, on all ranks, if some but not all have a bit of their digests."""
         self.stop = bool(numbers[0])
         self._require_same(numbers[1:])
 
@@ -130,7 +130,7 @@ class TrainingRanks:
         return total
 
     def different(self, names: Sequence[str], values: Sequence[np.ndarray]) -> dict[int, int]:
-        """Return the numbers of the values that differ between ranks, each with a rank that has not rank 0's.
+        """Return the numbers of the values that differ between ranks, each with a rank whose value is not rank 0's.
 
         Names may differ, as Keras numbers layers. Raise ValueError on all ranks if shapes or dtypes differ.
         """
@@ -138,19 +138,19 @@ class TrainingRanks:
             (name, f" of shape {value.shape}, {value.dtype}", digest(value))
             for name, value in zip(names, values, strict=True)
         ]
-        found: dict[int, int] = {}
+        differing: dict[int, int] = {}
         first, *others = self.topology.all_gather_object(own)
-        for rank, its in enumerate(others, 1):
-            for number, (one, other) in enumerate(zip_longest(first, its, fillvalue=("nothing", "", 0))):
-                if one[1] != other[1]:
+        for rank, theirs in enumerate(others, 1):
+            for number, (expected, actual) in enumerate(zip_longest(first, theirs, fillvalue=("nothing", "", 0))):
+                if expected[1] != actual[1]:
                     raise ValueError(
-                        f"rank {rank} has {other[0]}{other[1]} where rank 0 has {one[0]}{one[1]}: they must be alike "
-                        "on all ranks"
+                        f"rank {rank} has {actual[0]}{actual[1]} where rank 0 has {expected[0]}{expected[1]}: they "
+                        "must be alike on all ranks"
                     )
-                if one[2] != other[2]:
-                    found.setdefault(number, rank)
-        return found
+                if expected[2] != actual[2]:
+                    differing.setdefault(number, rank)
+        return differing
 
     def gathered(self, value: np.ndarray, chief_only: bool) -> np.ndarray | None:
-        """Return the rows of all ranks, in the order of ranks; None on other ranks than the chief, if only it asks."""
+        """Return the rows of all ranks, in the order of ranks; with ``chief_only``, None on other ranks."""
         return moves.gather(self.topology, value, 0, 0) if chief_only else moves.all_gather(self.topology, value, 0)

@@ -1,9 +1,9 @@
-"""The step of a rank: how its loss and its gradients become those of the whole batch, and which rank calls callbacks.
+"""The step of a rank: the correction of losses, the sums of gradients over ranks, and which rank calls callbacks.
 
-A rank computes a batch of its own rows. Keras makes the mean of a loss over rows, so the mean over the whole batch is
-the mean over ranks in which each weighs as many rows as it has. That holds for own losses, regularizers and
-``add_loss`` too. Where Keras divides by another number (valid tokens, the sum of weights, 1), `reduced_over_ranks`
-corrects the loss of the rank, so that the weighted mean is right.
+A rank computes a batch of its own rows. Keras' loss is a mean over rows, so the loss of the whole batch is the mean
+over ranks, weighted by their numbers of rows. That holds for own losses, regularizers and ``add_loss`` too. Where Keras
+divides by another number (valid tokens, the sum of weights, 1), `reduced_over_ranks` corrects the loss of the rank, so
+that the weighted mean is right.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -22,18 +23,12 @@ from mpistrat.integrations.keras.hooks import BACKEND
 
 if TYPE_CHECKING:
     from mpistrat.integrations.keras.ranks import TrainingRanks
-from typing import TYPE_CHECKING
-
-import keras
-
-if TYPE_CHECKING:
-    from mpistrat.integrations.keras.ranks import TrainingRanks
 
 
 def call_on_host(function: Callable[..., Sequence[Any]], like: Sequence[Any], *arguments: Any) -> list[Any]:
     """Return ``function(*arguments)``, a list of arrays of the dtypes and shapes of ``like``.
 
-    ``function`` gets NumPy arrays on JAX and TensorFlow, and what it is given on PyTorch.
+    ``function`` gets NumPy arrays on JAX and TensorFlow, and the arguments themselves on PyTorch.
     """
     if BACKEND == "torch":
         return list(function(*arguments))
@@ -44,15 +39,16 @@ def call_on_host(function: Callable[..., Sequence[Any]], like: Sequence[Any], *a
         def on_arrays(*values: Any) -> Any:
             return tuple(function(*map(np.asarray, values)))
 
-        results = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in like]
-        stopped = [jax.lax.stop_gradient(each) for each in arguments]
+        results = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in like]
+        stopped = [jax.lax.stop_gradient(argument) for argument in arguments]
+        # Ordered: every rank must make its collectives in the same order.
         return list(io_callback(on_arrays, tuple(results), *stopped, ordered=True))
     import tensorflow as tf
 
-    out = tf.numpy_function(lambda *values: tuple(function(*values)), list(arguments), [each.dtype for each in like])
+    out = tf.numpy_function(lambda *values: tuple(function(*values)), list(arguments), [spec.dtype for spec in like])
     out = [out] if tf.is_tensor(out) else list(out)
-    for each, of in zip(out, like, strict=True):
-        each.set_shape(of.shape)
+    for tensor, spec in zip(out, like, strict=True):
+        tensor.set_shape(spec.shape)
     return out
 
 
@@ -65,10 +61,10 @@ def wait_for_host() -> None:
 
 
 class RankStep:
-    """The step that is computed or traced. ``own`` and ``rows`` are those of this rank and of the whole batch.
+    """The step that is computed or traced. This rank has ``own`` rows of the ``rows`` of the whole batch.
 
-    ``info`` is an array of both and a digest of the batch; or a dict of the first alone, and the ranks add them up.
-    Compiled steps tell a dict from an array, but not arrays of two shapes.
+    ``info`` is an array of both numbers and a digest of the batch; or a dict with ``own``, which the ranks add up.
+    Compiled steps distinguish a dict from an array, but not arrays of two shapes.
     """
 
     def __init__(self, ranks: TrainingRanks, info: Any):
@@ -76,7 +72,7 @@ class RankStep:
         self.info = info["own"] if isinstance(info, dict) else info
         self.held: list[Any] | None = None  # gradients, while XLA compiles them
         self.own: Any = float(self.info[0]) if BACKEND == "torch" else self.info[0]
-        # Not when it is needed: that may be within the derivative of a layer, whose numbers stay there.
+        # Now: later it may be needed within the derivative of a layer, and numbers traced there are not valid outside.
         self.rows: Any = self.total(ops.convert_to_tensor(self.own)) if self.info is not info else info[1]
         if BACKEND == "torch":
             self.rows = float(self.rows)
@@ -103,25 +99,25 @@ class RankStep:
         """Return the sum of a number over the ranks that have rows."""
         if self.held is not None:
             raise _NeedsRanksError
-        mine = self.if_rows(number, ops.zeros_like(number))
-        return call_on_host(self.ranks.totals, [mine], mine)[0]
+        contribution = self.if_rows(number, ops.zeros_like(number))
+        return call_on_host(self.ranks.totals, [contribution], contribution)[0]
 
     def by_total(self, weights: Any) -> Any:
-        """Return the factor of a loss that was divided by the sum of this rank's weights, not of all weights."""
+        """Return the factor that corrects a loss divided by the sum of this rank's weights, not of all weights."""
         own = ops.sum(ops.cast(weights, "float32"))
         return ops.divide_no_nan(own * ops.cast(self.inverse_weight, "float32"), self.total(own))
 
     def all_reduce(self, optimizer: Any, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """Return the gradients of the whole batch. None stays None where no rank has a gradient."""
-        weight = None if any(each is optimizer for each in self.scaled) else self.weight
+        weight = None if any(other is optimizer for other in self.scaled) else self.weight
         if BACKEND == "torch":
             return self.ranks.tensors(self.info, weight, gradients, variables)
         if BACKEND == "tensorflow":
             gradients = self._gathered(gradients, weight)
-        have = [each for each in gradients if _dense(each)]
-        mine = [self.if_rows(_times(each, weight), ops.zeros_like(each)) for each in have]
-        total = iter(call_on_host(self.ranks.gradients, mine, self.info, *mine)) if mine else iter(())
-        return [next(total) if _dense(each) else each for each in gradients]
+        have = [gradient for gradient in gradients if _dense(gradient)]
+        weighted = [self.if_rows(_times(gradient, weight), ops.zeros_like(gradient)) for gradient in have]
+        total = iter(call_on_host(self.ranks.gradients, weighted, self.info, *weighted)) if weighted else iter(())
+        return [next(total) if _dense(gradient) else gradient for gradient in gradients]
 
     def compiled(self, compute: Callable[[], Any]) -> Any:
         """Return ``compute()`` of TensorFlow, compiled by XLA in two functions: the gradients, and their use.
@@ -137,7 +133,7 @@ class RankStep:
             return compute(), [gradients for _, _, gradients, _ in self.held]
 
         try:
-            logs, found = by_xla(until_gradients)()
+            logs, all_gradients = by_xla(until_gradients)()
             held = self.held
         except _NeedsRanksError:
             warnings.warn(
@@ -148,14 +144,14 @@ class RankStep:
             self.held, self.scaled = None, []
             return compute()
         self.held, self.reducing = None, True
-        for (apply, optimizer, _, variables), gradients in zip(held or (), found, strict=True):
+        for (apply, optimizer, _, variables), gradients in zip(held or (), all_gradients, strict=True):
             total = self.all_reduce(optimizer, gradients, variables)
             by_xla(functools.partial(apply, optimizer, total, variables))()
         self.reducing = False
         return logs
 
     def _gathered(self, gradients: list[Any], weight: Any) -> list[Any]:
-        """Return the gradients, those of some rows of a variable as the rows of all ranks, in their order.
+        """Return the gradients; sparse gradients get the rows of all ranks, in the order of ranks.
 
         Keras does not add rows of one index before it updates a variable, so only the order of the whole batch gives
         the result of one process.
@@ -163,18 +159,18 @@ class RankStep:
         import tensorflow as tf
 
         out = []
-        for each in gradients:
-            if isinstance(each, tf.IndexedSlices):
+        for gradient in gradients:
+            if isinstance(gradient, tf.IndexedSlices):
                 kept = tf.cast(self.own > 0, tf.int32)
-                rows = tf.shape(each.indices)[0] * kept
-                values = _times(each.values[:rows], weight)
+                rows = tf.shape(gradient.indices)[0] * kept
+                values = _times(gradient.values[:rows], weight)
                 like = [
-                    tf.TensorSpec([None, *each.values.shape[1:]], values.dtype),
-                    tf.TensorSpec([None], each.indices.dtype),
+                    tf.TensorSpec([None, *gradient.values.shape[1:]], values.dtype),
+                    tf.TensorSpec([None], gradient.indices.dtype),
                 ]
-                values, indices = call_on_host(self.ranks.slices, like, values, each.indices[:rows])
-                each = tf.IndexedSlices(values, indices, each.dense_shape)
-            out.append(each)
+                values, indices = call_on_host(self.ranks.slices, like, values, gradient.indices[:rows])
+                gradient = tf.IndexedSlices(values, indices, gradient.dense_shape)
+            out.append(gradient)
         return out
 
 
@@ -249,7 +245,7 @@ def averaged_over_ranks(update: Callable[..., Any]) -> Callable[..., Any]:
 def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of an optimizer that takes gradients, with gradients of the whole batch.
 
-    The outermost optimizer reduces them: that of a scaled loss then finds the same infinities on all ranks.
+    The outermost optimizer reduces them: an optimizer that scales losses then sees the same infinities on all ranks.
     """
     if BACKEND == "jax":
 
@@ -278,8 +274,8 @@ def applied_over_ranks(apply: Callable[..., Any]) -> Callable[..., Any]:
 def scaled_over_ranks(scale: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method that scales a loss, with the weight of this rank in its scale.
 
-    To weight the gradients would take another pass over them. Also, the mean over a part of the batch has larger
-    gradients: those of half precision would overflow where those of the whole do not.
+    Weighting the gradients would take another pass over them. Also, the mean over a part of the batch has larger
+    gradients, which overflow in half precision where the gradients of the whole batch do not.
     """
 
     @functools.wraps(scale)
@@ -338,7 +334,7 @@ def is_chief_only(callback: Any) -> bool:
 class LastCallback(keras.callbacks.Callback):
     """The last callback: it sends the chief's weights, and lets all ranks stop after the same step.
 
-    A callback of one rank may ask for a stop. That rank then goes on until the next all-reduce has told all others.
+    A callback of one rank may ask for a stop. That rank goes on until the next all-reduce has sent this to the others.
     ``compare(when)`` is called at the end of the first, second, fourth, eighth ... epoch, and of `fit`.
     """
 

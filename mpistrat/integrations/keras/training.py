@@ -1,4 +1,4 @@
-"""Keras' `fit`, `evaluate`, `predict` and the methods for one batch: which strategy trains a model, and on what."""
+"""Keras' `fit`, `evaluate`, `predict` and the methods for one batch: the strategy and the input of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 import mpistrat
 from mpistrat import context
 from mpistrat.integrations.keras import hooks, step
-from mpistrat.integrations.keras.distributed_training import DistributedTraining, given, source_of, split
+from mpistrat.integrations.keras.distributed_training import DistributedTraining, source_of, split, with_input
 from mpistrat.integrations.keras.elastic import uses_elastic
 from mpistrat.integrations.keras.parts import PartsOfRank, is_dataset
 from mpistrat.runtime.agreement.operation import operation
@@ -59,12 +59,12 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
             f"{name} was called by a callback of the chief alone, but it is for all ranks: let the callback have no "
             "chief_only = True"
         )
-    kept = vars(model).get(_KEPT)
+    training = vars(model).get(_KEPT)
     compiled = hooks.mark_of_compile(model)
-    if kept is None or kept.ranks.engine is not engine or kept.compiled is not compiled:
-        kept = DistributedTraining(model, engine, compiled)
-        object.__setattr__(model, _KEPT, kept)
-    return kept.call(functools.partial(method, model), method.__name__, values, gather)
+    if training is None or training.ranks.engine is not engine or training.compiled is not compiled:
+        training = DistributedTraining(model, engine, compiled)
+        object.__setattr__(model, _KEPT, training)
+    return training.call(functools.partial(method, model), method.__name__, values, gather)
 
 
 def _save(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any, ela
     leaves = keras.tree.flatten((values.get("x"), values.get("y"), values.get("sample_weight")))
     shuffled = fits and values.get("shuffle", True)
     # Keras takes ragged and sparse tensors, too, on one rank: they have no `__array__`.
-    arrays = all(each is None or (hasattr(each, "__array__") and hasattr(each, "shape")) for each in leaves)
+    arrays = all(leaf is None or (hasattr(leaf, "__array__") and hasattr(leaf, "shape")) for leaf in leaves)
     x = values.get("x")
     if is_dataset(x) or elastic or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
         steps = values.get("steps_per_epoch" if fits else "steps")
@@ -104,8 +104,8 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any, ela
         seed = hooks.drawn_seed() if shuffled else 0
         begin = functools.partial(hooks.begin, model, values) if fits else None
         parts = PartsOfRank(source, 0, 1, with_info=False, seed=seed, begin=begin)
-        values = given(values, parts)
-        # Keras would look at the first epoch to build the model.
+        values = with_input(values, parts)
+        # Build here: Keras would begin the first epoch only to see a batch.
         if fits and hooks.BACKEND != "tensorflow" and model.compiled:
             hooks.build(model, parts.first())
     return values

@@ -1,4 +1,4 @@
-"""The collectives of a process group: torch's signatures, what is checked, and which of this library serve them."""
+"""The collectives of a process group: torch's signatures, checks of arguments, and calls of this library."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ class GroupCollectives:
         return Done(list(tensors))
 
     def _combined(self, name: str, tensors: list[Tensor], op: Any, in_place: bool = False) -> list[Any]:
-        """Return the combinations of tensors over all ranks; with ``in_place`` perhaps on the memory of the tensors.
+        """Return the combinations of tensors over all ranks; with ``in_place`` perhaps in the memory of the tensors.
 
-        They are tensors on a GPU if all of the tensors live there and CuPy reduces them, else arrays of the host. The
-        host reduces bools, bits, means of integers, and bfloat16 with CuPy 13.
+        They are tensors on a GPU if all ``tensors`` are there and CuPy reduces them, else arrays on the host. The host
+        reduces bools, bits, means of integers, and bfloat16 with CuPy 13.
         """
         with structures.refusals(name, self.topology):
             dtypes = {tensor.dtype for tensor in tensors}
@@ -163,16 +163,16 @@ class GroupCollectives:
                 raise TypeError(f"{name}: bools and numbers cannot be combined in one call")
             kinds = [reduction(op, tensor.dtype) for tensor in tensors]  # equal for all, or raises
             divides = any(is_integer_mean(op, dtype) for dtype in dtypes)
-            own = kinds[0] if kinds and not divides else ReduceOp.SUM
+            own_op = kinds[0] if kinds and not divides else ReduceOp.SUM
             for tensor in tensors:
                 require_dense(tensor)
-            by_host = divides or isinstance(own, np.ufunc) or torch.bool in dtypes or not tensors
+            by_host = divides or isinstance(own_op, np.ufunc) or torch.bool in dtypes or not tensors
             on_gpu = not by_host and all(tensor.is_cuda for tensor in tensors) and _by_cupy(tensors)
             hosts = [] if on_gpu else [_countable(host_array(tensor)) for tensor in tensors]
         if on_gpu:
-            assert not isinstance(own, np.ufunc)
-            return self._ops.all_reduce(own, tensors, self._of_reductions, name)
-        totals = self._on_host(name, hosts, own, in_place)
+            assert not isinstance(own_op, np.ufunc)
+            return self._ops.all_reduce(own_op, tensors, self._of_reductions, name)
+        totals = self._on_host(name, hosts, own_op, in_place)
         return [divided(total, self.topology.size) for total in totals] if divides else totals
 
     def _on_host(self, name: str, hosts: list[np.ndarray], own: Op | np.ufunc, in_place: bool) -> list[np.ndarray]:
@@ -185,18 +185,18 @@ class GroupCollectives:
         return self._ops.all_reduce(own, hosts, self._of_reductions, name)
 
     def _large(self, own: Op, host: np.ndarray, name: str, in_place: bool) -> np.ndarray | None:
-        """Combine an array in its own memory or in new one; None if this is not possible."""
+        """Combine an array in its own or in new memory; return None if this is not possible."""
         flat = host.reshape(-1)
         out = flat if in_place else np.empty_like(flat)
         key = ((flat.dtype, flat.shape),)
-        found = self._ops.joined_all_reduce(own, key, out, self._of_reductions, (name, host.shape))
-        if found is None:
+        prepared = self._ops.joined_all_reduce(own, key, out, self._of_reductions, (name, host.shape))
+        if prepared is None:
             return None
-        found.run([flat], self._of_reductions.timeout_seconds)
+        prepared.run([flat], self._of_reductions.timeout_seconds)
         return out.reshape(host.shape)
 
     def _bitwise(self, ufunc: np.ufunc, host: np.ndarray) -> np.ndarray:
-        self.topology.lock.compare(operation("reduce", ufunc.__name__))  # the all-gather does not know it
+        self.topology.lock.compare(operation("reduce", ufunc.__name__))  # the all-gather cannot compare the ufunc
         rows = moves.all_gather(self.topology, host.reshape(1, -1), 0)
         return ufunc.reduce(rows, axis=0).reshape(host.shape)
 
@@ -252,18 +252,18 @@ class GroupCollectives:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _scattered(self, output: Tensor, rows: np.ndarray, op: Any) -> None:
-        """Combine ``rows``, one for each rank, and write the one of this rank into ``output``."""
+        """Combine ``rows``, one for each rank, and write this rank's row into ``output``."""
         with structures.refusals("reduce_scatter", self.topology):
-            own, rows = reduction(op, output.dtype), _countable(rows)
+            own_op, rows = reduction(op, output.dtype), _countable(rows)
             divides = is_integer_mean(op, output.dtype)
-            own = ReduceOp.SUM if divides else own
-        if isinstance(own, np.ufunc):
-            total = self._bitwise(own, rows)[self.topology.rank]
-        elif self._of_reductions.algorithm is not None:  # what the user names is the algorithm of all reductions
-            (totals,) = self._ops.all_reduce(own, [rows], self._of_reductions, "reduce_scatter")
+            own_op = ReduceOp.SUM if divides else own_op
+        if isinstance(own_op, np.ufunc):
+            total = self._bitwise(own_op, rows)[self.topology.rank]
+        elif self._of_reductions.algorithm is not None:  # an algorithm that the user names serves all reductions
+            (totals,) = self._ops.all_reduce(own_op, [rows], self._of_reductions, "reduce_scatter")
             total = totals[self.topology.rank]
         else:
-            total = reduce_scatter.reduce_scatter(self.topology, own, rows)
+            total = reduce_scatter.reduce_scatter(self.topology, own_op, rows)
         write(output, divided(total, self.topology.size) if divides else total)
 
     # --- moves -----------------------------------------------------------------------
@@ -276,9 +276,9 @@ class GroupCollectives:
         with structures.refusals("broadcast", self.topology):
             require_rank("broadcast", root, self.topology.size)
             hosts = [host_array(tensor) for tensor in tensors]
-        found = moves.broadcast(self.topology, hosts, root=root)
+        copies = moves.broadcast(self.topology, hosts, root=root)
         if self.topology.rank != root:
-            write_each(tensors, found)
+            write_each(tensors, copies)
         return Done(list(tensors))
 
     @collective
@@ -334,14 +334,14 @@ class GroupCollectives:
             rows = moves.all_gather(self.topology, flat.reshape(1, -1), 0)
             write_each(outputs, list(rows))
             return
-        # Every rank sees what all others expect and send: all raise, or none.
+        # Every rank gets the lengths that all others expect and send: all raise, or none.
         # Three axes: rows of int64 that a rank gathers have two, and would pass for lengths.
         own = np.array([[[*lengths, len(flat)]]], np.int64)
-        told = moves.all_gather(self.topology, own, 0)[:, 0]
-        if (told[:, :-1] != told[:, -1]).any():
+        announced = moves.all_gather(self.topology, own, 0)[:, 0]
+        if (announced[:, :-1] != announced[:, -1]).any():
             raise ValueError(
-                f"all_gather: the ranks send {told[:, -1].tolist()} elements, and have outputs for "
-                f"{told[:, :-1].tolist()} (a list for each rank)"
+                f"all_gather: the ranks send {announced[:, -1].tolist()} elements, and have outputs for "
+                f"{announced[:, :-1].tolist()} (a list for each rank)"
             )
         joined = moves.all_gather(self.topology, flat, 0)
         write_each(outputs, np.split(joined, np.cumsum(lengths)[:-1]))
@@ -378,7 +378,7 @@ class GroupCollectives:
                     )
             many: list[np.ndarray | None] = [None] * self.topology.size
             one: list[np.ndarray | None] = [None] * self.topology.size
-            # Memory that is sent and written to: a message would change what another one still sends.
+            # Where memory is both sent and written to, a received message would change one that is still being sent.
             apart = is_root and overlap(*((parts, [tensor]) if gathers else ([tensor], parts)))
             if gathers:
                 one[root] = host_bytes(tensor)

@@ -1,8 +1,8 @@
-"""The communicators of process groups: of a new group, made by its members alone, and of a part of a group.
+"""The communicators of process groups: of a new group, created by its members alone, and of a part of a group.
 
-The members agree before MPI makes a group: a member that went on alone would wait for ever. The first member hears from
-the others which ranks they give, asks each to stay, and tells them what it decides: all go on, or all raise. A member
-that has not promised to stay may leave: its time is over, or another gives other ranks.
+The members agree before MPI creates a group: a member that went on alone would wait for ever. The first member receives
+the ranks that the others have given, asks each of them to stay, and sends its decision: all go on, or all raise. A
+member that has not promised to stay may leave, after its time limit or if another member has given other ranks.
 
 A program may catch the error and try again, while other members are still in the first attempt. Such a member raises,
 too, and its next attempt is in step.
@@ -35,14 +35,14 @@ from mpistrat.runtime.topology import Topology
 _TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag
 _LOOK = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
 _comm: Any = None  # of all ranks, for this file alone
-_here: dict[int, Attempt] = {}  # by rank: of members whose first one this rank is
-_staying: dict[int, Attempt] = {}  # by rank: those that promised to stay
-_sent: list[Any] = []  # requests of messages
+_here: dict[int, Attempt] = {}  # by rank: attempts of which this rank is the first member
+_staying: dict[int, Attempt] = {}  # by rank: attempts in which the rank has promised to stay
+_sent: list[Any] = []  # requests of messages; MPI reads their memory until they are complete
 _COMES, _STAYS, _LEAVES = "comes", "stays", "leaves"
 _JOIN_TIMEOUT_S = 30.0  # seconds in which the members of a new group must come, if the program gives no timeout
-_OWN_STORES = ("FileStore", "HashStore")  # that a program makes itself
+_OWN_STORES = ("FileStore", "HashStore")  # stores that a program creates itself
 _alone = False  # whether the program has begun with a group of this rank alone
-_OUTSIDE = -1  # the place of a rank in a part that it does not belong to
+_OUTSIDE = -1  # the position of a rank that does not belong to a part
 
 
 class Attempt(NamedTuple):
@@ -56,8 +56,8 @@ class Attempt(NamedTuple):
     def matches(self, other: Attempt) -> bool:
         """Return whether another rank makes the same attempt.
 
-        Either number may differ. That of the call does after other ranks have repeated a call without this one, and
-        that of the attempt after ranks have given different lists by mistake.
+        Either number may differ: the call's after other ranks have repeated a call without this one, the attempt's
+        after ranks have given different lists by mistake.
         """
         same_call = self.call == other.call and self.call.isdecimal()
         return (self.ranks, self.era) == (other.ranks, other.era) and (same_call or self.number == other.number)
@@ -74,7 +74,7 @@ class Attempts:
         self._era = 0
         self._last: dict[tuple[int, ...], int] = {}
         self._failed: set[tuple[int, ...]] = set()  # groups whose last attempt failed
-        self.repeats = 0  # how many attempts followed one that failed, and have a later number of the call
+        self.repeats = 0  # number of attempts after a failed one, which advanced the number of the call
 
     def begin_era(self) -> None:
         """Number attempts anew, as torch does with groups when it makes a default group. Called by all ranks."""
@@ -103,13 +103,13 @@ _attempts = Attempts()
 
 
 class _Decision(NamedTuple):
-    """What the first member tells another one: to stay, why both raise, or neither, if the group is made."""
+    """A message of the first member to another: to stay, why both raise, or neither once the group can be created."""
 
     attempt: Attempt  # of the other one
     stay: bool = False
-    number: int = 0  # of the attempt that made the group, as all count it from now on
+    number: int = 0  # of the attempt that creates the group, the same on all members from now on
     error: str = ""
-    cause: tuple[int, Attempt] | None = None  # in place of it: a rank that makes something else
+    cause: tuple[int, Attempt] | None = None  # instead of ``error``: a rank that makes another attempt
 
 
 class _Meeting:
@@ -125,7 +125,7 @@ class _Meeting:
         self._store = store
         self._seconds = seconds
         self._attempt = _attempts.begin(ranks, name)
-        self._cause: tuple[int, Attempt] | None = None  # why it fails: a rank that makes something else
+        self._cause: tuple[int, Attempt] | None = None  # why it fails: a rank that makes another attempt
 
     def hold(self) -> None:
         self._store.set(self._key(_comm.rank), json.dumps(self._attempt))
@@ -157,7 +157,7 @@ class _Meeting:
                     self._send(rank, _FROM_FIRST, _Decision(theirs, stay=True))
                     asked[rank] = theirs
                 elif theirs.ranks == self._ranks and theirs.is_before(self._attempt):
-                    self._tell(rank, cause=(self._first, self._attempt))
+                    self._dismiss(rank, cause=(self._first, self._attempt))
                 else:
                     self._raise_other(rank, theirs)
             return not missing()
@@ -168,24 +168,24 @@ class _Meeting:
         try:
             self._wait_until(decided, missing)
         except BaseException as raised:
-            self._tell_members(error=str(raised) or type(raised).__name__, cause=self._cause)
+            self._send_to_members(error=str(raised) or type(raised).__name__, cause=self._cause)
             raise
         number = max(self._attempt.number, *(attempt.number for attempt in asked.values()))
-        self._tell_members(number=number)
+        self._send_to_members(number=number)
         _attempts.count(self._ranks, number)
 
-    def _tell_members(self, **decision: Any) -> None:
-        """Tell those that have come what this rank has decided, except those in a later attempt."""
+    def _send_to_members(self, **decision: Any) -> None:
+        """Send a decision to the members that have come, except members in a later attempt."""
         for rank in self._others:
             theirs = _here.get(rank)
             if theirs is None:
                 continue
             if theirs.matches(self._attempt):
-                self._tell(rank, **decision)
+                self._dismiss(rank, **decision)
             elif theirs.ranks != self._ranks:
-                self._tell(rank, cause=(self._first, self._attempt))
+                self._dismiss(rank, cause=(self._first, self._attempt))
 
-    def _tell(self, rank: int, **decision: Any) -> None:
+    def _dismiss(self, rank: int, **decision: Any) -> None:
         attempt = _here.pop(rank)
         _staying.pop(rank, None)
         self._send(rank, _FROM_FIRST, _Decision(attempt, **decision))
@@ -198,15 +198,15 @@ class _Meeting:
         def decided() -> bool:
             nonlocal stays
             while mpi.has_come(_comm, self._first, _FROM_FIRST):
-                told = _comm.recv(source=self._first, tag=_FROM_FIRST)
-                if told.attempt != self._attempt:
+                decision = _comm.recv(source=self._first, tag=_FROM_FIRST)
+                if decision.attempt != self._attempt:
                     continue  # this rank has left that attempt
-                if told.cause is not None:
-                    self._raise_other(*told.cause)
-                if told.error:
-                    raise RuntimeError(told.error)
-                if not told.stay:
-                    _attempts.count(self._ranks, told.number)
+                if decision.cause is not None:
+                    self._raise_other(*decision.cause)
+                if decision.error:
+                    raise RuntimeError(decision.error)
+                if not decision.stay:
+                    _attempts.count(self._ranks, decision.number)
                     return True
                 self._send(self._first, _TO_FIRST, (self._attempt, _STAYS))
                 stays = True
@@ -225,7 +225,7 @@ class _Meeting:
         """Raise because another rank makes a group of other ranks, or a later attempt."""
         self._cause = rank, theirs
         if theirs.ranks != self._ranks:
-            if _comm.rank in theirs.ranks:  # which has failed by this, too
+            if _comm.rank in theirs.ranks:  # their attempt fails too, as this rank is not in it
                 _attempts.count(theirs.ranks, theirs.number)
             raise MismatchError(f"rank {rank} makes one of ranks {list(theirs.ranks)}")
         _attempts.count(self._ranks, theirs.number - 1)
@@ -251,7 +251,7 @@ class _Meeting:
                 if not stays():
                     self._look_for_other_groups()
                 gone = [rank for rank in ended if rank in missing()]
-                if gone:  # since the last look: what it sent before has come
+                if gone:  # ended before the last look, so its last messages have been read since
                     raise RuntimeError(f"{ranks_in_words(gone)} ended before")
                 ended = [rank for rank in missing() if have_ended([rank])]
                 next_look = waited + every
@@ -280,7 +280,7 @@ class _Meeting:
 
 
 def _note(rank: int, attempt: Attempt, state: str) -> None:
-    """Note what a member tells this rank, the first one."""
+    """Note the state that a member has sent to this rank, the first one."""
     if state == _COMES:
         _here[rank] = attempt
     elif state == _STAYS:
@@ -315,11 +315,11 @@ def all_ranks() -> Any:
 
 
 def communicator(described: Any) -> Any:
-    """Return the communicator of a process group: that of all ranks, of this rank alone, or a new one.
+    """Return the communicator of a process group: of all ranks, of this rank alone, or a new one.
 
-    ``described`` is a ``torch.distributed._DistributedBackendOptions``, what torch believes: ``global_ranks_in_group``
-    (the members in ``MPI.COMM_WORLD``; empty for all ranks), ``group_rank``, ``group_size``, ``timeout``, and the
-    ``store`` that all members know.
+    ``described`` is a ``torch.distributed._DistributedBackendOptions``: ``global_ranks_in_group`` (the members in
+    ``MPI.COMM_WORLD``; empty for all ranks), ``group_rank``, ``group_size``, ``timeout``, and the ``store`` that all
+    members share.
 
     Raise RuntimeError if MPI has other ranks than torch. Raise it too if a member makes a group of other ranks
     (`MismatchError`), comes too late, has ended its program, or makes another attempt at the group.
@@ -342,17 +342,17 @@ def communicator(described: Any) -> Any:
             program_end.register(EndStep.UNREAD, _read_the_rest)
         _attempts.begin_era()
         return world
-    given = described.timeout
-    seconds = _JOIN_TIMEOUT_S if given == default_pg_timeout else given.total_seconds()
+    timeout = described.timeout
+    seconds = _JOIN_TIMEOUT_S if timeout == default_pg_timeout else timeout.total_seconds()
     if len(ranks) > 1:
         _Meeting(tuple(ranks), described.group_id, described.store, seconds).hold()
     return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)
 
 
 def _begins_alone(ranks: list[int], store: Any) -> bool:
-    """Return whether a group of one rank is what the program means: it has made a store for that.
+    """Return whether the program means a group of one rank: then it has created a store for that.
 
-    WORLD_SIZE=1 in the environment does not say that: each rank of a job would train alone, and say nothing.
+    WORLD_SIZE=1 in the environment is not enough: each rank of a job would silently train alone.
     """
     global _alone
     if not ranks:
@@ -370,24 +370,24 @@ def part_of(comm: Any, topology: Topology, ranks: Sequence[int]) -> Any | None:
     with structures.refusals("split_group", topology):
         strange = [rank for rank in ranks if not 0 <= rank < topology.size]
         require(not strange and len(set(ranks)) == len(ranks), f"split_group: {ranks} of {topology.size} ranks")
-        places = np.full((1, topology.size), _OUTSIDE)
-        places[0, list(ranks)] = range(len(ranks))
-    rows = moves.all_gather(topology, places, 0)
-    given = [row.tobytes() for row in rows]
+        positions = np.full((1, topology.size), _OUTSIDE)
+        positions[0, list(ranks)] = range(len(ranks))
+    rows = moves.all_gather(topology, positions, 0)
+    parts = [row.tobytes() for row in rows]
     first_givers: dict[bytes, int] = {}
-    for rank, part in enumerate(given):
+    for rank, part in enumerate(parts):
         if rows[rank, rank] != _OUTSIDE:
             first_givers.setdefault(part, rank)
     for part, rank in first_givers.items():
         members = np.flatnonzero(rows[rank] != _OUTSIDE).tolist()
-        others = [member for member in members if given[member] != part]
+        others = [member for member in members if parts[member] != part]
         if others:
             raise MismatchError(
                 f"rank {topology.rank}: split_group: rank {rank} makes a part of ranks {members}, and rank "
                 f"{others[0]} another one: all members must give the same ranks in the same order"
             )
-    place = int(rows[topology.rank, topology.rank])
-    outside = place == _OUTSIDE
+    position = int(rows[topology.rank, topology.rank])
+    outside = position == _OUTSIDE
     MPI = mpi.start()
-    part = comm.Split(MPI.UNDEFINED if outside else min(ranks), 0 if outside else place)
+    part = comm.Split(MPI.UNDEFINED if outside else min(ranks), 0 if outside else position)
     return None if outside else part

@@ -1,4 +1,4 @@
-"""The process group that torch calls: its collectives, its messages, and what torch asks of any group."""
+"""The process group that torch calls: its messages, and the methods that torch calls on any group."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from mpistrat.collectives.movement.moves import cut_into_messages
 from mpistrat.integrations.torch.collectives import GroupCollectives
 from mpistrat.integrations.torch.new_groups import part_of
 from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require_dense, require_rank, write
-from mpistrat.integrations.torch.work import Done, PendingWork, have_ended, tell_of_end
+from mpistrat.integrations.torch.work import Done, PendingWork, announce_ends, have_ended
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
 _left: list[tuple[Any, Any, list[PendingWork]]] = []
-# By which notes name a dtype: the same numbers on all ranks.
+# The numbers of dtypes in notes; sorted by name, so that they are the same on all ranks.
 _DTYPES = sorted({dtype for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)}, key=str)
 _NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
-_SHORTEST = 0.001  # seconds of a limit: 0 would be none
+_SHORTEST = 0.001  # seconds, the least time limit: 0 would mean no limit
 
 
 class Messages:
-    """The messages of a process group, on communicators of their own. A wait may take so many seconds.
+    """The messages of a process group, on communicators of their own. A wait may take ``seconds``.
 
-    A note with the dtype and size goes before each message: MPI itself would give bits of another dtype. Notes arrive
-    in the order in which messages do, and have a communicator of their own, since those may come from any rank.
+    A note with the dtype and size goes before each message: MPI itself would deliver the bytes of another dtype. Notes
+    arrive in the order of the messages. They have a communicator of their own, since a receive from any rank would
+    match them.
     """
 
     def __init__(self, topology: Topology, seconds: float):
@@ -42,7 +43,7 @@ class Messages:
         self._seconds = seconds
         self._works: list[PendingWork] = []
         MPI = mpi.start()
-        # Of all ranks: Open MPI does not have this attribute for a communicator that was split off.
+        # TAG_UB of COMM_WORLD: Open MPI does not have this attribute on a communicator that was split off.
         self._any_source, self._largest_tag = MPI.ANY_SOURCE, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self._in_job: list[int] = self._comm.allgather(MPI.COMM_WORLD.rank)
 
@@ -50,12 +51,12 @@ class Messages:
         """Begin to send a tensor."""
         require_dense(tensor)
         require_rank("send", rank, self._comm.size)
-        what = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
+        call = f"rank {self._comm.rank}: send of {_in_words(tensor)} to rank {rank} with tag {self._checked(tag)}"
         data = host_bytes(tensor)
         requests = [self._notes.Isend(_note(tensor.dtype, len(data)), rank, tag)]
         requests += [self._comm.Isend(piece, rank, tag) for piece in cut_into_messages(data, self._step)]
         # The function keeps the bytes in memory until MPI has sent them.
-        return self._kept(PendingWork(what, requests, lambda _: data, self._seconds, [tensor], self._ended(rank)))
+        return self._kept(PendingWork(call, requests, lambda _: data, self._seconds, [tensor], self._ended(rank)))
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> PendingWork:
         """Begin to receive a tensor from a rank, or from any (None).
@@ -68,9 +69,9 @@ class Messages:
         if rank is not None:
             require_rank("receive", rank, self._comm.size)
         source = "any rank" if rank is None else f"rank {rank}"
-        what = f"rank {self._comm.rank}: receive of {_in_words(tensor)} from {source} with tag {self._checked(tag)}"
+        call = f"rank {self._comm.rank}: receive of {_in_words(tensor)} from {source} with tag {self._checked(tag)}"
         if rank is None and tensor.nbytes > self._step:
-            raise NotImplementedError(f"{what}: more than {self._step} bytes can only be received from a named rank")
+            raise NotImplementedError(f"{call}: more than {self._step} bytes can only be received from a named rank")
         in_place = is_in_place(tensor)
         data = host_bytes(tensor) if in_place else np.empty(tensor.nbytes, np.uint8)
         peer = self._any_source if rank is None else rank
@@ -79,32 +80,32 @@ class Messages:
         def finish(statuses: Sequence[Any]) -> None:
             note = np.empty(2, np.int64)
             sender = statuses[0].source if rank is None else rank
-            self._notes.Recv(note, sender, tag)  # was sent before the message
+            self._notes.Recv(note, sender, tag)  # does not wait: it was sent before the message
             number, came = note.tolist()
             # Open MPI 5.0 writes a message of more than 4 KiB from the same node as a whole, before it says that it
             # is too long: memory behind the tensor is lost.
             behind = "; MPI may have written the rest behind the tensor: end the program" if came > len(data) else ""
             if _DTYPES[number] is not tensor.dtype:
-                raise TypeError(f"{what}: the message of rank {sender} has {came} bytes of {_DTYPES[number]}{behind}")
+                raise TypeError(f"{call}: the message of rank {sender} has {came} bytes of {_DTYPES[number]}{behind}")
             if came != len(data):
-                raise ValueError(f"{what}: the message has {came} bytes, and the tensor {len(data)}{behind}")
+                raise ValueError(f"{call}: the message has {came} bytes, and the tensor {len(data)}{behind}")
             if not in_place:
                 write(tensor, data)
 
-        work = PendingWork(what, requests, finish, self._seconds, [tensor], self._ended(rank))
+        work = PendingWork(call, requests, finish, self._seconds, [tensor], self._ended(rank))
         work.source_and_tag = peer, tag
         either = {peer, self._any_source}
         work.earlier = [
-            each
-            for each in self._works
-            if each.source_and_tag[1] == tag and (rank is None or each.source_and_tag[0] in either)
+            other
+            for other in self._works
+            if other.source_and_tag[1] == tag and (rank is None or other.source_and_tag[0] in either)
         ]
         return self._kept(work)
 
     def _ended(self, rank: int | None) -> partial[bool]:
         """Return a function that tells whether a rank, or all others, have ended their programs."""
         others = [other for other in range(self._comm.size) if other != self._comm.rank]
-        return partial(have_ended, [self._in_job[each] for each in (others if rank is None else [rank])])
+        return partial(have_ended, [self._in_job[other] for other in (others if rank is None else [rank])])
 
     def _checked(self, tag: int) -> int:
         if not 0 <= tag <= self._largest_tag:
@@ -113,13 +114,13 @@ class Messages:
 
     def _kept(self, work: PendingWork) -> PendingWork:
         # Kept until MPI is done with the memory, even if the program drops the handle.
-        self._works = [each for each in self._works if not each.is_completed()]
+        self._works = [pending for pending in self._works if not pending.is_completed()]
         self._works.append(work)
         return work
 
     def close(self) -> None:
         """Cancel the messages that are not complete, and release the communicators. Collective."""
-        left = [each for each in self._works if not each.give_up()]
+        left = [work for work in self._works if not work.give_up()]
         self._works = []
         if left:
             _left.append((self._comm, self._notes, left))
@@ -248,7 +249,7 @@ class ProcessGroup(GroupCollectives, DescribedGroup):
         self._comm, self._options = comm, options
         self._is_world = comm == mpi.start().COMM_WORLD
         if self._is_world:
-            tell_of_end(comm)
+            announce_ends(comm)
         seconds = timeout.total_seconds()
         limit = options.timeout_seconds
         if limit is None and timeout != default_pg_timeout:
@@ -313,9 +314,9 @@ class ProcessGroup(GroupCollectives, DescribedGroup):
         comm = part_of(self._comm, self.topology, new_ranks)
         if comm is None:
             return None
-        part = ProcessGroup(comm, group_name or "", timeout or default_pg_timeout, opts or self._options)
-        part.setGroupDesc(group_desc or "")
-        return part
+        group = ProcessGroup(comm, group_name or "", timeout or default_pg_timeout, opts or self._options)
+        group.setGroupDesc(group_desc or "")
+        return group
 
     # --- messages and barriers -------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Samplers for torch's own `DataLoader`: the rows of each rank, in an order that does not depend on the ranks.
 
-An epoch is one order of all rows. It is cut into steps, and each step into a piece for each rank. So a position in the
-epoch is a number of rows, from which any number of ranks continues, with any number of workers.
+An epoch is one order of all rows. It is cut into steps, and each step into a piece for each rank. So the position in an
+epoch is a number of rows, from which any number of ranks and workers can continue.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mpistrat.process import mpi
 from mpistrat.strategy import get_strategy, has_strategy
 
 _VERSION = 1
-_LOCATED_AT_ONCE = 4096  # rows: 30 calls of NumPy per batch would cost more than the batch's rows
+_LOCATED_AT_ONCE = 4096  # rows, of several batches: 30 calls of NumPy for each batch would cost more than its rows
 
 
 class _Taking(Iterator[Any]):
-    """An iterator that counts what is taken of it. ``got`` is what the loop has got of that, where it is known.
+    """An iterator that counts the items ``taken`` from it. ``got`` is how many of these the loop has, if known.
 
     `StatefulDataLoader` of torchdata asks it for its state after each item, and keeps the state until the loop has the
     batch.
@@ -67,10 +67,10 @@ class _Taking(Iterator[Any]):
 
 
 class _Divided(torch.utils.data.Sampler):
-    """An order of rows in steps of ``_unit`` rows of all ranks, and the part of a rank."""
+    """A rank's part of an order of rows, which is cut into steps of ``_unit`` rows of all ranks."""
 
     _items = "batches"
-    """What an iterator yields."""
+    """The items of an iterator, for messages."""
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class _Divided(torch.utils.data.Sampler):
             self._latest = None
 
     def __iter__(self) -> Iterator[Any]:
-        # accelerate's loader takes every n-th batch: of the batches of a rank, the others would be lost.
+        # accelerate's loader takes every n-th batch, so it would lose the other batches of this rank.
         frame: Any = sys._getframe(1)
-        callers = [each.f_locals.get("self") for each in (frame, frame.f_back) if each]  # torch's BatchSampler between
-        shards = [each.num_processes for each in callers if type(each).__name__ == "BatchSamplerShard"]
+        callers = [f.f_locals.get("self") for f in (frame, frame.f_back) if f]  # torch's BatchSampler between
+        shards = [caller.num_processes for caller in callers if type(caller).__name__ == "BatchSamplerShard"]
         if self.num_replicas > 1 and max(shards, default=1) > 1:
             raise RuntimeError(
                 f"rank {self.rank}: the sampler has divided the rows by {self.num_replicas} ranks, and accelerate "
@@ -153,23 +153,23 @@ class _Divided(torch.utils.data.Sampler):
     def _listed(self, epoch: int, start: int) -> Iterator[Any]:
         """Yield the index lists of this rank, from a row of the epoch on."""
         full, last = self._steps(start)
-        mine = np.arange(*piece(self._unit, self.num_replicas, self.rank))
-        together = max(1, _LOCATED_AT_ONCE // len(mine))
+        own = np.arange(*piece(self._unit, self.num_replicas, self.rank))
+        together = max(1, _LOCATED_AT_ONCE // len(own))
         for first in range(0, full, together):
             steps = np.arange(first, min(first + together, full))[:, None]
-            yield from self._located(start + steps * self._unit + mine, epoch)
+            yield from self._located(start + steps * self._unit + own, epoch)
         start += full * self._unit
         for size in last:
-            mine = np.arange(*piece(size, self.num_replicas, self.rank))
-            yield from self._located(start + mine[None], epoch) if len(mine) else ()
+            own = np.arange(*piece(size, self.num_replicas, self.rank))
+            yield from self._located(start + own[None], epoch) if len(own) else ()
             start += size
 
     def _located(self, positions: np.ndarray, epoch: int) -> Any:
-        """Return the rows at some positions of the order; those past its end are the first ones again."""
-        found = np.empty(positions.size, np.int64)
-        for where, numbers, _ in self._order.locate(positions.ravel() % self._rows, epoch):
-            found[where] = numbers
-        return found.reshape(positions.shape).tolist()
+        """Return the rows at some positions of the order, which wrap around at its end."""
+        rows = np.empty(positions.size, np.int64)
+        for indices, numbers, _ in self._order.locate(positions.ravel() % self._rows, epoch):
+            rows[indices] = numbers
+        return rows.reshape(positions.shape).tolist()
 
     def _steps(self, start: int) -> tuple[int, list[int]]:
         """Return the number of full steps from a row on, and the rows of each other step after them."""
@@ -178,7 +178,8 @@ class _Divided(torch.utils.data.Sampler):
             return full, []
         if self._pad:
             return full, [-(-rest // self.num_replicas) * self.num_replicas]
-        # Levelled whatever the ranks, so that steps do not depend on them: half a step has a row for each, usually.
+        # Level the last two steps for any number of ranks, so that steps do not depend on it: half a step usually has a
+        # row for each rank.
         if full and self._pad is None and self._items == "batches" and rest < max(self._unit / 2, self.num_replicas):
             rows = self._unit + rest
             return full - 1, [rows - rows // 2, rows // 2] if rows // 2 >= self.num_replicas else [rows]
@@ -255,13 +256,13 @@ class _Divided(torch.utils.data.Sampler):
         ValueError
             If the dataset had another length or order, or if the rows that are left cannot be divided by the ranks.
         """
-        given = state_dict if isinstance(state_dict, Mapping) else {}
-        if any(type(given.get(name)) is not int or given[name] < 0 for name in ("epoch", "position", "length")):
+        state = state_dict if isinstance(state_dict, Mapping) else {}
+        if any(type(state.get(name)) is not int or state[name] < 0 for name in ("epoch", "position", "length")):
             raise TypeError(f"load_state_dict() needs what state_dict() returned, not {state_dict!r:.200}")
-        epoch, position = given["epoch"], given["position"]
-        require_same("version", given.get("version"), _VERSION, "load it with the mpistrat that wrote it")
-        require_same("number of rows", given["length"], self._length, "give the dataset of the saved run")
-        require_same("order", given.get("order"), self._about, "give the shuffle, seed and weights of the saved run")
+        epoch, position = state["epoch"], state["position"]
+        require_same("version", state.get("version"), _VERSION, "load it with the mpistrat that wrote it")
+        require_same("number of rows", state["length"], self._length, "give the dataset of the saved run")
+        require_same("order", state.get("order"), self._about, "give the shuffle, seed and weights of the saved run")
         if position > self._rows:
             raise ValueError(f"the state cannot be restored: its position is {position}, of {self._rows} rows")
         self._steps(position)
@@ -413,12 +414,12 @@ class CountedLoader:
     """
 
     def __init__(self, loader: Any):
-        found = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
-        samplers = [each for each in found if isinstance(each, _Divided)]
+        choices = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
+        samplers = [sampler for sampler in choices if isinstance(sampler, _Divided)]
         if not samplers:
-            raise TypeError(f"CountedLoader needs a DataLoader with mpistrat's BatchSampler or Sampler, got {found}")
+            raise TypeError(f"CountedLoader needs a DataLoader with mpistrat's BatchSampler or Sampler, got {choices}")
         self._loader, self._divided = loader, samplers[0]
-        self._size = 1 if samplers[0] is found[0] else loader.batch_size or 1
+        self._size = 1 if samplers[0] is choices[0] else loader.batch_size or 1
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_loader":
@@ -448,7 +449,7 @@ class CountedLoader:
 
 
 def _ranks() -> tuple[int, int]:
-    """Return the number of ranks, and that of this one."""
+    """Return the number of ranks, and the number of this rank."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     comm = get_strategy().comm if has_strategy() else mpi.start().COMM_WORLD

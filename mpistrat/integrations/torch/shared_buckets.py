@@ -1,11 +1,11 @@
-"""Gradients of `DistributedDataParallel` that are reduced where they are.
+"""Gradients of `DistributedDataParallel` that are reduced in place.
 
 DDP allocates the memory of its buckets in C++. Torch can move the memory of a tensor, with all views of it, into a
 file in memory: its processes share tensors in this way. The ranks of a node map each other's files, and combine the
 buckets there without copies.
 """
 
-# Without postponed annotations: torch reads those of `reduce_in_place`.
+# Without postponed annotations: torch reads the annotations of `reduce_in_place` as types.
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ class SharedBuckets:
         if not isinstance(group, ProcessGroup):
             raise TypeError(f"SharedBuckets needs a process group of the backend mpistrat, not {type(group).__name__}")
         self.process_group = group
-        self._found: dict[StorageWeakRef, np.ndarray | None] = {}
+        self._arrays: dict[StorageWeakRef, np.ndarray | None] = {}
 
     def in_arena(self, tensor: torch.Tensor) -> np.ndarray | None:
         """Return a bucket as an array in an arena; None if it stays in memory of its own. Collective if it is new.
@@ -54,14 +54,14 @@ class SharedBuckets:
         if tensor.nbytes != tensor.untyped_storage().nbytes() or not tensor.is_contiguous():
             raise ValueError("a bucket must be a contiguous tensor that has its memory for itself")
         storage = StorageWeakRef(tensor.untyped_storage())
-        if storage in self._found:
-            return self._found[storage]
+        if storage in self._arrays:
+            return self._arrays[storage]
         # DDP makes new buckets once, after the first step.
-        self._found = {known: array for known, array in self._found.items() if not known.expired()}
+        self._arrays = {known: array for known, array in self._arrays.items() if not known.expired()}
         dtype = arrays.dtype_and_shape(tensor[:0])[0]
         descriptor = self._moved(tensor)
         array = arena.buffer_on_file(self.process_group.topology, descriptor, dtype, tensor.numel())
-        self._found[storage] = array
+        self._arrays[storage] = array
         return array
 
     def _moved(self, tensor: torch.Tensor) -> int | None:
@@ -70,8 +70,8 @@ class SharedBuckets:
         move = getattr(storage, "_share_fd_cpu_", None)  # torch has no public name for it
         if tensor.device.type != "cpu" or topology.memory is None or move is None:
             return None
-        needed = 2 * topology.node.size * storage.nbytes()  # MPI needs some later
-        with contextlib.suppress(OSError, RuntimeError):  # of torch, if the system refuses
+        needed = 2 * topology.node.size * storage.nbytes()  # twice: MPI needs shared memory later
+        with contextlib.suppress(OSError, RuntimeError):  # torch raises them if the system refuses
             system = os.statvfs(FOLDER)
             if needed <= system.f_bavail * system.f_frsize:
                 descriptor, nbytes = move()

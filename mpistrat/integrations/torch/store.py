@@ -1,8 +1,8 @@
-"""How the ranks of a torch program find each other: MPI tells them, and their messages are torch's key-value store.
+"""The rendezvous of a torch program: MPI knows the ranks, and torch's key-value store works by messages of MPI.
 
 Each rank has all keys. A rank that sets one sends it to the others. Rank 0 alone changes counters and compares values,
-so that each change happens once; the others ask it. A rank reads its messages inside the calls of the store: no thread
-does it meanwhile.
+so that each change happens once; the others ask it. A rank reads messages inside the calls of the store: there is no
+thread for it.
 
 Ranks meet by ``init_method="mpistrat://"``. Without an ``init_method`` torch takes ``env://``, which reads RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where one of these is not given, MPI answers instead of torch's error.
@@ -21,15 +21,15 @@ import torch
 from torch.distributed import register_rendezvous_handler
 
 from mpistrat.integrations.torch.new_groups import all_ranks
-from mpistrat.integrations.torch.work import have_ended, tell_of_end, wait_until
+from mpistrat.integrations.torch.work import announce_ends, have_ended, wait_until
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import creation
 
 _OWNER = 0
 _TAG = 0  # on a communicator of its own
 SCHEME = "mpistrat"
-_Found = Iterator[tuple[Any, int, int]]
-_stores: list[MpiStore] = []  # torch's C++ keeps only its part of an object of Python
+_Rendezvous = Iterator[tuple[Any, int, int]]
+_stores: list[MpiStore] = []  # kept alive: torch's C++ keeps only its own part of a Python object
 
 
 class MpiStore(torch.distributed.Store):
@@ -55,7 +55,7 @@ class MpiStore(torch.distributed.Store):
         with creation(parent, "the start of a store of torch.distributed"):
             self._comm = parent.Dup()
             if parent.size == world.size:
-                tell_of_end(world)
+                announce_ends(world)
             self._in_job: list[int] = self._comm.allgather(world.rank)
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
@@ -67,7 +67,7 @@ class MpiStore(torch.distributed.Store):
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key on all ranks."""
         self._read()
-        self._tell_all("set", key, _bytes(value))
+        self._apply_on_all("set", key, _bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait until a key is set, and return its value."""
@@ -86,7 +86,7 @@ class MpiStore(torch.distributed.Store):
         """Delete a key on all ranks. Return whether this rank knew it."""
         self._read()
         known = key in self._values
-        self._tell_all("delete", key, b"")
+        self._apply_on_all("delete", key, b"")
         return known
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -145,7 +145,7 @@ class MpiStore(torch.distributed.Store):
 
     # --- messages --------------------------------------------------------------------
 
-    def _tell_all(self, kind: str, key: str, value: bytes) -> None:
+    def _apply_on_all(self, kind: str, key: str, value: bytes) -> None:
         self._apply(kind, key, value)
         for rank in range(self._comm.size):
             if rank != self._comm.rank:
@@ -202,11 +202,11 @@ class MpiStore(torch.distributed.Store):
             if before != expected and not (before is None and not expected):
                 return expected if before is None else before
             value = desired
-        self._tell_all("set", key, value)
+        self._apply_on_all("set", key, value)
         return value
 
     def _wait_until(self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float) -> None:
-        """Wait until ``done()``, which these ranks can bring about, or raise what did not happen."""
+        """Wait until ``done()``, which depends on these ranks, or raise an error with the text ``what()``."""
         wait_until(
             done,
             lambda: have_ended(self._in_job[rank] for rank in ranks),
@@ -223,24 +223,24 @@ def _bytes(value: str | bytes) -> bytes:
 def register() -> None:
     """Register the scheme, and let ``env://`` fall back to it."""
     register_rendezvous_handler(SCHEME, _by_mpi)
-    # torch has no public way to say how ranks meet if a program says nothing: init_process_group knows the backend,
-    # its rendezvous only the scheme. A torch without this table needs init_method="mpistrat://".
+    # torch has no public way to choose the rendezvous of a backend: init_process_group knows the backend, the
+    # rendezvous only the scheme. A torch without this private table needs init_method="mpistrat://".
     module = importlib.import_module("torch.distributed.rendezvous")  # its name in the package is a function
     handlers = getattr(module, "_rendezvous_handlers", {})
     if "env" in handlers:
         handlers["env"] = _or_mpi(handlers["env"])
 
 
-def _or_mpi(by_environment: Callable[..., _Found]) -> Callable[..., _Found]:
-    def handler(url: str, **options: Any) -> _Found:
-        given = {"RANK" if name == "rank" else name.upper() for name in parse_qs(urlparse(url).query)}
+def _or_mpi(by_environment: Callable[..., _Rendezvous]) -> Callable[..., _Rendezvous]:
+    def handler(url: str, **options: Any) -> _Rendezvous:
+        in_url = {"RANK" if name == "rank" else name.upper() for name in parse_qs(urlparse(url).query)}
         needed = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-        return (by_environment if needed <= given | set(os.environ) else _by_mpi)(url, **options)
+        return (by_environment if needed <= in_url | set(os.environ) else _by_mpi)(url, **options)
 
     return handler
 
 
-def _by_mpi(url: str, **options: Any) -> _Found:
+def _by_mpi(url: str, **options: Any) -> _Rendezvous:
     """Yield the store, the rank and the number of ranks. Collective over all ranks."""
     comm = all_ranks()
     for name, value in (("rank", comm.rank), ("world_size", comm.size)):

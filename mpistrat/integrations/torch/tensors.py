@@ -1,4 +1,4 @@
-"""Tensors of a call: their checks before any communication, NumPy arrays of them, and results written back."""
+"""The tensors of a call: checks before any communication, NumPy arrays of them, and results written back."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}  # of tor
 
 
 def also_of_one_tensor(options: type, place: int, *names: str) -> Callable[[Any], Any]:
-    """Decorate a collective of lists: it also takes the arguments of torch's overload of one tensor.
+    """Decorate a collective of lists: it also takes the arguments of torch's overload for one tensor.
 
-    ``names`` are those arguments, and ``place`` is that of the tensor. Those that are not fields of ``options`` become
-    lists of one. A list under the name that the method gives it goes with the fields, too.
+    ``names`` are those arguments, and ``place`` is the position of the tensor. Arguments that are not fields of
+    ``options`` become lists of one. A list under the method's own name for it may be combined with the fields, too.
     """
     kind, needed = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     signature = inspect.Signature(
@@ -155,14 +155,14 @@ def write_each(tensors: Sequence[torch.Tensor], results: Sequence[np.ndarray | t
 
 
 def overlap(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether memory that messages are received in is that of an input, or of two outputs."""
+    """Return whether an output's memory overlaps an input or another output."""
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, is_output)
         for is_output, tensors in ((False, inputs), (True, outputs))
         for tensor in tensors
         if tensor.nbytes and is_in_place(tensor)
     )
-    read = written = 0  # the ends of what came before
+    read = written = 0  # the ends of the spans before
     for start, end, is_output in spans:
         if start < written or (is_output and start < read):
             return True
@@ -176,7 +176,7 @@ def room(tensor: torch.Tensor, apart: bool = False) -> np.ndarray:
 
 
 def write_bytes(tensors: Sequence[torch.Tensor], rooms: Sequence[np.ndarray | None], apart: bool = False) -> None:
-    """Copy what came to memory of `room` into the tensors that do not share it."""
+    """Copy bytes received in memory of `room` into the tensors that do not share it."""
     for tensor, data in zip(tensors, rooms, strict=False):
         if data is not None and (apart or not is_in_place(tensor)):
             _copy_bytes(tensor, data)

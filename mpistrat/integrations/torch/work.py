@@ -24,17 +24,17 @@ _work_from_future: Callable[..., Any] = attrgetter("_create_work_from_future")(c
 
 
 def devices_of(tensors: Sequence[torch.Tensor], kind: str = "") -> list[torch.device]:
-    """Return the devices of tensors but the host, or of one kind: a future without these refuses them."""
-    found = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu")
-    return [device for device in found if device.type.startswith(kind)]
+    """Return the devices of tensors except the host, or of one kind: a future refuses tensors of other devices."""
+    devices = dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu")
+    return [device for device in devices if device.type.startswith(kind)]
 
 
 def keep_handles() -> None:
-    """Let the functions of torch's C++ part that take a handle from Python keep all of it.
+    """Let the functions of torch's C++ part that take a handle from Python keep its Python object, too.
 
-    They keep its C++ part alone: without its Python object that is never complete, and a wait for it does not end.
-    `DistributedDataParallel.join` hands over a handle in this way. Handles that C++ code gets from the methods of a
-    process group are whole.
+    They keep the C++ part alone, which is never complete without the Python object: a wait for it does not end.
+    `DistributedDataParallel.join` passes a handle in this way. Handles that C++ code gets from the methods of a process
+    group are whole.
     """
     for owner, name in ((c10d.Reducer, "_set_forward_pass_work_handle"), (c10d, "_register_work")):
         setattr(owner, name, _with_whole_handles(getattr(owner, name)))
@@ -48,9 +48,9 @@ def _with_whole_handles(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class Done(torch.distributed.Work):
-    """The handle of a call that is complete when it returns, but for work that it has queued on GPUs.
+    """The handle of a call that is complete when it returns, except for work that it has queued on GPUs.
 
-    That work is in the stream that was current at the call. `wait` orders the stream that is current then after it.
+    This work is in the stream that was current at the call. `wait` lets the stream that is current then wait for it.
     """
 
     def __init__(self, tensors: list[torch.Tensor]):
@@ -136,19 +136,21 @@ class PendingWork(torch.distributed.Work):
                     return False
             except MPI.Exception as error:
                 codes = {error.error_code, *(status.error for status in statuses)}
-                if MPI.ERR_TRUNCATE not in map(MPI.Get_error_class, codes):  # else `finish` knows more
+                # After a truncation `finish` raises an error with both sizes, from the note of the message.
+                if MPI.ERR_TRUNCATE not in map(MPI.Get_error_class, codes):
                     self._error = error
             self._requests, self._arrived, self._source = [], statuses, statuses[0].source
         if self._arrived:
-            # MPI has given them their messages before, so that they do not wait for what this one brings about.
-            if not all(each.is_completed() for each in self.earlier):
+            # Their messages have arrived before this one, so they do not wait for anything that follows from it. Notes
+            # must be read in this order.
+            if not all(receive.is_completed() for receive in self.earlier):
                 return False
             statuses, self._arrived, self.earlier = self._arrived, [], []
             try:
                 if self._error is None:
                     self._finish(statuses)
                 for gpu in devices_of(self._tensors, "cuda"):
-                    torch.cuda.current_stream(gpu).synchronize()  # which may not be that of `wait`
+                    torch.cuda.current_stream(gpu).synchronize()  # `wait` may be called in another stream
             except Exception as error:
                 self._error = error
             if self._future is not None:
@@ -205,7 +207,7 @@ class PendingWork(torch.distributed.Work):
         return self._future
 
     def whole(self) -> torch.distributed.Work:
-        """Return a handle of C++ whose `wait` is that of this one."""
+        """Return a handle of C++ whose `wait` calls this one's."""
         return c10d.PythonCallbackWork(self.wait)
 
     def give_up(self) -> bool:
@@ -246,7 +248,7 @@ class _Future(torch.futures.Future):
         return super().value()
 
     def then(self, callback: Callable[[Any], Any]) -> _Future:
-        # torch's own would return a future whose wait() lets MPI make no progress.
+        # torch's own method returns a future whose wait() does not let MPI make progress.
         after = _Future(self._work)
 
         def call(done: Any) -> None:
@@ -267,15 +269,15 @@ _ends: _Ends | None = None
 
 
 class _Ends:
-    """Which ranks of a job have ended, on a communicator of their own. Collective over them when it is made."""
+    """The ranks of a job that have ended, on a communicator of its own. Creating it is collective."""
 
     def __init__(self, world: Any):
         self._comm = world.Dup()
         self._ended: set[int] = set()
         self._sent: list[Any] = []
-        program_end.register(EndStep.TORCH, self._tell)
+        program_end.register(EndStep.TORCH, self._announce_end)
 
-    def _tell(self) -> None:
+    def _announce_end(self) -> None:
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
         # Without content, and not waited for: a rank that never looks must not hold up the end of this one.
         self._sent = [self._comm.isend(None, rank, _TAG) for rank in others]
@@ -285,7 +287,7 @@ class _Ends:
         return ranks <= self._ended
 
 
-def tell_of_end(world: Any) -> None:
+def announce_ends(world: Any) -> None:
     """Let each rank of the job tell the others when it ends. Collective over them; further calls do nothing."""
     global _ends
     if _ends is None:
@@ -318,7 +320,7 @@ def wait_until(
         if waited > seconds:
             raise TimedOutError(f"{what()} within {seconds:g} s")
         if waited > look:
-            if were_gone:  # since the last look: what they sent before has come
+            if were_gone:  # ended before the last look, so their last messages have been read since
                 raise RuntimeError(f"{what()}{gone}")
             were_gone, look = ended(), waited + _LOOK
         pauses.pause()

@@ -19,14 +19,14 @@ from mpistrat.strategy import keras_models
 def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
     """Overwrite variables of Keras with those of one rank, each once. Collective."""
     step.wait_for_host()
-    unique = list({id(each): each for each in variables}.values())
-    values = [np.asarray(ops.convert_to_numpy(each.value)) for each in unique]
-    for each, value in zip(
+    unique = list({id(variable): variable for variable in variables}.values())
+    values = [np.asarray(ops.convert_to_numpy(variable.value)) for variable in unique]
+    for variable, value in zip(
         unique,
         moves.broadcast_to_hosts(values, root_rank, None, job.global_process_set, "the broadcast of variables"),
         strict=True,
     ):
-        each.assign(value)
+        variable.assign(value)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
@@ -48,16 +48,16 @@ def broadcast_global_variables(root_rank: int) -> None:
     >>> hvd.broadcast_global_variables(0)  # doctest: +SKIP
     """
     gc.collect()  # a model that nothing uses would be broadcast on the ranks that have not freed it
-    models = sorted(keras_models.made, key=lambda each: [part.zfill(9) for part in re.split(r"(\d+)", each.name)])
-    _broadcast([each for model in models for each in _of(model)], root_rank)
+    models = sorted(keras_models.made, key=lambda model: [part.zfill(9) for part in re.split(r"(\d+)", model.name)])
+    _broadcast([variable for model in models for variable in _variables_of(model)], root_rank)
 
 
-def _of(model: Any) -> list[Any]:
+def _variables_of(model: Any) -> list[Any]:
     """Return the variables of a model and its optimizer, but not the states of random generators."""
-    seeds = {id(each) for each in hooks.seed_states(model)}
+    seeds = {id(state) for state in hooks.seed_states(model)}
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(() if optimizer is None else optimizer.variables)]
-    return [each for each in variables if id(each) not in seeds]
+    return [variable for variable in variables if id(variable) not in seeds]
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -94,8 +94,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcast, if that was not done."""
         if not self._done:
-            local = {id(each) for each in self._local}
-            _broadcast([each for each in _of(self.model) if id(each) not in local], self._root_rank)
+            local = {id(v) for v in self._local}
+            _broadcast([v for v in _variables_of(self.model) if id(v) not in local], self._root_rank)
             self._done = True
 
 
@@ -184,11 +184,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         # Keras' momentum is a constant of the compiled step. The sum of past steps, in which the rate is a factor,
         # is a variable: scaled once, it gives what a momentum that is scaled for one batch would.
         if self.momentum_correction and old and isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
-            for each in optimizer.momentums:
-                each.assign(each * (new / old))
+            for momentum in optimizer.momentums:
+                momentum.assign(momentum * (new / old))
 
     def _rate(self) -> float:
-        if hooks.BACKEND == "jax":  # whose variables hold nothing while it trains
+        if hooks.BACKEND == "jax":  # while JAX trains, the variables hold no values
             self.model.jax_state_sync()
         return float(ops.convert_to_numpy(self.model.optimizer.learning_rate))
 

@@ -36,23 +36,23 @@ class _OwnBatches(RankStep):
         if self._sparse_as_dense and hooks.BACKEND == "tensorflow":
             import tensorflow as tf
 
-            gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+            gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         trained = hooks.variables_of_gradients(optimizer, None if hooks.BACKEND == "jax" else variables)
         alone = self.ranks.topology.size == 1
-        local = [alone or any(each is other for other in self.local) for each in trained]
-        places = [i for i, is_local in enumerate(local) if not is_local]
-        sent, like = [gradients[i] for i in places], [variables[i] for i in places]
+        local = [alone or any(variable is other for other in self.local) for variable in trained]
+        positions = [i for i, is_local in enumerate(local) if not is_local]
+        sent, like = [gradients[i] for i in positions], [variables[i] for i in positions]
         if self._compression:
-            sent = [None if each is None else ops.cast(each, self._compression) for each in sent]
-            if hooks.BACKEND == "torch":  # of which zeros are made where a rank has no gradient
-                like = [types.SimpleNamespace(value=each.value.half()) for each in like]
+            sent = [None if gradient is None else ops.cast(gradient, self._compression) for gradient in sent]
+            if hooks.BACKEND == "torch":  # a rank without a gradient sends zeros of this dtype
+                like = [types.SimpleNamespace(value=variable.value.half()) for variable in like]
         out = [
-            ops.multiply(each, self.local_weight) if is_local and each is not None else None
-            for is_local, each in zip(local, gradients, strict=True)
+            ops.multiply(gradient, self.local_weight) if is_local and gradient is not None else None
+            for is_local, gradient in zip(local, gradients, strict=True)
         ]
-        combined = super().all_reduce(optimizer, sent, like) if places else []
-        for i, each in zip(places, combined, strict=True):
-            out[i] = ops.cast(each, variables[i].dtype) if self._compression and each is not None else each
+        combined = super().all_reduce(optimizer, sent, like) if positions else []
+        for i, gradient in zip(positions, combined, strict=True):
+            out[i] = ops.cast(gradient, variables[i].dtype) if self._compression and gradient is not None else gradient
         return out
 
 
@@ -118,7 +118,7 @@ def DistributedOptimizer(
     if op not in (Average, Sum):
         raise ValueError(f"op currently only supports Average and Sum, not {op}")
     layers = [local_layers] if isinstance(local_layers, keras.Layer) else [*(local_layers or ())]
-    if not all(isinstance(each, keras.Layer) for each in layers):
+    if not all(isinstance(layer, keras.Layer) for layer in layers):
         raise ValueError(f"local_layers must be layers of Keras, not {local_layers!r}")
     passes = backward_passes_per_step
     if passes > 1:
@@ -166,7 +166,7 @@ def load_model(
     --------
     >>> model = hvd.load_model("model.keras")  # doctest: +SKIP
     """
-    known = {each.__name__: each for each in custom_optimizers or ()} | dict(custom_objects or {})
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.saving.load_model(filepath, custom_objects=known)
     if model.optimizer is not None:
         DistributedOptimizer(model.optimizer, compression=compression)

@@ -81,20 +81,20 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Any], back: Callable[..., Any], *tensors: Tensor) -> Any:
         ctx.back = back
-        return tuple(make([each.detach() for each in tensors]))
+        return tuple(make([tensor.detach() for tensor in tensors]))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return (None, None, *ctx.back([each.contiguous() for each in gradients]))
+        return (None, None, *ctx.back([gradient.contiguous() for gradient in gradients]))
 
 
 def _require_tensors(name: str, values: Sequence[Any], process_set: ProcessSet) -> None:
     """Raise on all ranks unless values are tensors."""
     with refusals(name, process_set):
-        for each in values:
-            if not isinstance(each, Tensor):
+        for value in values:
+            if not isinstance(value, Tensor):
                 raise TypeError(
-                    f"{name} of mpistrat.integrations.hvd.torch takes tensors of torch, not {type(each).__name__}: "
+                    f"{name} of mpistrat.integrations.hvd.torch takes tensors of torch, not {type(value).__name__}: "
                     "mpistrat.integrations.hvd has it for other arrays"
                 )
 
@@ -112,8 +112,8 @@ def allreduce(
 ) -> Tensor:
     """Return the combination of the tensors of all ranks. Collective.
 
-    Arguments are those of `mpistrat.integrations.hvd.allreduce`, and ``compression``, the dtype that is sent. The
-    gradient is combined in the same way.
+    Arguments are as for `mpistrat.integrations.hvd.allreduce`; ``compression`` is the dtype that is sent. The gradient
+    is combined in the same way.
     """
     op = op_of(op, average)
     return grouped_allreduce([tensor], None, name, compression, op, prescale_factor, postscale_factor, process_set)[0]
@@ -133,7 +133,7 @@ def grouped_allreduce(
     """Return the combinations of several tensors, in as few messages as possible. Collective."""
     op, tensors = op_of(op, average), list(tensors)
     _require_tensors("allreduce", tensors, process_set)
-    pairs = [compression.compress(each) for each in tensors]
+    pairs = [compression.compress(tensor) for tensor in tensors]
     combined = partial(
         reductions.grouped_allreduce,
         op=op,
@@ -141,7 +141,8 @@ def grouped_allreduce(
         postscale_factor=postscale_factor,
         process_set=process_set,
     )
-    totals = _Collective.apply(partial(combined, name=name), combined, *[each for each, _ in pairs])
+    # The name is compared in the forward pass only: a backward pass has none.
+    totals = _Collective.apply(partial(combined, name=name), combined, *[sent for sent, _ in pairs])
     return [compression.decompress(total, ctx) for total, (_, ctx) in zip(totals, pairs, strict=True)]
 
 
@@ -166,7 +167,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = _all) -> Tensor:
     """Return the tensor of one rank on every rank. Collective.
 
-    The gradient of that rank is the average of the ranks' gradients; that of other ranks is zero.
+    The gradient of that rank is the average of the ranks' gradients; other ranks have a zero gradient.
     """
     _require_tensors("broadcast", [tensor], process_set)
 
@@ -190,11 +191,11 @@ def alltoall(tensor: Tensor, splits: Any = None, name: str | None = None, proces
 
     def make(values: Tensors) -> list[Tensor]:
         nonlocal received
-        found = moves.alltoall(values[0], sent, name, process_set)
+        output = moves.alltoall(values[0], sent, name, process_set)
         if sent is None:
-            return [found]
-        received = torch.as_tensor(found[1])  # other ranks may have other numbers of rows
-        return [found[0]]
+            return [output]
+        received = torch.as_tensor(output[1])  # other ranks may have other numbers of rows
+        return [output[0]]
 
     (result,) = _Collective.apply(
         make, lambda gradients: [moves.alltoall(gradients[0], received, None, process_set)[0]], tensor
@@ -253,7 +254,7 @@ def sparse_allreduce_async(
 
 
 class _Described:
-    """The dtype and shape of a tensor, in its place."""
+    """The dtype, shape and device of a tensor, which stands for it in a structure that is pickled."""
 
     def __init__(self, tensor: torch.Tensor):
         self.dtype, self.shape, self.on_host = tensor.dtype, tuple(tensor.shape), tensor.device.type == "cpu"
@@ -282,7 +283,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def abbreviated(names: list[str]) -> str:
-    """Return names as one text that is short and differs if the names differ.
+    """Return a short text for names, which differs if the names differ.
 
     >>> abbreviated(["a", "b"]), abbreviated([f"layer{i}" for i in range(9)])
     ('a, b', 'layer0, ..., layer8 (9 names, checksum 46d44bda)')
@@ -298,11 +299,11 @@ def _named(params: Any) -> tuple[list[str], list[torch.Tensor]]:
         params = sorted(params.items())
     elif not isinstance(params, Iterable) or isinstance(params, torch.Tensor):
         raise ValueError(f"params must be a dict or a list of tensors, not {type(params).__name__}")
-    pairs = [each if isinstance(each, tuple) else (str(i), each) for i, each in enumerate(params)]
-    for name, each in pairs:
-        if not isinstance(each, torch.Tensor):
-            raise ValueError(f"{name!r} of params is not a tensor but {each!r}: use broadcast_object")
-    return [str(name) for name, _ in pairs], [each for _, each in pairs]
+    pairs = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(params)]
+    for name, tensor in pairs:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name!r} of params is not a tensor but {tensor!r}: use broadcast_object")
+    return [str(name) for name, _ in pairs], [tensor for _, tensor in pairs]
 
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
@@ -313,10 +314,10 @@ def _broadcast(tensors: list[torch.Tensor], root_rank: int, name: str) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give an optimizer the state and options of that of one rank. Collective.
+    """Overwrite the state and options of an optimizer with those of one rank. Collective.
 
-    Nothing is changed on ``root_rank``, and no step is made. Other ranks need no state of their own. They get that of
-    the root bit by bit, in its dtypes.
+    Nothing is changed on ``root_rank``, and no step is made. Other ranks need no state of their own. They get the
+    root's state bit by bit, in its dtypes.
 
     Parameters
     ----------
@@ -355,11 +356,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     _broadcast(state, root_rank, "the state of an optimizer")
     if not is_root:
         tensors = iter(state)
-        given = rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
+        state_dict = rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
         # Without the state: load_state_dict casts it to the dtypes of the parameters, and makes sequences anew.
-        optimizer.load_state_dict({**given, "state": {}})
-        parameters = dict(zip(_parameters_of(given), _parameters_of(vars(optimizer)), strict=True))
-        for key, values in given["state"].items():
+        optimizer.load_state_dict({**state_dict, "state": {}})
+        parameters = dict(zip(_parameters_of(state_dict), _parameters_of(vars(optimizer)), strict=True))
+        for key, values in state_dict["state"].items():
             parameter = parameters.get(key, key)
             leaves, rebuild = nest.flatten(values)
             likes = nest.flatten(skeleton["state"][key])[0]
@@ -373,4 +374,4 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _parameters_of(state: Mapping[str, Any]) -> list[Any]:
-    return [each for group in state["param_groups"] for each in group["params"]]
+    return [parameter for group in state["param_groups"] for parameter in group["params"]]

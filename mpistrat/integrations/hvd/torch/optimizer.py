@@ -18,9 +18,9 @@ from mpistrat.integrations.hvd.torch.gradients import Compression, Compressor, a
 
 
 class BackwardPasses:
-    """How often the gradients of parameters, which get hooks, were computed since the last step.
+    """The number of backward passes since the last step for each parameter, counted by hooks.
 
-    ``per_step`` is how often each may be computed before a step.
+    ``per_step`` is the largest number that is allowed before a step.
     """
 
     def __init__(self, parameters: Iterable[Tensor], per_step: int):
@@ -49,31 +49,31 @@ class BackwardPasses:
 def grouped(parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None) -> list[list[Tensor]]:
     """Return parameters in groups, in an order that is equal on all ranks.
 
-    ``groups`` is the number of groups, or the groups, to which parameters that are in none of them are added, one by
-    one. By default there is one group. Raise ValueError if a parameter is in two groups.
+    ``groups`` is the number of groups, or the groups; a parameter in none of them is a group of its own. By default
+    there is one group. Raise ValueError if a parameter is in two groups.
     """
     if not groups:
         return [parameters] if parameters else []
     if isinstance(groups, int):
         ends = [len(parameters) * i // groups for i in range(groups + 1)]
-        found = [parameters[first:last] for first, last in itertools.pairwise(ends)]
-        return [each for each in found if each]
-    place: dict[Tensor, int] = {}
+        blocks = [parameters[first:last] for first, last in itertools.pairwise(ends)]
+        return [block for block in blocks if block]
+    group_of: dict[Tensor, int] = {}
     for number, group in enumerate(groups):
         for p in group:
             if not isinstance(p, Tensor):
                 raise ValueError("groups must consist of torch.Tensor.")
-            if p in place:
+            if p in group_of:
                 raise ValueError("A parameter can only appear once in groups.")
-            place[p] = number
+            group_of[p] = number
     lists: list[list[Tensor]] = [[] for _ in groups]
     alone = []
     for p in parameters:
-        if p in place:
-            lists[place[p]].append(p)
+        if p in group_of:
+            lists[group_of[p]].append(p)
         else:
             alone.append([p])
-    return [each for each in lists if each] + alone
+    return [members for members in lists if members] + alone
 
 
 def names_of(
@@ -87,7 +87,7 @@ def names_of(
     if named_parameters is None:
         return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters) if p.requires_grad}
     pairs = list(named_parameters)
-    if not all(isinstance(each, tuple) for each in pairs):
+    if not all(isinstance(pair, tuple) for pair in pairs):
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
             "model.named_parameters()."
@@ -135,7 +135,7 @@ class _Distributed:
         return [p for p in parameters if p in named]
 
     def _drop_placeholders(self) -> None:
-        """Set the gradients of zeros that are there at the start to None, unless they were written to."""
+        """Set the zero gradients of the start to None, unless the program has written to them."""
         for p, zeros in self._placeholders.items():
             if p.grad is zeros and not self._passes.has_computed(p) and not zeros.any():
                 p.grad = None
@@ -171,7 +171,7 @@ class _Distributed:
 
     def _reduce(self, parameters: list[Tensor], gradients: list[Tensor], without: set[Tensor]) -> None:
         """Combine gradients. A parameter that is in ``without`` on all ranks gets None, as in one process."""
-        pairs = [self._compression.compress(each) for each in gradients]
+        pairs = [self._compression.compress(tensor) for tensor in gradients]
         # One more array in the same message, and of its dtype. Zeros would let momentum and weight decay change
         # a frozen parameter: pytorch issue 28294.
         have, lack = {Min: (-1, 0), Product: (0, 1)}.get(self._op, (1, 0))
@@ -185,9 +185,9 @@ class _Distributed:
             postscale_factor=self._predivide,
             process_set=self._process_set,
         )
-        exists = (totals.pop() != lack).tolist()
-        for p, some, gradient, total, (_, ctx) in zip(parameters, exists, gradients, totals, pairs, strict=True):
-            if some:
+        exist = (totals.pop() != lack).tolist()
+        for p, exists, gradient, total, (_, ctx) in zip(parameters, exist, gradients, totals, pairs, strict=True):
+            if exists:
                 gradient.copy_(self._compression.decompress(total, ctx))
             else:
                 p.grad = None
@@ -233,7 +233,7 @@ class _Distributed:
 
 
 class _DistributedAdasum(_Distributed):
-    """Each rank makes a step of its own, and the differences that these make are combined by Adasum."""
+    """Each rank makes a step of its own, and Adasum combines the changes of the weights."""
 
     def synchronize(self) -> None:
         """Do nothing: `step` combines."""
@@ -243,7 +243,7 @@ class _DistributedAdasum(_Distributed):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step, and combine with those of all ranks. Collective."""
+        """Make a step, and combine the steps of all ranks. Collective."""
         refuse_closure(closure, self._process_set)
         self._drop_placeholders()
         self._passes.clear()
@@ -282,7 +282,7 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer that combines the gradients of all ranks before each step.
 
-    It is of a class derived from that of ``optimizer``, and shares its parameters and state. All gradients of a step
+    Its class is derived from the class of ``optimizer``, and it shares parameters and state. All gradients of a step
     are combined by one call in `step`, in the order of the parameters: the order in which they were computed does not
     matter. A gradient that some ranks lack counts as zeros there; one that all ranks lack stays None, so that frozen
     and unused parameters do not change.
@@ -336,17 +336,17 @@ def DistributedOptimizer(
         raise NotImplementedError("Adasum does not support non-global process sets: use op=Average")
     several = job.size() > 1
     kind = _DistributedAdasum if op is Adasum and several else _Distributed
-    made: Any = object.__new__(type(type(optimizer).__name__, (kind, type(optimizer)), {}))
-    # A scheduler of learning rates replaces `step` of the object.
-    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    made._parameter_names = names_of(optimizer, named_parameters)
-    made._compression, made._op, made._predivide = compression, op, gradient_predivide_factor
-    made._groups = (num_groups or None) if groups is None else groups
-    made._sparse_as_dense, made._process_set = sparse_as_dense, process_set
-    combined = [*made._parameter_names] if several and process_set.included() else []
-    made._passes = BackwardPasses(combined, backward_passes_per_step)
-    made._placeholders = {}
+    distributed: Any = object.__new__(type(type(optimizer).__name__, (kind, type(optimizer)), {}))
+    # Without `step`: a scheduler of learning rates replaces it on the object, and would call the old class's step.
+    distributed.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    distributed._parameter_names = names_of(optimizer, named_parameters)
+    distributed._compression, distributed._op, distributed._predivide = compression, op, gradient_predivide_factor
+    distributed._groups = (num_groups or None) if groups is None else groups
+    distributed._sparse_as_dense, distributed._process_set = sparse_as_dense, process_set
+    combined = [*distributed._parameter_names] if several and process_set.included() else []
+    distributed._passes = BackwardPasses(combined, backward_passes_per_step)
+    distributed._placeholders = {}
     for p in combined:  # as in Horovod: programs read gradients before the first backward pass
         if p.grad is None:
-            made._placeholders[p] = p.grad = torch.zeros_like(p)
-    return made
+            distributed._placeholders[p] = p.grad = torch.zeros_like(p)
+    return distributed
