@@ -23,9 +23,9 @@ from mpistrat.cli.table import amount, counted, echo, three_digits
 from mpistrat.launch.proc import batch_job, parent
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import process, report, view, waits
-from mpistrat.monitor.last import Ended
+from mpistrat.monitor.last import EndedJob
 from mpistrat.monitor.process import ProcessFacts
-from mpistrat.monitor.stragglers import Measured, compare
+from mpistrat.monitor.stragglers import RankSteps, compare
 from mpistrat.monitor.view import JobView
 from mpistrat.process import children
 from mpistrat.record import read
@@ -99,7 +99,7 @@ def _parents(pid: int) -> list[int]:
 def rows(records: Sequence[Record], wait: float = _SAMPLE) -> list[dict[str, Any]]:
     """Return what each rank does, in the order of ranks, as values that JSON can hold. Looks twice, for rates."""
     records = sorted(records, key=lambda record: (record.rank, record.pid))
-    measured = [Measured(record.rank, record.host, record.steps) for record in records]
+    measured = [RankSteps(record.rank, record.host, record.steps) for record in records]
     slow = {statistics.rank for statistics in compare(measured) if statistics.slow}
     began = time.monotonic()
     before = {record.pid: record.bytes for record in records}
@@ -222,7 +222,7 @@ def _answers(commands: Sequence[tuple[Sequence[str], dict[str, str]]], whose: st
     return lines
 
 
-def view_of(ended: Ended) -> JobView:
+def view_of(ended: EndedJob) -> JobView:
     """Return the view of a job that has ended: its processes are gone."""
     facts = {}
     for record in ended.records:  # those that ended after the first one were not killed for want of memory

@@ -170,13 +170,13 @@ def jobs(all_traces: Iterable[Trace]) -> list[list[Trace]]:
     return sorted(of_jobs, key=lambda job: min(trace.epoch + trace.began for trace in job))
 
 
-def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
+def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, ClockMap], list[str]]:
     """Return the function from each trace's clock to the first rank's, and the problems of these functions."""
     first = job[0]
     reference = next((sample.reference for trace in job for sample in trace.samples), first.clock)
     near = next((trace for trace in job if trace.clock == reference), first)
     problems = []
-    by_clock: dict[int, Aligned] = {reference: Aligned(np.zeros(1), np.zeros(1), 0.0)}
+    by_clock: dict[int, ClockMap] = {reference: ClockMap(np.zeros(1), np.zeros(1), 0.0)}
     for trace in job:
         if trace.clock in by_clock:
             continue
@@ -185,9 +185,9 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
         good = [sample for sample in samples if (np.abs(sample[:3]) < _LATEST).all()]
         if good:
             at, ahead, error, _ = np.array(good, float).T
-            by_clock[trace.clock] = Aligned(at, ahead, float(error.max()))
+            by_clock[trace.clock] = ClockMap(at, ahead, float(error.max()))
         else:
-            by_clock[trace.clock] = Aligned(np.zeros(1), np.array([trace.epoch - near.epoch]), float("inf"))
+            by_clock[trace.clock] = ClockMap(np.zeros(1), np.array([trace.epoch - near.epoch]), float("inf"))
             problems.append(
                 f"the clock of {trace.host} was not compared with that of {near.host}: both are aligned by time of day"
             )
@@ -195,7 +195,7 @@ def aligned(job: Sequence[Trace]) -> tuple[dict[Trace, Aligned], list[str]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Aligned:
+class ClockMap:
     """The function from times of one rank's clock to times of the first rank's clock.
 
     At the times ``at`` the clock of the first rank was ``ahead``. Between them the difference is a straight line.
@@ -264,7 +264,7 @@ class _Event:
         self.inside: list[_Event] = []
 
 
-def tracks(trace: Trace, clock: Aligned) -> list[Track]:
+def tracks(trace: Trace, clock: ClockMap) -> list[Track]:
     """Return the tracks of a rank's threads, the main thread first."""
     events = trace.events
     last = int(clock(np.array([trace.last]))[0] * 1e9)
@@ -284,7 +284,7 @@ def tracks(trace: Trace, clock: Aligned) -> list[Track]:
     return result
 
 
-def _nested(trace: Trace, clock: Aligned, events: np.ndarray, last: int) -> list[_Event]:
+def _nested(trace: Trace, clock: ClockMap, events: np.ndarray, last: int) -> list[_Event]:
     """Return events in a tree. An event that would end after the one around it is cut to end with it."""
     top: list[_Event] = []
     around: list[_Event] = []

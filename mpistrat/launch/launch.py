@@ -43,7 +43,7 @@ class AloneError(RuntimeError):
         self.problem, self.remedy = problem, remedy
 
 
-class Started(NamedTuple):
+class StartedTasks(NamedTuple):
     """The number of tasks that a launcher started, and the variable that holds it."""
 
     tasks: int
@@ -91,12 +91,12 @@ _NO_SETTINGS = (
 )
 
 
-def started_tasks(environ: Mapping[str, str]) -> Started | None:
+def started_tasks(environ: Mapping[str, str]) -> StartedTasks | None:
     """Return the number of tasks that this process's launcher started, or None without a launcher's variables."""
     for variable in _COUNTS:
         count = _count(environ, variable)
         if count is not None and not (variable in SRUN.size and _is_left_over(environ)):
-            return Started(count, variable)
+            return StartedTasks(count, variable)
     return None
 
 
@@ -186,17 +186,17 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     )
 
 
-def _started(started: Started, environ: Mapping[str, str], launcher: str) -> str:
+def _started(started: StartedTasks, environ: Mapping[str, str], launcher: str) -> str:
     setting = f"{started.variable}={environ[started.variable]}"
     return f"the launcher started {started.tasks} tasks ({setting}, set by {launcher})"
 
 
-def _started_without_mpi(environ: Mapping[str, str]) -> tuple[Started, str] | None:
+def _started_without_mpi(environ: Mapping[str, str]) -> tuple[StartedTasks, str] | None:
     """Return the tasks that a launcher of another library started, and its name."""
     for launcher in WITHOUT_MPI:
         tasks = _count(environ, launcher.size[0])
         if tasks is not None and tasks > 1 and environ.get(launcher.rank[0], "").isdecimal():
-            return Started(tasks, launcher.size[0]), launcher.name
+            return StartedTasks(tasks, launcher.size[0]), launcher.name
     return None
 
 
@@ -239,7 +239,7 @@ def _count(environ: Mapping[str, str], variable: str) -> int | None:
     return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
-def _remedy(started: Started, family: str, environ: Mapping[str, str]) -> str:
+def _remedy(started: StartedTasks, family: str, environ: Mapping[str, str]) -> str:
     """Return the remedy as a sentence."""
     by = started.variable
     if by in HYDRA.size:  # srun and flux run also set PMI's variables

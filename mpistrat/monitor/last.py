@@ -39,7 +39,7 @@ class End(NamedTuple):
 UNKNOWN = End()
 
 
-class Ended(NamedTuple):
+class EndedJob(NamedTuple):
     """A job that has ended."""
 
     records: tuple[Record, ...]
@@ -153,7 +153,7 @@ def _files(of: Path) -> list[Path]:
     return sorted(paths, reverse=True)
 
 
-def latest(job: str = "") -> Ended | None:
+def latest(job: str = "") -> EndedJob | None:
     """Return the job that ended last: one whose records are still in memory, or the job of the newest file.
 
     Only the batch job of number ``job`` counts, if it is given. Raise OSError if the directory for files does not
@@ -165,13 +165,13 @@ def latest(job: str = "") -> Ended | None:
     if gone and (saved is None or max(times) > saved.when):
         newest = gone[times.index(max(times))]
         kills = proc.out_of_memory_kills()
-        return Ended(tuple(of_one_job(newest, gone)), (), max(times), UNKNOWN, kills)
+        return EndedJob(tuple(of_one_job(newest, gone)), (), max(times), UNKNOWN, kills)
     if saved is None and problems:
         raise problems[0]
     return saved
 
 
-def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Exception]]:
+def _newest(files: Sequence[Path], job: str) -> tuple[EndedJob | None, list[Exception]]:
     """Return the content of the first intact file, of this batch job if one is given, and the errors of the others."""
     problems: list[Exception] = []
     for path in files:
@@ -185,11 +185,11 @@ def _newest(files: Sequence[Path], job: str) -> tuple[Ended | None, list[Excepti
     return None, problems
 
 
-def load(path: str | Path) -> Ended:
+def load(path: str | Path) -> EndedJob:
     """Return the job in a file. Raise ValueError if the file is not one that `keep` has written."""
     try:
         values = json.loads(Path(path).read_text())
-        return Ended(
+        return EndedJob(
             tuple(map(record_from_json, values["records"])),
             tuple(values["notes"]),
             float(values["when"]),

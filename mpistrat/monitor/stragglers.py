@@ -72,7 +72,7 @@ class RankStatistics:
         return f"rank {self.rank} ({self.host}){slow}: {self.outside:.3g} s of a step outside collectives ({spent})"
 
 
-class Measured(NamedTuple):
+class RankSteps(NamedTuple):
     """The steps of one rank."""
 
     rank: int
@@ -99,11 +99,11 @@ def of_all(topology: Topology) -> tuple[RankStatistics, ...]:
     """Return the statistics of all ranks, which the flight record of each knows. Collective."""
     record = flight_record.current()
     seen = None if record is None else read.parse(record.contents())
-    own = Measured(topology.rank, socket.gethostname(), () if seen is None else seen.steps)
+    own = RankSteps(topology.rank, socket.gethostname(), () if seen is None else seen.steps)
     return compare(topology.all_gather_object(own))
 
 
-def compare(ranks: Sequence[Measured]) -> tuple[RankStatistics, ...]:
+def compare(ranks: Sequence[RankSteps]) -> tuple[RankStatistics, ...]:
     """Return the statistics of ranks. Those with too few steps are never slow.
 
     A rank is slow if the median of its time outside collectives exceeds the median of the others by more than 10 %,
@@ -113,7 +113,7 @@ def compare(ranks: Sequence[Measured]) -> tuple[RankStatistics, ...]:
     return tuple(_judged(own, [other for other in plain if other is not own]) for own in plain)
 
 
-def _of_one(measured: Measured) -> RankStatistics:
+def _of_one(measured: RankSteps) -> RankStatistics:
     steps = np.array(measured.steps, float).reshape(-1, 4)
     if not len(steps):
         return RankStatistics(measured.rank, measured.host, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -291,7 +291,7 @@ class Watchdog(threading.Thread):
 
         self._next_comparison = now + _COMPARE_EVERY
         _, records = self._job()
-        job = [stragglers.Measured(record.rank, record.host, record.steps) for record in records]
+        job = [stragglers.RankSteps(record.rank, record.host, record.steps) for record in records]
         slow = [rank for rank in stragglers.compare(job) if rank.slow]
         # 1 ms for each rank of the node. This thread must not slow down the rank that it runs in.
         self._next_comparison += _SHARE * (time.monotonic() - now)

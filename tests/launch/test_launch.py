@@ -3,7 +3,7 @@
 import pytest
 
 from mpistrat.launch.launch import (
-    Started,
+    StartedTasks,
     check_singleton,
     launcher_variables,
     library_family,
@@ -33,14 +33,14 @@ LEFT_OVER = {
     ("environ", "expected"),
     [
         ({}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, Started(4, "OMPI_COMM_WORLD_SIZE")),
-        ({"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, Started(3, "PMI_SIZE")),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "16"}, Started(8, "SLURM_STEP_NUM_TASKS")),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, StartedTasks(4, "OMPI_COMM_WORLD_SIZE")),
+        ({"PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, StartedTasks(3, "PMI_SIZE")),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "16"}, StartedTasks(8, "SLURM_STEP_NUM_TASKS")),
         ({"SLURM_NTASKS": "16", "SLURM_NPROCS": "16"}, None),  # python prog.py in a batch script
-        ({"JSM_NAMESPACE_SIZE": "6"}, Started(6, "JSM_NAMESPACE_SIZE")),
-        ({"FLUX_JOB_SIZE": "2"}, Started(2, "FLUX_JOB_SIZE")),
+        ({"JSM_NAMESPACE_SIZE": "6"}, StartedTasks(6, "JSM_NAMESPACE_SIZE")),
+        ({"FLUX_JOB_SIZE": "2"}, StartedTasks(2, "FLUX_JOB_SIZE")),
         # mpirun in a job: the step is that of the launcher's daemons, one per node
-        ({"OMPI_COMM_WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "2"}, Started(8, "OMPI_COMM_WORLD_SIZE")),
+        ({"OMPI_COMM_WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "2"}, StartedTasks(8, "OMPI_COMM_WORLD_SIZE")),
         ({"PMI_SIZE": "", "SLURM_STEP_NUM_TASKS": "x"}, None),
         ({"PMI_SIZE": "0"}, None),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from mpistrat.cluster_resolver import MpiClusterResolver, SlurmClusterResolver, resolve
-from mpistrat.launch.launch import Started, started_tasks
+from mpistrat.launch.launch import StartedTasks, started_tasks
 from mpistrat.launch.slurm import left_over
 
 # What Slurm gives the batch script of a job, and what is left of the step that sbatch was called in.
@@ -55,7 +55,7 @@ def test_step_of_this_job(case):
     environ = ITS_OWN[case]
     size = int(environ["SLURM_STEP_NUM_TASKS"])
     assert left_over(environ) is None
-    assert started_tasks(environ) == Started(size, "SLURM_STEP_NUM_TASKS")
+    assert started_tasks(environ) == StartedTasks(size, "SLURM_STEP_NUM_TASKS")
     assert isinstance(resolve(environ), SlurmClusterResolver)
     assert SlurmClusterResolver(environ=dict(environ)).placement.size == size
 
@@ -64,4 +64,4 @@ def test_unreadable_variables_do_not_stop_what_needs_none():
     environ = {**ITS_OWN["one task a node"], "SLURM_STEP_NODELIST": "n[0-"}
     with pytest.raises(ValueError, match="SLURM_STEP_NODELIST cannot be read"):
         left_over(environ)
-    assert started_tasks(environ) == Started(2, "SLURM_STEP_NUM_TASKS")
+    assert started_tasks(environ) == StartedTasks(2, "SLURM_STEP_NUM_TASKS")

@@ -4,7 +4,7 @@ import pytest
 
 from mpistrat.cli import top
 from mpistrat.monitor import last, report
-from mpistrat.monitor.last import End, Ended
+from mpistrat.monitor.last import End, EndedJob
 from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Membership, Record
 
@@ -34,7 +34,7 @@ def job(inside, **of_rank_two):
 
 def told(records, first, kills=None, by=""):
     """What the report says of causes."""
-    ended = Ended(records, (), 20.0, End(first, by), kills)
+    ended = EndedJob(records, (), 20.0, End(first, by), kills)
     return "\n".join(report.causes(top.view_of(ended), last.waits_at_end(records, first)))
 
 

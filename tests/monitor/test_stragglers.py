@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpistrat.monitor.stragglers import Measured, compare
+from mpistrat.monitor.stragglers import RankSteps, compare
 
 
 def steps(seconds, slowest, count=50, noise=0.0, seed=0):
@@ -17,9 +17,8 @@ def steps(seconds, slowest, count=50, noise=0.0, seed=0):
 @pytest.mark.parametrize("noise", [0.0, 0.01])
 def test_a_slower_rank_is_named_with_its_cost(ranks, noise):
     slow = ranks - 1
-    measured = [
-        Measured(rank, "h", steps(1.15 if rank == slow else 1.0, 1.15, noise=noise, seed=rank)) for rank in range(ranks)
-    ]
+    times = [steps(1.15 if rank == slow else 1.0, 1.15, noise=noise, seed=rank) for rank in range(ranks)]
+    measured = [RankSteps(rank, "h", times[rank]) for rank in range(ranks)]
     found = compare(measured)
     assert [each.rank for each in found if each.slow] == [slow]
     assert abs(found[slow].cost - 0.15 / 1.15) < 0.03
@@ -27,18 +26,18 @@ def test_a_slower_rank_is_named_with_its_cost(ranks, noise):
 
 
 def test_noise_is_not_slowness():
-    measured = [Measured(rank, "h", steps(1.0, 1.3, noise=0.1, seed=rank)) for rank in range(4)]
-    measured.append(Measured(4, "h", steps(1.15, 1.3, noise=0.1, seed=4)))
+    measured = [RankSteps(rank, "h", steps(1.0, 1.3, noise=0.1, seed=rank)) for rank in range(4)]
+    measured.append(RankSteps(4, "h", steps(1.15, 1.3, noise=0.1, seed=4)))
     assert not any(each.slow for each in compare(measured))
 
 
 def test_few_steps_say_nothing():
-    measured = [Measured(0, "h", steps(1.0, 2.0, count=5)), Measured(1, "h", steps(2.0, 2.0, count=5))]
+    measured = [RankSteps(0, "h", steps(1.0, 2.0, count=5)), RankSteps(1, "h", steps(2.0, 2.0, count=5))]
     assert not any(each.slow for each in compare(measured))
-    assert [each.steps for each in compare([Measured(0, "h", ())])] == [0]
+    assert [each.steps for each in compare([RankSteps(0, "h", ())])] == [0]
 
 
 def test_where_the_time_goes():
-    (found,) = compare([Measured(0, "h", [(1.0, 0.2, 0.5, 0.1)] * 30)])
+    (found,) = compare([RankSteps(0, "h", [(1.0, 0.2, 0.5, 0.1)] * 30)])
     assert (found.step, found.outside, found.input, found.saving) == pytest.approx((1.0, 0.8, 0.5, 0.1))
     assert found.compute == pytest.approx(0.2)

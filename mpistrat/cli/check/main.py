@@ -33,7 +33,7 @@ _END = 5.0  # seconds to wait for the end of a process
 _ENDING = 0.2  # seconds to wait for it when the launcher ends the job
 
 
-class _Ended(Exception):
+class _LauncherEndsJob(Exception):
     """The launcher ends the job. The time for a report is short: one second with Open MPI."""
 
 
@@ -90,7 +90,7 @@ class Watcher:
         self._gather = 0.2  # the launcher kills this process soon
         if self._reading:
             self._reading = False
-            raise _Ended
+            raise _LauncherEndsJob
 
     def _follow(self) -> Trouble | None:
         """Start the checks and read their messages. Return what went wrong, or None."""
@@ -111,7 +111,7 @@ class Watcher:
                 self._reading = True
                 trouble = self._read(wire)
                 self._reading = False
-            except _Ended:
+            except _LauncherEndsJob:
                 trouble = self._ended_with_job(errors)
             if trouble is not None:
                 return trouble
