@@ -107,53 +107,53 @@ def any_gpu(name: str | Device) -> bool:
     return not name.strip()[-1].isdigit()
 
 
-def seen_gpus(what: str) -> tuple[str, ...]:
+def seen_gpus(subject: str) -> tuple[str, ...]:
     """Return an identifier, unique on the node, of each GPU or slice that this process sees. Raise as `gpu_count`."""
-    count, runtime = gpu_count(what), cupy_for(what).cuda.runtime
+    count, runtime = gpu_count(subject), cupy_for(subject).cuda.runtime
     return tuple(
         f"{bytes(runtime.getDeviceProperties(device).get('uuid', b'')).hex()} {runtime.deviceGetPCIBusId(device)}"
         for device in range(count)
     )
 
 
-def cupy_for(what: str) -> Any:
-    """Return the module ``cupy``. Raise RuntimeError, whose text begins with ``what``, if it cannot be imported."""
+def cupy_for(subject: str) -> Any:
+    """Return the module ``cupy``. Raise RuntimeError, whose text begins with ``subject``, if it cannot be imported."""
     try:
         import cupy
     except ImportError as error:
         if error.name not in (None, "cupy"):  # CuPy is there, but a module that it imports is missing
-            raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
+            raise RuntimeError(f"{subject} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
         raise RuntimeError(
-            f"{what} needs CuPy, which is not installed: pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"
+            f"{subject} needs CuPy, which is not installed: pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"
         ) from error
     except Exception as error:  # a shared library is missing or has another version
-        raise RuntimeError(f"{what} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
+        raise RuntimeError(f"{subject} needs CuPy, which cannot be imported: {error}{_REINSTALL}") from error
     return cupy
 
 
-def gpu_count(what: str) -> int:
+def gpu_count(subject: str) -> int:
     """Return the number of GPUs that this process sees and can use, or raise RuntimeError that says what to do."""
-    runtime = cupy_for(what).cuda.runtime
+    runtime = cupy_for(subject).cuda.runtime
     try:
         count: int = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        raise RuntimeError(_no_gpu(what, runtime, error)) from error
+        raise RuntimeError(_no_gpu(subject, runtime, error)) from error
     if count == 0:
-        raise RuntimeError(_none_seen(what))
-    _require_compiler(what)
+        raise RuntimeError(_none_seen(subject))
+    _require_compiler(subject)
     return count
 
 
-def _require_compiler(what: str) -> None:
+def _require_compiler(subject: str) -> None:
     """Raise if CUDA's compiler is missing: CuPy's wheels do not contain it, and CuPy needs it for most calls."""
-    compiler = getattr(cupy_for(what).cuda, "nvrtc", None)  # ROCm has another compiler
+    compiler = getattr(cupy_for(subject).cuda, "nvrtc", None)  # ROCm has another compiler
     if compiler is None:
         return
     try:
         compiler.getVersion()
     except Exception as error:  # the class differs between versions of CuPy
         raise RuntimeError(
-            f"{what}: CuPy does not find CUDA's compiler (NVRTC), without which it can do nothing: load the site's "
+            f"{subject}: CuPy does not find CUDA's compiler (NVRTC), without which it can do nothing: load the site's "
             f"CUDA module, or pip install 'cupy-cuda12x[ctk]', or 'cupy-cuda13x[ctk]' ({str(error).strip()})"
         ) from error
 
@@ -177,26 +177,26 @@ def _require_headers(device: Device) -> None:
 _NO_DRIVER_OR_TOO_OLD, _NO_DEVICE = 35, 100  # cudaErrorInsufficientDriver, cudaErrorNoDevice
 
 
-def _no_gpu(what: str, runtime: Any, error: Any) -> str:
+def _no_gpu(subject: str, runtime: Any, error: Any) -> str:
     status = getattr(error, "status", None)
     if status == _NO_DEVICE:
-        return _none_seen(what)
+        return _none_seen(subject)
     if status != _NO_DRIVER_OR_TOO_OLD:
-        return f"{what}: CUDA does not start: {error}; fix: see whether nvidia-smi works here, or use 'cpu'"
+        return f"{subject}: CUDA does not start: {error}; fix: see whether nvidia-smi works here, or use 'cpu'"
     driver, needed = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return (
-            f"{what}: CuPy is installed, but this machine has no NVIDIA driver (libcuda.so.1): run where a GPU is, "
+            f"{subject}: CuPy is installed, but this machine has no NVIDIA driver (libcuda.so.1): run where a GPU is, "
             "in a container with --nv or --gpus, or use 'cpu'"
         )
     return (
-        f"{what}: the NVIDIA driver is too old: it is for CUDA {_version(driver)}, and CuPy for CUDA "
+        f"{subject}: the NVIDIA driver is too old: it is for CUDA {_version(driver)}, and CuPy for CUDA "
         f"{_version(needed)}: update the driver, install the CuPy for CUDA {driver // 1000}, or use 'cpu'"
     )
 
 
-def _none_seen(what: str) -> str:
-    text = f"{what}: this process sees no GPU{_restriction()}"
+def _none_seen(subject: str) -> str:
+    text = f"{subject}: this process sees no GPU{_restriction()}"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return text
     return f"{text}; fix: ask the scheduler for GPUs, in the srun line too (--gpus-per-node), or use 'cpu'"

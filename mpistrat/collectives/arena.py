@@ -28,9 +28,9 @@ from mpistrat.collectives.reduction import (
     Message,
     Reduction,
     Steps,
+    fast_path_of,
     packed_for_host,
     reduce_one,
-    short_steps_of,
 )
 from mpistrat.memory.node import NoSharedMemoryError, pages, share
 from mpistrat.process import mpi, private_file
@@ -294,7 +294,7 @@ class OwnSlice(NamedTuple):
     """Elements that this rank combines, in the buffers of all ranks of the node and in its own."""
 
     rows: list[np.ndarray]
-    own: np.ndarray
+    total: np.ndarray
     others: list[np.ndarray]
 
 
@@ -335,10 +335,10 @@ def reduction_in_place(
         copied.reduce()
         return values
 
-    short = in_place.short_steps() if not copied.parts else copied.short_steps() if not in_place.parts else None
+    fast_path = in_place.fast_path() if not copied.parts else copied.fast_path() if not in_place.parts else None
     steps = Steps(pack_values, combine, list, meets=bool(in_place.parts) or copied.is_shared_memory_only)
     buffers = tuple(weakref.ref(value, drop_views) for value in values)
-    return Reduction(topology, operation, steps, short, buffers)
+    return Reduction(topology, operation, steps, fast_path, buffers)
 
 
 def _reduced_span(
@@ -375,7 +375,7 @@ class _InSharedMemory:
                 rows = rows_at(self._arena, span, topology.node.size)
                 self.views.append((message, _slice(topology, rows)))
 
-    def short_steps(self) -> FastPath | None:
+    def fast_path(self) -> FastPath | None:
         topology = self._topology
         if len(topology.nodes) > 1 or topology.memory is None:
             return None
@@ -405,11 +405,11 @@ class _InSharedMemory:
 
     def _combine_on_node(self) -> None:
         for message, blocks in self.views:
-            for rows, own, others in blocks:
-                combine_rows(message.combine, rows, own)
-                finish(own, message.divisor, own)
+            for rows, total, others in blocks:
+                combine_rows(message.combine, rows, total)
+                finish(total, message.divisor, total)
                 for other in others:
-                    other[...] = own
+                    other[...] = total
 
 
 def _slice(topology: Topology, rows: list[np.ndarray]) -> list[OwnSlice]:
@@ -428,20 +428,20 @@ def _slice(topology: Topology, rows: list[np.ndarray]) -> list[OwnSlice]:
 
 
 def _combine_between_nodes(topology: Topology, message: Message, slices: OwnSlice) -> None:
-    rows, own, others = slices
+    rows, total, others = slices
 
-    def gather(where: slice) -> None:
-        combine_rows(message.combine, [row[where] for row in rows], own[where])
+    def gather(segment: slice) -> None:
+        combine_rows(message.combine, [row[segment] for row in rows], total[segment])
 
-    def divide(where: slice) -> None:
-        finish(own[where], message.divisor, own[where])
+    def divide(segment: slice) -> None:
+        finish(total[segment], message.divisor, total[segment])
 
-    def spread(where: slice) -> None:
+    def spread(segment: slice) -> None:
         for other in others:
-            other[where] = own[where]
+            other[segment] = total[segment]
 
     hooks = InMemory(gather, divide, spread)
-    segmented_ring_all_reduce(topology.rail, message.combine, own, topology.limits.segment_bytes, hooks)
+    segmented_ring_all_reduce(topology.rail, message.combine, total, topology.limits.segment_bytes, hooks)
 
 
 class _ThroughCopies:
@@ -459,11 +459,11 @@ class _ThroughCopies:
             rank, ranks = (node.rank, node.size) if arena.shared else (0, 1)
             self.views += [rows_at(arena, part.span, ranks)[rank] for part in self.parts]
 
-    def short_steps(self) -> FastPath | None:
+    def fast_path(self) -> FastPath | None:
         if len(self.parts) != 1:
             return None
         ((_, message, route),) = self.parts
-        steps = short_steps_of(self._topology, message, route)
+        steps = fast_path_of(self._topology, message, route)
         if steps is None:
             return None
         exchange_own = steps.exchange

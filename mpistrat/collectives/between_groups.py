@@ -107,14 +107,14 @@ class BetweenGroups:
         """Return the rows of all groups, in their order. Collective over the rail."""
         return all_gather(self._rail, value, 0, self._options.timeout_seconds)
 
-    def compare(self, step: int, what: Sequence[str], notes: Sequence[str]) -> list[set[str]]:
-        """Return what the groups note on each of the things that they exchange. Collective over the rail.
+    def compare(self, step: int, exchanged: Sequence[str], notes: Sequence[str]) -> list[set[str]]:
+        """Return the notes of all groups on each thing that they exchange. Collective over the rail.
 
         Raise MismatchError if they do not exchange the same, after the same step.
         """
         if self.group.rank >= self.owners_in_group:
             return []
-        reports = self._rail.all_gather_object((self._label, step, what, notes))
+        reports = self._rail.all_gather_object((self._label, step, exchanged, notes))
         labels, steps, names, noted = zip(*reports, strict=True)
         wrong, shown = "give all the same number of steps", [f"step {number}" for number in steps]
         if len({*steps}) == 1:

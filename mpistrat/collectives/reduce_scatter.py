@@ -37,8 +37,8 @@ def reduce_scatter(topology: Topology, op: Op, value: np.ndarray, timeout_second
     width = math.prod(value.shape[1:])
     ends = [0, *itertools.accumulate([count * width for count in rows])]
     parts = [[flat[first:last]] for first, last in itertools.pairwise(ends)]
-    what = operation("reduce_scatter", op.name, (value.dtype, value.shape))
-    total = reduce_parts(topology, op, value.dtype, parts, what, None, timeout_seconds)
+    description = operation("reduce_scatter", op.name, (value.dtype, value.shape))
+    total = reduce_parts(topology, op, value.dtype, parts, description, None, timeout_seconds)
     return total.reshape(rows[topology.rank], *value.shape[1:])
 
 
@@ -47,12 +47,12 @@ def reduce_parts(
     op: Op,
     dtype: np.dtype,
     parts: Parts,
-    what: Operation,
+    description: Operation,
     algorithm: str | None,
     timeout_seconds: float | None,
     rows_of: Callable[[np.ndarray], list[np.ndarray]] | None = None,
 ) -> np.ndarray:
-    """Return the reduction of this rank's part as one flat array. The ranks compare ``what``.
+    """Return the reduction of this rank's part as one flat array. The ranks compare ``description``.
 
     ``parts`` are, for each rank, the flat arrays of which it gets the reduction, of the same lengths on all ranks. With
     "ordered", "exact" and "tree" the bits are as in the all-reduce. If all arrays lie in shared memory,
@@ -65,7 +65,7 @@ def reduce_parts(
     tiers = topology.size > 1 and even and (one_node or not by_rows)
     # The agreement between nodes takes two barriers, so this slot would be in use again after it.
     meets = rows_of is not None or (tiers and one_node and any(map(len, itertools.chain(*parts))))
-    with np.errstate(all="ignore"), topology.lock.collective(what, meets, timeout_seconds):
+    with np.errstate(all="ignore"), topology.lock.collective(description, meets, timeout_seconds):
         if topology.size == 1:
             total = _joined(parts[0], dtype).astype(wire)
         elif rows_of is not None:

@@ -239,7 +239,7 @@ class FastPath(NamedTuple):
     meet_again: Callable[[int], bool] | None = None
 
 
-def steps_alone() -> FastPath:
+def single_rank_path() -> FastPath:
     """Return the steps on one rank: the results are copies. They enter 2 functions of Python, the general ones 15."""
 
     def copies(values: Sequence[np.ndarray], token: int) -> list[Any]:
@@ -254,10 +254,12 @@ def _copied(value: np.ndarray) -> np.ndarray:
     return copy
 
 
-def short_steps(
-    topology: Topology, message: Message, algorithm: Algorithm, out: np.ndarray | None = None
+def fast_path_of(
+    topology: Topology, message: Message, route: HostRoute, out: np.ndarray | None = None
 ) -> FastPath | None:
-    """Return the steps of arrays that are one message, and whose ranks meet once; None without `meeting`.
+    """Return the steps of arrays that are one message, and whose ranks meet once.
+
+    Return None if the algorithm does not have such steps for this length and dtype.
 
     With ``out``, a flat array, it is the result. Barriers and sums are as in the general steps, which take several
     microseconds more: the time of five barriers of a node, and more where processes share a core.
@@ -265,7 +267,9 @@ def short_steps(
     memory, ignoring_float_errors = topology.memory, topology.lock.ignoring_float_errors
     if memory is None:  # the ranks do not share it, or the communicator was freed
         return None
-    meeting = algorithm.meeting(topology, message.combine, message.result, message.length)
+    if message.length > route.piece or not message.source is message.wire is message.result:
+        return None
+    meeting = route.algorithm.meeting(topology, message.combine, message.result, message.length)
     if meeting is None:
         return None
     slots, meet, take = meeting
@@ -303,8 +307,8 @@ def short_steps(
 class Reduction:
     """A prepared all-reduce. The ranks compare the description ``operation``.
 
-    ``short`` replaces ``steps`` in calls without a limit or a trace. ``only_for`` has the objects that it was prepared
-    for, if it is for these alone.
+    ``fast_path`` replaces ``steps`` in calls without a limit or a trace. ``only_for`` has the objects that it was
+    prepared for, if it is for these alone.
     """
 
     __slots__ = ("_exchange", "_meet_again", "_only_for", "_operation", "_steps", "_topology")
@@ -314,17 +318,17 @@ class Reduction:
         topology: Topology,
         operation: Operation,
         steps: Steps,
-        short: FastPath | None = None,
+        fast_path: FastPath | None = None,
         only_for: tuple[weakref.ref[Any], ...] = (),
     ):
         self._topology = topology
         self._operation = operation
         self._steps = steps
         self._only_for = only_for
-        # The lines of calls are compared by `CollectiveLock.collective` alone, which the short steps do not enter.
-        short = None if topology.lock.compares_places else short
-        self._exchange = None if short is None else short.exchange
-        self._meet_again = None if short is None else short.meet_again
+        # The lines of calls are compared by `CollectiveLock.collective` alone, which the fast path does not enter.
+        fast_path = None if topology.lock.compares_lines else fast_path
+        self._exchange = None if fast_path is None else fast_path.exchange
+        self._meet_again = None if fast_path is None else fast_path.meet_again
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reduction:
         return self  # it belongs to the ranks, which are not copied
@@ -423,14 +427,14 @@ def reduction_of_arrays(
 
     meets = bool(routes) and all(route.algorithm.meets for route in routes)
     steps = Steps(_as_they_are, combine, _as_they_are, meets)
-    short = None
+    fast_path = None
     if topology.size == 1:
         if all(result_dtype(dtype, op) == dtype for dtype, _ in key):
-            short = steps_alone()
+            fast_path = single_rank_path()
     elif len(messages) == 1 and not empty:
-        short = short_steps_of(topology, messages[0], routes[0])
+        fast_path = fast_path_of(topology, messages[0], routes[0])
     operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
-    return Reduction(topology, operation, steps, short)
+    return Reduction(topology, operation, steps, fast_path)
 
 
 def reduction_of_joined(
@@ -452,9 +456,9 @@ def reduction_of_joined(
         _reduce_pieces(topology, joined, route, out, out)
         return [out]
 
-    short = None if topology.size == 1 else short_steps_of(topology, joined, route, out)
+    fast_path = None if topology.size == 1 else fast_path_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
-    return Reduction(topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), short)
+    return Reduction(topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), fast_path)
 
 
 def packed_for_host(
@@ -532,12 +536,3 @@ def reduce_piece(
     wide = total if message.wire is message.result else np.empty(len(total), message.wire)
     algorithm.reduce(topology, message.combine, send, wide)
     finish(wide, message.divisor, total)
-
-
-def short_steps_of(
-    topology: Topology, message: Message, route: HostRoute, out: np.ndarray | None = None
-) -> FastPath | None:
-    """Return the short steps of a message; None if its algorithm does not have them for this length and dtype."""
-    if message.length > route.piece or not message.source is message.wire is message.result:
-        return None
-    return short_steps(topology, message, route.algorithm, out)

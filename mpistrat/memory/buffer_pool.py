@@ -34,7 +34,7 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, _Free] = {}  # few keys: eight sizes per power of two
+        self._free: dict[int, _FreeBlocks] = {}  # few keys: eight sizes per power of two
         self._requested = self._new_bytes = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -46,7 +46,7 @@ class Buffers:
         capacity = -(-nbytes // step) * step
         free = self._free.get(capacity)
         if free is None:
-            free = self._free.setdefault(capacity, _Free())
+            free = self._free.setdefault(capacity, _FreeBlocks())
         try:
             memory = free.pop()
         except IndexError:
@@ -74,7 +74,7 @@ class Buffers:
         return Buffers, ()
 
 
-class _Free(deque[Memory]):
+class _FreeBlocks(deque[Memory]):
     """Unused blocks of memory of one size, the longest unused first; ``least`` since the pool last freed memory."""
 
     __slots__ = ("least",)

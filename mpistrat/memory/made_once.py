@@ -85,11 +85,11 @@ class MadeOnce:
         left: list[Chunk] = []
         later: list[Chunk] = []
         begin = int(self._begin * len(chunks))  # ranks that begin together make different chunks
-        for_each([*chunks[begin:], *chunks[:begin]], partial(self._one, left, later))
-        for_each(later, partial(self._one, left, None))
+        for_each([*chunks[begin:], *chunks[:begin]], partial(self._use, left, later))
+        for_each(later, partial(self._use, left, None))
         return left
 
-    def _one(self, left: list[Chunk], later: list[Chunk] | None, chunk: Chunk) -> None:
+    def _use(self, left: list[Chunk], later: list[Chunk] | None, chunk: Chunk) -> None:
         """Use a chunk, or make it. If another rank makes it, append it to ``later`` if that is a list, or wait."""
         digest = hashlib.blake2b(repr(chunk.key).encode(), digest_size=16).digest()
         low, high = np.frombuffer(digest, np.int64).tolist()

@@ -125,20 +125,20 @@ class PublishedMemory(Memory):
 
 
 class Reader:
-    """The arrays that another process publishes, of which ``place`` is any. Raise OSError if they cannot be read."""
+    """The arrays that another process publishes, of which ``location`` is any. Raise OSError if they cannot be read."""
 
-    def __init__(self, place: Location):
-        file = private_file.open_other(place.path, place.token, _TOKEN)
+    def __init__(self, location: Location):
+        file = private_file.open_other(location.path, location.token, _TOKEN)
         try:
             self._mapped = mmap.mmap(file, _SPACE, prot=mmap.PROT_READ)
         finally:
             os.close(file)
         self._number = np.frombuffer(self._mapped, np.int64, 1)
 
-    def view(self, place: Location) -> View:
-        nbytes = _BEFORE + math.prod(place.shape) * place.dtype.itemsize
-        memory = np.frombuffer(self._mapped, np.uint8, nbytes, place.start)
-        return View(_array(memory, place.shape, place.dtype), memory[:1])
+    def view(self, location: Location) -> View:
+        nbytes = _BEFORE + math.prod(location.shape) * location.dtype.itemsize
+        memory = np.frombuffer(self._mapped, np.uint8, nbytes, location.start)
+        return View(_array(memory, location.shape, location.dtype), memory[:1])
 
     def attempt(self, copies: Iterable[_T]) -> list[_T] | None:
         """Return copies, which are made one after the other, or None if the other process wrote meanwhile."""

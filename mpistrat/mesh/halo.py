@@ -104,7 +104,7 @@ class Halo:
     def adjoint(self) -> np.ndarray:
         """Add the borders to the elements that `exchange` copies there, set them to 0, and return `inner`.
 
-        This is the transpose of `exchange`: what a gradient by `block` is as a gradient by the parts. Collective.
+        This is the transpose of `exchange`: it makes a gradient by the parts of a gradient by `block`. Collective.
         """
         self._complete(self._folds)
         return self.inner
@@ -121,6 +121,7 @@ class Halo:
         lock, sent, thread = self._lock, self._sent, get_ident()
         flight: Any = lock.flight
         start, test = self._calls
+        # Without a wait, the exchange may count for the last entry of the record, as long as that is its own.
         is_noted = (
             lock.state
             or forbidden_threads
@@ -222,7 +223,7 @@ class _Exchange:
                 self.copies.append((border, own_rows if edge == "periodic" else mirrored))
 
     def _pair(self, world: Any, block: np.ndarray, other: int, inside: Key, border: Key, tags: tuple[int, int]) -> None:
-        """Prepare what is sent to a neighbor and received from it."""
+        """Prepare the requests that send to a neighbor and receive from it."""
         spare = np.empty(block[inside].shape, block.dtype)
         whole = (slice(None),) * spare.ndim
         buffers = [_buffer(block, inside), _buffer(block, border), _buffer(spare, whole)]
@@ -246,7 +247,7 @@ class _Exchange:
             block[border] = self.constant
 
     def fold(self, block: np.ndarray) -> None:
-        """Add the borders to what they came from, and set them to 0."""
+        """Add the borders to the elements that they are copies of, and set them to 0."""
         for spare, inside in self.spare:
             block[inside] += spare
         for border, source in self.copies:
@@ -257,7 +258,7 @@ class _Exchange:
 
 
 def _buffer(array: np.ndarray, key: Key) -> Any:
-    """Return what mpi4py sends for a part of a contiguous array: its bytes, or the array and a type of the part."""
+    """Return the mpi4py buffer of a part of a contiguous array: its bytes, or the array and a type of the part."""
     MPI = mpi.start()
     part = array[key]
     if part.flags.c_contiguous:

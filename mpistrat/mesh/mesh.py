@@ -106,7 +106,7 @@ class Mesh:
         topology = Topology.of(parent)
         with structures.refusals("Mesh", topology):
             sizes = _sizes(axes, topology.world.size)
-        meshes, key = topology.slot(_Made), tuple(sizes.items())
+        meshes, key = topology.slot(_Meshes), tuple(sizes.items())
         structures.agree(topology, "Mesh", key)
         if key not in meshes:
             (mesh := object.__new__(cls))._split(parent, topology, sizes)
@@ -146,18 +146,20 @@ class Mesh:
 
     def _split(self, parent: Any, topology: Topology, axes: dict[str, int]) -> None:
         self.parent, self.topology, self.axes = parent, topology, axes
-        self.halos = topology.slot(_Made).halos  # their numbers: all meshes of the ranks send by one communicator
+        self.halos = topology.slot(_Meshes).halos  # their numbers: all meshes of the ranks send by one communicator
         shape = tuple(axes.values())
+        # Node by node, so that the ranks of the innermost axis share a node where it fits into one.
         self.ranks = np.array([*chain(*topology.nodes)]).reshape(shape)
-        self._places = {
+        self._coordinates_of = {
             int(rank): dict(zip(self.axes, position, strict=True)) for position, rank in np.ndenumerate(self.ranks)
         }
         self.size, self.rank = topology.world.size, topology.world.rank
-        self.coordinates = self._places[self.rank]
+        self.coordinates = self._coordinates_of[self.rank]
         position = tuple(self.coordinates.values())
         self._along: dict[str, MeshAxis] = {}
         for i, (name, size) in enumerate(self.axes.items()):
             others = np.ravel_multi_index((*position[:i], 0, *position[i + 1 :]), shape)
+            # Ranks get one color if they differ in this coordinate alone.
             along = topology.world.Split(int(others), key=position[i])
             self._along[name] = MeshAxis(name, size, position[i], along)
 
@@ -188,18 +190,18 @@ class Mesh:
         before, after = (None if i is None else line[i] for i in self.axis(name).neighbors(periodic))
         return before, after
 
-    def require_ranks(self, topology: Topology, what: str) -> None:
+    def require_ranks(self, topology: Topology, caller: str) -> None:
         """Raise ValueError unless the ranks of the mesh are these, in any order. Never communicates."""
         MPI = mpi.start()
         if MPI.Comm.Compare(self.topology.world, topology.world) == MPI.UNEQUAL:
             raise ValueError(
-                f"{what}: the mesh of an array has {self.size} ranks, and {topology.world.size} other ones make this "
+                f"{caller}: the mesh of an array has {self.size} ranks, and {topology.world.size} other ones make this "
                 "call; fix: make it with a strategy of its ranks, MultiWorkerMirroredStrategy(comm=mesh.parent)"
             )
 
     def place_of(self, rank: int) -> dict[str, int]:
         """Return the place of a rank on each axis."""
-        return self._places[rank]
+        return self._coordinates_of[rank]
 
     def is_first_beside(self, name: str) -> bool:
         """Return whether this rank is at place 0 of all axes but this one."""
@@ -213,7 +215,7 @@ class Mesh:
         return f"<Mesh: {sizes}, this rank at {tuple(self.coordinates.values())}>"
 
 
-class _Made(Slot, dict[tuple[tuple[str, int], ...], Mesh]):
+class _Meshes(Slot, dict[tuple[tuple[str, int], ...], Mesh]):
     """The meshes of a communicator by their axes: each set of axes is made once, and freed with the communicator."""
 
     def __init__(self) -> None:
@@ -330,13 +332,13 @@ class Layout(NamedTuple):
         return cls(shape, (None,) * len(shape), tuple((0, n) for n in shape))
 
     def key(self, box: Box) -> Box:
-        """Return what of a part meets a box of the result of `joined`: less, of dimensions that this rank has whole."""
+        """Return the slices of a part that lie in a box of `joined`: less of dimensions that this rank has whole."""
         keys = zip(self.axes, self.shape, box[len(box) - len(self.shape) :], strict=True)
         return tuple(part if name is None and size != 1 else slice(None) for name, size, part in keys)
 
 
 def common(ours: Box, theirs: Box) -> Box | None:
-    """Return what two boxes share, or None."""
+    """Return the intersection of two boxes, or None if it is empty."""
     shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True))
     return shared if all(side.start < side.stop for side in shared) else None
 
@@ -352,7 +354,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout | None:
-    """Return the layout of what NumPy makes of arrays of these, or None if they are cut differently.
+    """Return the layout of the result of NumPy for arrays of these layouts, or None if they are cut differently.
 
     Raise ValueError if the shapes do not fit by NumPy's rules of broadcasting.
     """

@@ -30,12 +30,12 @@ _METHODS = {
 _REMEDY = "use gather() for the whole array, or local for the part of this rank"
 
 
-def _refuse(what: str) -> NoReturn:
-    raise TypeError(f"{what} does not work on an array that is cut over ranks: {_REMEDY}")
+def _refuse(subject: str) -> NoReturn:
+    raise TypeError(f"{subject} does not work on an array that is cut over ranks: {_REMEDY}")
 
 
-def _refusing(what: str) -> Callable[..., NoReturn]:
-    return lambda self, *args, **kwargs: _refuse(what)
+def _refusing(subject: str) -> Callable[..., NoReturn]:
+    return lambda self, *args, **kwargs: _refuse(subject)
 
 
 class ShardedArray(NDArrayOperatorsMixin):
@@ -356,6 +356,7 @@ class ShardedArray(NDArrayOperatorsMixin):
 
     def _mean_of(self, wide: ShardedArray, axis: Any, keepdims: bool, less: int) -> Any:
         count = int(np.prod([self.shape[i] for i in self._dimensions(axis)])) - less
+        # As NumPy, which divides by 0 where ``ddof`` is above the number of elements.
         mean = wide.sum(axis, keepdims) / wide.dtype.type(max(count, 0))
         return mean.astype(self.dtype) if self.dtype.kind != "c" and has_mean(self.dtype) else mean
 
@@ -392,7 +393,7 @@ class ShardedArray(NDArrayOperatorsMixin):
         for dimension, name in enumerate(self.axes):
             if name is not None:
                 whole = all_gather(Topology.of(self.mesh.comm(name)), whole, dimension)
-        return np.array(whole, order="C", copy=whole is self.local)
+        return np.array(whole, order="C", copy=whole is self.local)  # a gathered array is new and contiguous already
 
     def redistribute(self, axes: Axes, parts: Parts = None) -> ShardedArray:
         """Return the array cut in another way. Collective. A rank sends only what another one does not have.
@@ -414,8 +415,8 @@ class ShardedArray(NDArrayOperatorsMixin):
         sent = [None if box is None else self.local[inside(box, own_box)] for box in outgoing]
         sends = [None if data is None else np.array(data, self.dtype, order="C") for data in sent]
         receives = [None if box is None else np.empty(shape_of(box), self.dtype) for box in incoming]
-        what = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
-        with topology.lock.collective(what):
+        description = operation("ShardedArray.redistribute", self.layout, new, self.dtype)
+        with topology.lock.collective(description):
             exchange(
                 topology, *[[None if data is None else as_bytes(data) for data in way] for way in (sends, receives)]
             )
@@ -465,7 +466,7 @@ class ShardedArray(NDArrayOperatorsMixin):
 
 
 def _elementwise(function: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what a function makes of parts, cut as all arrays together. Never communicates."""
+    """Apply a function to the parts of arrays, cut as all arrays together. Never communicates."""
     outs = kwargs.pop("out", ())
     values = _over_one_mesh((*inputs, *outs))
     arrays = [value for value in values if isinstance(value, ShardedArray)]

@@ -15,14 +15,14 @@ from mpistrat.messages.pickling import captured
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def fingerprint(value: Any, home: str | None = None) -> str:
+def fingerprint(value: Any, module: str | None = None) -> str:
     """Return a digest of a function or arguments that is the same in every process, unlike a pickle's.
 
-    Those of ``home`` count by code and captured values, others by name. Raise TypeError for what cannot be compared.
+    Functions of ``module`` count by code and captured values, others by name. Raise TypeError if it cannot be compared.
     """
     digest = xxhash.xxh3_128()
     try:
-        _feed(digest, value, home, {})
+        _feed(digest, value, module, {})
     except RecursionError:
         raise TypeError(
             f"a {type(value).__name__} that contains itself, or is nested too deeply, has no digest"
@@ -30,7 +30,7 @@ def fingerprint(value: Any, home: str | None = None) -> str:
     return str(digest.hexdigest())
 
 
-def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) -> None:
+def _feed(digest: Any, value: Any, module: str | None, functions: dict[int, int]) -> None:
     kind = type(value)
     digest.update(f"({kind.__module__}.{kind.__qualname__} ".encode())
     if kind in _PLAIN:
@@ -41,23 +41,23 @@ def _feed(digest: Any, value: Any, home: str | None, functions: dict[int, int]) 
     elif kind is FunctionType and id(value) in functions:  # it calls itself
         digest.update(str(functions[id(value)]).encode())
     elif kind in (set, frozenset):  # their order differs from process to process
-        digest.update("".join(sorted(fingerprint(item, home) for item in value)).encode())
+        digest.update("".join(sorted(fingerprint(item, module) for item in value)).encode())
     else:
         if kind is FunctionType:
             functions[id(value)] = len(functions)
-        for item in _parts(value, home):
-            _feed(digest, item, home, functions)
+        for item in _parts(value, module):
+            _feed(digest, item, module, functions)
     digest.update(b")")
 
 
-def _parts(value: Any, home: str | None) -> Iterator[Any]:
+def _parts(value: Any, module: str | None) -> Iterator[Any]:
     if isinstance(value, ModuleType):
         yield value.__name__
     elif isinstance(value, (type, BuiltinFunctionType)):
         yield from (value.__module__, value.__qualname__)
     elif isinstance(value, (FunctionType, MethodType)):
         yield value.__qualname__
-        if value.__module__ not in (home, "__main__"):
+        if value.__module__ not in (module, "__main__"):
             yield value.__module__
             return
         yield value.__code__

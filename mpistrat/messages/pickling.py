@@ -113,9 +113,9 @@ def is_plain(value: Any) -> bool:
     return kind is dict and all(map(is_plain, value)) and all(map(is_plain, value.values()))
 
 
-def refuse(what: str) -> NoReturn:
+def refuse(subject: str) -> NoReturn:
     """Raise the TypeError of an object that is not sent by value, outside of a message."""
-    raise TypeError(f"{what} cannot be pickled: it is sent between the ranks of its own job only")
+    raise TypeError(f"{subject} cannot be pickled: it is sent between the ranks of its own job only")
 
 
 class RemoteTraceback(Exception):

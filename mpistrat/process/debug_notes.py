@@ -95,10 +95,10 @@ def _note_output() -> None:
 
     builtins.print = noted_print
     h5py.File.__init__ = noted_init  # the HDF5 library opens files without Python
-    sys.addaudithook(_heard)
+    sys.addaudithook(_on_audit_event)
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
         _note_file(arguments[0])
 
@@ -171,7 +171,7 @@ def report(world: Any) -> None:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a file from one of the same path on another node, None if it is not a file."""
+    """Return a mark of a file, other than of one of the same path on another node; None if it is not a file."""
     if not os.path.isfile(path):
         return None
     status = os.stat(path)

@@ -195,6 +195,7 @@ def _first_failure() -> bool:
         return True
     try:
         fcntl.flock(_claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The lock ends with the rank that printed. The empty file still tells the ranks that fail after it.
         if not os.fstat(_claim).st_size:
             return False
         os.ftruncate(_claim, 0)

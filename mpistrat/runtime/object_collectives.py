@@ -63,23 +63,23 @@ class ObjectCollectives:
         self, value: Any, root: int = 0, name: str = "broadcast_object", timeout_seconds: float | None = None
     ) -> Any:
         """Return the (pickled) object of rank ``root`` on every rank. Messages call the collective ``name``."""
-        what = operation(name, root)
+        description = operation(name, root)
         if self.size == 1:
-            with self.lock.collective(what):
+            with self.lock.collective(description):
                 return value
         message = self.pickled(name, value) if self.rank == root else None
-        with self.lock.collective(what, timeout_seconds=timeout_seconds):
+        with self.lock.collective(description, timeout_seconds=timeout_seconds):
             pickled = self.world.bcast(message, root)
         return mpi.start().pickle.loads(pickled)
 
     @_collective_call
-    def on_first(self, fn: Callable[[], Any], what: Operation = _ON_FIRST) -> Any:
+    def on_first(self, fn: Callable[[], Any], description: Operation = _ON_FIRST) -> Any:
         """Call ``fn()`` on rank 0 alone, once all ranks are here, and return its (pickled) result on every rank.
 
-        The ranks compare ``what``. A limit of time is for them to come, not for ``fn``. What it raises is raised on
-        rank 0, and elsewhere as the nearest of its classes that other ranks have.
+        The ranks compare ``description``. A limit of time is for them to come, not for ``fn``. An error of ``fn`` is
+        raised on rank 0, and elsewhere as the nearest of its classes that other ranks have.
         """
-        self.lock.compare(what)
+        self.lock.compare(description)
         tell = partial(self.broadcast_object, timeout_seconds=math.inf)
         if self.rank:
             result, error = tell(None)

@@ -35,8 +35,8 @@ from mpistrat.runtime.object_collectives import ObjectCollectives
 _untraced = False  # whether a trace of this process could not be made
 
 
-def creation(comm: Any, what: str) -> Creation:
-    """Return a context in which the ranks of ``comm`` make ``what`` together, without a topology, and the record.
+def creation(comm: Any, activity: str) -> Creation:
+    """Return a context in which the ranks of ``comm`` make ``activity`` together, without a topology, and the record.
 
     A rank that does not come is reported.
     """
@@ -46,7 +46,7 @@ def creation(comm: Any, what: str) -> Creation:
     if record is not None:
         # Its launcher may have told of other ranks: that around an mpiexec of one task.
         record.set_rank(world.rank, world.size)
-    return Creation(record, ranks, comm.rank, what)
+    return Creation(record, ranks, comm.rank, activity)
 
 
 def _start_of_mpi() -> contextlib.AbstractContextManager[object]:
@@ -249,10 +249,10 @@ class Topology(ObjectCollectives):
         agreement: Agreement | None = None
         if self.size > 1:
             self.memory = self._share_memory(MPI)
-            agreement = self._way_to_agree()
+            agreement = self._new_agreement()
         flight = None if record is None else record.of(int(of_ranks[0, 1]), self.size, self.rank)
-        places = "collectives" in self.checks
-        self.lock = CollectiveLock(self.rank, self.size, world, agreement, flight, places)
+        compares_lines = "collectives" in self.checks
+        self.lock = CollectiveLock(self.rank, self.size, world, agreement, flight, compares_lines)
         if self.traced:
             self.compare_clocks()
 
@@ -316,7 +316,7 @@ class Topology(ObjectCollectives):
             _log.warning("%s; collectives go without it and are slower", problem)
         return None
 
-    def _way_to_agree(self) -> Agreement:
+    def _new_agreement(self) -> Agreement:
         if self.memory is None:
             return MpiAgreement(self.world)
         if len(self.nodes) == 1:
@@ -358,7 +358,7 @@ class Topology(ObjectCollectives):
         return node, self.nodes[node].index(rank)
 
     def compare_clocks(self) -> None:
-        """Note in the trace what the clocks of the ranks are ahead of each other. Collective if there are several."""
+        """Note in the trace how far the clocks of the ranks differ. Collective if there are several."""
         sample = ring.measure_clocks(self.world, self.clocks)
         if ring.ring is not None:
             ring.ring.sample(sample)

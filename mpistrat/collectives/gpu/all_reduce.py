@@ -257,7 +257,7 @@ def _by_route(
 ) -> list[tuple[Route, list[int]]]:
     """Return the messages of each route. A message uses the first possible route, or the one with this name."""
     if topology.size == 1:
-        return [(_Alone(), list(range(len(messages))))] if messages else []
+        return [(_SingleReplicaRoute(), list(range(len(messages))))] if messages else []
     wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
     # AUTO goes on to the next route. A route that a program names must not be replaced in silence.
     if name in ROUTES and _obstacle(topology, device, name):
@@ -273,7 +273,7 @@ def _by_route(
     return [(ROUTES[candidate], indices) for candidate, indices in groups.items()]
 
 
-class _Alone(Route):
+class _SingleReplicaRoute(Route):
     """The route of a single replica, whose result is its value."""
 
     name = "identity"

@@ -43,21 +43,21 @@ _IN_PROGRESS = 7  # ncclInProgress
 _NOT_READY = 600  # cudaErrorNotReady
 
 
-def nccl_for(what: str) -> Any:
-    """Return the module ``cupy.cuda.nccl``, or raise RuntimeError whose text begins with ``what``."""
-    cupy = cupy_for(what)
-    gpu_count(what)
+def nccl_for(subject: str) -> Any:
+    """Return the module ``cupy.cuda.nccl``, or raise RuntimeError whose text begins with ``subject``."""
+    cupy = cupy_for(subject)
+    gpu_count(subject)
     if "cupy.cuda.nccl" not in sys.modules:  # catch_warnings is not for several threads, so only once
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CuPy warns if it does not find NCCL
             try:
                 importlib.import_module("cupy.cuda.nccl")
             except ImportError as error:
-                raise RuntimeError(f"{what}: CuPy {cupy.__version__} has no NCCL: {error}") from error
+                raise RuntimeError(f"{subject}: CuPy {cupy.__version__} has no NCCL: {error}") from error
     nccl = sys.modules["cupy.cuda.nccl"]
     if not getattr(nccl, "available", True):
         raise RuntimeError(
-            f"{what}: CuPy {cupy.__version__} does not find NCCL (libnccl.so.2): pip install nvidia-nccl-cu12, or "
+            f"{subject}: CuPy {cupy.__version__} does not find NCCL (libnccl.so.2): pip install nvidia-nccl-cu12, or "
             "-cu13 with the CuPy for CUDA 13"
         )
     return nccl
@@ -186,8 +186,8 @@ def _check(topology: Topology, communicator: Any, ask: Callable[[], None] | None
     except _ERRORS as error:
         if error.args == (_IN_PROGRESS,):
             return
-        what = "an all-reduce by NCCL" if ask is None else "CUDA, in work before or in an all-reduce by NCCL,"
-        text = f"rank {topology.rank}: {what} failed: {error}"
+        subject = "an all-reduce by NCCL" if ask is None else "CUDA, in work before or in an all-reduce by NCCL,"
+        text = f"rank {topology.rank}: {subject} failed: {error}"
         _abort(topology, communicator, "after an error of NCCL", text)
         raise RuntimeError(f"{text}; fix: see the output of the other ranks, or set NCCL_DEBUG=WARN") from error
 

@@ -172,11 +172,11 @@ def obstacles(topology: Topology, device: int) -> dict[str, str]:
     """Return why each operation does not get device pointers; empty if it does. Collective at first, under the lock."""
     reasons = topology.slot(Refusals).get(device)
     if reasons is None:
-        reasons = topology.slot(Refusals)[device] = _look(topology, device)
+        reasons = topology.slot(Refusals)[device] = _find_obstacles(topology, device)
     return reasons
 
 
-def _look(topology: Topology, device: int) -> dict[str, str]:
+def _find_obstacles(topology: Topology, device: int) -> dict[str, str]:
     problem, key, mode = "", None, ""
     try:
         mode = rc.gpu_direct

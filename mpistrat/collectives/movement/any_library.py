@@ -32,7 +32,7 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
-    """Return what a function of `on_gpu` returns for a value on a GPU; None elsewhere, or if it goes by the host."""
+    """Call a function of `on_gpu` for a value on a GPU. Return None elsewhere, or if the host has to do it."""
     if not arrays.on_gpu(value):
         return None
     from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU

@@ -33,29 +33,29 @@ def broadcast(topology: Topology, values: Sequence[np.ndarray], *details: Hashab
         out = [np.array(value, order="C") for value in values]
     else:
         out = [np.empty(value.shape, value.dtype) for value in values]
-    what = operation("broadcast", root, *details, *[(array.dtype, array.shape) for array in out])
+    description = operation("broadcast", root, *details, *[(array.dtype, array.shape) for array in out])
     nbytes = sum([array.nbytes for array in out])
     if topology.size == 1 or not nbytes:
-        with topology.lock.collective(what):
+        with topology.lock.collective(description):
             return out
     data = [as_bytes(array) for array in out]
     if topology.memory is None:
-        with topology.lock.collective(what):
+        with topology.lock.collective(description):
             _broadcast_by_mpi(topology, data, root)
     elif len(topology.nodes) == 1:
         alone = topology.limits.broadcast_alone_bytes
         small = [array for array in data if len(array) < alone]
         large = [array for array in data if len(array) >= alone]
-        with topology.lock.collective(what, synchronizes=any(map(len, small))):
+        with topology.lock.collective(description, synchronizes=any(map(len, small))):
             # A rank that is interrupted in MPI_Bcast cannot tell the others by a meeting, as it can in the slots.
             topology.lock.is_shared_memory_only = not large
             _broadcast_through_slots(topology, small, root)
             _broadcast_by_mpi(topology, large, root)
     elif nbytes <= topology.limits.with_agreement_bytes:
-        with topology.lock.collective(what, synchronizes=True):
+        with topology.lock.collective(description, synchronizes=True):
             _broadcast_with_agreement(topology, data, nbytes, root)
     else:
-        with topology.lock.collective(what):
+        with topology.lock.collective(description):
             _broadcast_on_two_tiers(topology, data, root)
     return out
 
@@ -183,8 +183,8 @@ def all_gather(topology: Topology, value: np.ndarray, axis: int, timeout_seconds
     with structures.refusals("all_gather", topology, timeout_seconds):
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0) if axis else value)
-    what = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.lock.collective(what, topology.memory is not None, timeout_seconds):
+    description = operation("all_gather", axis, value.ndim, (value.dtype, rows.shape[1:]))
+    with topology.lock.collective(description, topology.memory is not None, timeout_seconds):
         if topology.size == 1:
             return value.copy(order="C")
         if topology.memory is None:
@@ -314,8 +314,8 @@ def all_gather_parts(
     """
     lengths = tuple(sum(map(len, arrays)) for arrays in parts)
     one_node = topology.shares_all
-    what = operation("all_gather of parts", form, lengths)
-    with topology.lock.collective(what, one_node and any(lengths), timeout_seconds):
+    description = operation("all_gather of parts", form, lengths)
+    with topology.lock.collective(description, one_node and any(lengths), timeout_seconds):
         if one_node:
             _exchange(topology, parts)
         elif topology.memory is None or len(set(topology.ranks_per_node)) > 1:
@@ -367,8 +367,8 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
     with structures.refusals("gather", topology):
         axis = checked_axis(value, axis)
     rows = np.ascontiguousarray(np.moveaxis(value, axis, 0))
-    what = operation("gather", root, axis, value.ndim, (value.dtype, rows.shape[1:]))
-    with topology.lock.collective(what):
+    description = operation("gather", root, axis, value.ndim, (value.dtype, rows.shape[1:]))
+    with topology.lock.collective(description):
         if topology.size == 1:
             return value.copy(order="C")
         lengths = lengths_by_mpi(topology, rows)
@@ -384,12 +384,12 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
 
 def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None:
     """Return every rank's (pickled) object, in the order of ranks. Return None on other ranks than ``root``."""
-    what = operation("gather_object", root)
+    description = operation("gather_object", root)
     if topology.size == 1:
-        with topology.lock.collective(what):
+        with topology.lock.collective(description):
             return [value]
     message = topology.pickled("gather_object", value)
-    with topology.lock.collective(what):
+    with topology.lock.collective(description):
         pickled = topology.world.gather(message, root)
     return None if pickled is None else [mpi.start().pickle.loads(data) for data in pickled]
 
@@ -452,7 +452,7 @@ def _scattered(
 def all_to_all(
     topology: Topology, value: np.ndarray, splits: Sequence[int] | None = None
 ) -> tuple[np.ndarray, list[int]]:
-    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return what came, and how many.
+    """Send ``splits[rank]`` consecutive rows to each rank, by default equally many. Return the rows and their counts.
 
     Raise ValueError if the splits do not make the rows, and on every rank if dtypes or row shapes differ. Raise
     TypeError if the value holds Python objects.

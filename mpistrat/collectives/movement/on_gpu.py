@@ -31,8 +31,8 @@ def all_gather(topology: Topology, value: Any, axis: int, timeout_seconds: float
         if not (gpu_pointers.possible(topology, device, _EVEN) or gpu_pointers.possible(topology, device, _UNEVEN)):
             return None
         rows = cupy.ascontiguousarray(cupy.moveaxis(value, axis, 0) if axis else value)
-        what = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
-        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
+        description = operation("all_gather on GPUs", axis, value.ndim, (value.dtype, rows.shape[1:]))
+        with topology.lock.collective(description, timeout_seconds=timeout_seconds):
             if topology.size == 1:
                 return value.copy()
             lengths = lengths_by_mpi(topology, rows)
@@ -71,8 +71,8 @@ def broadcast(topology: Topology, value: Any, root: int = 0) -> Any:
     with on_device(device):
         if not gpu_pointers.possible(topology, device, "Bcast"):
             return None
-        what = operation("broadcast on GPUs", root, (value.dtype, value.shape))
-        with topology.lock.collective(what):
+        description = operation("broadcast on GPUs", root, (value.dtype, value.shape))
+        with topology.lock.collective(description):
             total = value.copy() if topology.rank == root else cupy.empty(value.shape, value.dtype)
             if total.nbytes and topology.size > 1:
                 with gpu_pointers.scratch(device) as memory:
@@ -109,8 +109,8 @@ def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: floa
         own_length = ends[topology.rank + 1] - ends[topology.rank]
         total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
         job = PackedMessage(whole, flat, total.reshape(-1))
-        what = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
-        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
+        description = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
+        with topology.lock.collective(description, timeout_seconds=timeout_seconds):
             wide_send = widened(job)
             wide = job.total if whole.result == whole.wire else cupy.empty(own_length, whole.wire)
             parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]

@@ -285,8 +285,8 @@ def all_reduce_slices(
     if isinstance(op, FurtherOp):
         raise TypeError(f"{op.name} of sparse rows is not defined: make them dense")
     accumulator(value.dtype, op)
-    what = operation("all_reduce of sparse rows", op.name, value.dense_shape)
-    topology.lock.compare(what, timeout_seconds)
+    description = operation("all_reduce of sparse rows", op.name, value.dense_shape)
+    topology.lock.compare(description, timeout_seconds)
     gathered = gathered or partial(any_library.gathered, topology)
     rows, indices = (gathered(array, 0, timeout_seconds) for array in (value.values, value.indices))
     if op is ReduceOp.MEAN:

@@ -121,14 +121,14 @@ class CollectiveAllReduce(CrossDeviceOps):
         by_number = {region and region.number: region for region in regions}
         region = by_number.popitem()[1] if len(by_number) == 1 and len(self._ranks.nodes) == 1 else None
         number = region.number if region is not None and region.shared else None
-        what = operation("reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number)
+        description = operation("reduce_scatter", op.name, (dtype, (sum(lengths),)), lengths, form, algorithm, number)
 
         def rows_of(array: np.ndarray) -> list[np.ndarray]:
             assert region is not None
             (start,) = arena.offsets_of(region, [array])
             return arena.rows_at(region, arena.ArenaSpan(start, len(array), dtype), self._ranks.node.size)
 
-        how = what, algorithm, options.timeout_seconds, None if number is None else rows_of
+        how = description, algorithm, options.timeout_seconds, None if number is None else rows_of
         return reduce_parts(self._ranks, op, dtype, parts, *how)
 
     def _combine(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
@@ -405,8 +405,8 @@ class ReductionToOneDevice(CrossDeviceOps):
             return all_reduce_slices(topology, op, value, timeout_seconds)
         host = np.ascontiguousarray(arrays.to_host(value)).reshape(np.shape(value))
         accumulator(host.dtype, op)
-        what = operation("reduce to one device", op.name, (host.dtype, host.shape))
-        with topology.lock.collective(what, timeout_seconds=timeout_seconds):
+        description = operation("reduce to one device", op.name, (host.dtype, host.shape))
+        with topology.lock.collective(description, timeout_seconds=timeout_seconds):
             parts = topology.world.gather(host, 0) if topology.size > 1 else [host.copy()]
         total = host
 

@@ -215,14 +215,14 @@ def _as_first(world: Any, sequence: int, deadline: float) -> None:
     late = False
     backoff = Backoff()
     while True:
-        heard = _hear(world, sequence)
-        if heard is None:
+        report = _next_report(world, sequence)
+        if report is None:
             # Decide only after all messages are read: a rank that arrived may have given up since.
             if late or len(here) == world.size or time.monotonic() > deadline:
                 break
             backoff.pause()
         else:
-            rank, gave_up = heard
+            rank, gave_up = report
             here.add(rank)
             late = late or gave_up
             backoff.reset()
@@ -236,7 +236,7 @@ def _as_first(world: Any, sequence: int, deadline: float) -> None:
         raise LateError(tuple(missing))
 
 
-def _hear(world: Any, sequence: int) -> tuple[int, bool] | None:
+def _next_report(world: Any, sequence: int) -> tuple[int, bool] | None:
     """Return the next rank that reported and whether it gave up, or None without a message."""
     from mpi4py import MPI
 

@@ -75,7 +75,7 @@ class CollectiveLock:
 
     ``world`` is the communicator, and ``agreement`` how its ranks compare tokens. They stay None without other ranks.
     ``flight`` notes the collectives of this communicator in the flight record; None without a record.
-    ``compares_places`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
+    ``compares_lines`` says whether the ranks compare also the lines that call collectives (``rc.debug``).
 
     ``sequence`` and ``operation`` are the number and the description of the collective that this rank is in, or was in
     last. ``state`` is `FREE`, `BROKEN`, or the identifier of the thread that holds the lock. ``left`` is the collective
@@ -103,10 +103,10 @@ class CollectiveLock:
         world: Any = None,
         agreement: Agreement | None = None,
         flight: Flight | None = None,
-        compares_places: bool = False,
+        compares_lines: bool = False,
     ):
         # Python 3.11 finds the attributes of an object at once, and those of its class by a search (30 ns each).
-        self.rank, self.size, self.flight, self.compares_places = rank, size, flight, compares_places
+        self.rank, self.size, self.flight, self.compares_lines = rank, size, flight, compares_lines
         self._world, self._memory = world, None if agreement is None else agreement.memory
         if agreement is not None:
             self._agreement = agreement
@@ -142,7 +142,7 @@ class CollectiveLock:
         """
         token = self.begin(operation, timeout_seconds)
         if self.size > 1:
-            if self.compares_places:
+            if self.compares_lines:
                 operation = Operation(operation.name, *operation.parts, f"number {self.sequence}{call_site()}")
                 token = operation.token | token & (_MEETING - 1)
             self.operation, self._token, self._meetings = operation, token, 0
