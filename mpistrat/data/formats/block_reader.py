@@ -91,7 +91,7 @@ class BlockReader(KeepingReader):
     def _read(
         self, path: str, record: FileRecord, wanted: Sequence[tuple[int, Any, Any]], out: Sequence[np.ndarray]
     ) -> None:
-        """Read blocks, each with its rows that go to some rows of ``out``."""
+        """Read rows of blocks. ``wanted`` has the number of each block, rows of it, and their indices in ``out``."""
         with self._alone():
             self._check(path, record)
             parts = [self._part(path, record, *block, out) for block in wanted]

@@ -48,12 +48,12 @@ def _meaning(attributes: dict[str, Any], stored: np.dtype, where: str) -> Attrib
     if varying(stored) is str and not any(name in attributes for name in _FILLS):
         return (("_Encoding", "utf-8"),)
     # Without NaN, which is the missing value of floats anyway.
-    fills = {name: it[it == it] for name in _FILLS if name in attributes for it in [np.ravel(attributes[name])]}
-    meaning = {name: it for name, it in fills.items() if len(it) or stored.kind not in "iu"}
+    fills = {name: fill[fill == fill] for name in _FILLS if name in attributes for fill in [np.ravel(attributes[name])]}
+    meaning = {name: fill for name, fill in fills.items() if len(fill) or stored.kind not in "iu"}
     packed = {name: attributes[name] for name in _PACKED if name in attributes}
     meaning = {**meaning, **packed} if packed or any(map(len, meaning.values())) else {}
     kinds = [stored.kind, *(np.asarray(value).dtype.kind for value in meaning.values())]
-    if meaning and not (set(kinds) <= set("iuf") and all(np.size(it) == 1 for it in packed.values())):
+    if meaning and not (set(kinds) <= set("iuf") and all(np.size(value) == 1 for value in packed.values())):
         _refuse(where, f"values of the type {stored} have {meaning}")
     unsigned = attributes.get("_Unsigned")
     if unsigned is not None and stored.kind in "iu":
@@ -78,7 +78,7 @@ def decode(values: np.ndarray, attributes: Attributes, where: str) -> np.ndarray
     by_name = dict(attributes)
     if "_Encoding" in by_name:
         try:
-            texts = [it.decode() if isinstance(it, bytes) else it for it in values.flat]
+            texts = [text.decode() if isinstance(text, bytes) else text for text in values.flat]
         except UnicodeDecodeError as error:
             _refuse(where, f"a text is not UTF-8 ({error})")
         return np.array(texts, object).reshape(values.shape)

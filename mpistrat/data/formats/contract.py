@@ -28,7 +28,7 @@ class Format(Protocol):
         """Return the record of some columns of a file, if possible without its rows. Raise errors that name it."""
 
     def reader(self, most_decoded: int) -> Any:
-        """Return a reader with the methods of `data.hdf5.reader.FileReader` that keeps so many decoded bytes."""
+        """Return a reader with the methods of `data.hdf5.reader.FileReader` that keeps ``most_decoded`` bytes."""
 
     def __str__(self) -> str:
         return self.name

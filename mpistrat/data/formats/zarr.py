@@ -101,7 +101,7 @@ def _refuse_in(files: _Files, store: str, path: str) -> None:
 
 
 def _entries(metadata: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all keys and values of a JSON value, but those that the writer of a store chooses freely."""
+    """Yield all keys and values of a JSON value, except in attributes, which may have any name."""
     pending = [metadata]
     while pending:
         entry = pending.pop()
@@ -257,7 +257,7 @@ def _array(store: Any, path: str, name: str) -> Any:
 # zarr takes an empty file for one that does not exist. Blosc reads as many bytes as the header of a chunk says, also
 # beyond the end of the chunk.
 
-_BLOSC = struct.Struct("<4x3I")  # the sizes of a chunk when decoded, of a block, and of a chunk as it is stored
+_BLOSC = struct.Struct("<4x3I")  # sizes of the decoded chunk, of a block, and of the stored chunk
 _ABSENT = 2**64 - 1
 
 

@@ -316,7 +316,7 @@ class ChunkedRows:
         # A whole chunk is decoded into the memory of its rows if it has all of their values, in native byte order.
         self._whole = layout.chunk[1:] == shape and stored == native(stored)
         steps = layout.chunk[1 : 1 + len(shape)]
-        # The elements of a row that each chunk has, of those side by side; the shape cuts off chunks at its end.
+        # For each of the chunks that a row lies in, the elements that it has. The shape cuts off the last ones.
         self._cells = [
             tuple(slice(i, min(i + step, size)) for i, step, size in zip(corner, steps, shape, strict=True))
             for corner in itertools.product(*(range(0, size, step) for size, step in zip(shape, steps, strict=True)))
@@ -333,7 +333,7 @@ class ChunkedRows:
 
     def read_rows(self, files: Files, rows: np.ndarray, out: np.ndarray, indices: np.ndarray) -> None:
         numbers, inside = np.divmod(rows, self._chunk[0])
-        self._read(files, [(it, inside[part], indices[part]) for it, part in by_number(numbers)], out)
+        self._read(files, [(number, inside[part], indices[part]) for number, part in by_number(numbers)], out)
 
     def will_need(self, files: Files, first: int, last: int) -> None:
         count = len(self._cells)

@@ -442,7 +442,7 @@ class Locator:
     def __init__(self, path: str):
         self._path = path
         self._numbers = {os.path.abspath(path): 0}
-        self._virtual: list[tuple[str, str | None]] = []  # those that are being located, from the outer one on
+        self._virtual: list[tuple[str, str | None]] = []  # datasets that are being located, the outer one first
         self.others: list[OtherFile] = []
 
     def locate(self, path: str, dataset: h5py.Dataset, where: str) -> Layout:

@@ -1,4 +1,4 @@
-"""Manifest of a dataset: the description of its files, each made once, by one rank for all, and kept in a file."""
+"""Manifest of a dataset: a description of each file, made once by one rank for all, and kept in a file."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Manifests:
             everyone = ranks.all_gather_object(self._look(fn))
             for rank, error in enumerate(everyone):
                 if isinstance(error, Exception):
-                    if ranks.size == 1 or len(error.args) != 1:  # those of the system have a number, and a path
+                    if ranks.size == 1 or len(error.args) != 1:  # errors of the system have a number and a path
                         raise error
                     raise type(error)(prefix(rank) + str(error)) from None
             return everyone
@@ -293,7 +293,7 @@ class Manifests:
         return manifest
 
     def _described(self, numbers: range, stored: Sequence[FileRecord] | None) -> dict[int, FileRecord]:
-        """Return the records of some files that are not known yet: none, if those that are kept are still right."""
+        """Return the records of some files: described now, or none if the stored ones are still right."""
         if stored is None:
             return {number: self._describe(number) for number in numbers}
         for number in numbers:

@@ -42,7 +42,7 @@ class SharedFile(h5py.File):
         """Return the identifiers of all other handles that this process has on the file."""
         number = h5py.h5o.get_info(self.id).fileno
         handles = h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
-        return frozenset(it.id for it in handles if it.id != self.id.id and h5py.h5o.get_info(it).fileno == number)
+        return frozenset(h.id for h in handles if h.id != self.id.id and h5py.h5o.get_info(h).fileno == number)
 
 
 # By path and inode: another file may have taken the place of an open one.

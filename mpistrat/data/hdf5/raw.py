@@ -215,7 +215,7 @@ class ColumnMajorRows:
 
     def __init__(self, layout: ColumnMajor, column: Column):
         self._layout, self._shape, self._stored = layout, column.shape, column.stored
-        # So many rows share a read for each value: those between wanted ones are read with them.
+        # So many rows share one read for each value, together with the rows between them.
         self._most = max(1, min(_GAP // column.stored.itemsize, _MOST_OF_GAPS // column.row_bytes))
 
     def read_run(self, files: Files, first: int, out: np.ndarray) -> None:

@@ -187,7 +187,7 @@ class _OpenColumn:
             last = self._stored
             if first >= last:
                 return
-        if self._leaves_memory:  # HDF5, as it is where no chunk was written. h5py gives zeros, too
+        if self._leaves_memory:  # HDF5, where no chunk was written. h5py gives zeros there, too
             out[: last - first] = np.zeros((), out.dtype)
         count = (last - first, *self._inner)
         self._space.select_hyperslab((first, *self._zeros), count)

@@ -131,7 +131,7 @@ class ThroughHdf5(NamedTuple):
 class InBlocks(NamedTuple):
     """Layout of rows that the library of a format reads in blocks, for other formats than HDF5.
 
-    ``starts`` has the first row of each block, and the number of rows. ``places`` tells where blocks lie, if need be.
+    ``starts`` has the first row of each block, and the number of rows. ``places`` is up to the format.
     """
 
     starts: np.ndarray
@@ -147,7 +147,7 @@ Layout = Contiguous | ColumnMajor | Chunked | Joined | ThroughHdf5 | InBlocks
 
 
 class Column(NamedTuple):
-    """One HDF5 dataset: the type of its rows, and their layout. ``stored`` is the dtype as it is in the file.
+    """One HDF5 dataset: the type of its rows, and their layout. ``stored`` is the dtype in the file.
 
     A chunk has ``chunk_rows`` rows, and ``chunk_bytes`` when decoded; 0 without chunks. ``filtered`` says whether a row
     can be read only by decoding its whole chunk. ``meaning`` is what files must share beyond the dtype, as text: a time

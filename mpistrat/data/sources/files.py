@@ -379,7 +379,7 @@ class FileSource(Source):
         return 2 * max(most, largest) if largest else 0
 
     def _chunk_bytes(self, rows: int = 1) -> int:
-        """Return the bytes of the largest decoded chunk of every dataset together, of chunks with so many rows."""
+        """Return the bytes of the largest decoded chunks of all datasets, of chunks with at least ``rows`` rows."""
         largest: dict[str, int] = {}
         for record in self._manifest.records:
             for column in record.columns:

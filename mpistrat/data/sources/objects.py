@@ -119,7 +119,7 @@ class SequenceSource(Source):
     def __init__(self, sequence: Any):
         is_array = hasattr(sequence, "shape") and hasattr(sequence, "dtype")
         if is_array and hasattr(sequence.dtype, "na_value"):
-            # A column of pandas that may lack values. Its runs convert to integers or floats, by what is in each.
+            # A column of pandas that may lack values. A run would become integers or floats, by the values in it.
             sequence = arrays.as_numpy(sequence)
         for method in ("__getitem__",) if is_array else ("__len__", "__getitem__"):
             if not hasattr(sequence, method):

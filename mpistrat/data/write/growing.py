@@ -338,7 +338,7 @@ class _ChunkTree:
         return children[0]
 
     def _node(self, level: int, span: int, first: int, children: Sequence[int], chunks: np.ndarray) -> bytes:
-        """Return a node whose children have ``span`` chunks each. Keys are what lies left and right of a child."""
+        """Return a node whose children have ``span`` chunks each. There is a key left and right of each child."""
         series, count = self._series, len(children)
         numbers = np.minimum((first + np.arange(count + 1)) * span, len(chunks))
         axes = len(series.chunk)

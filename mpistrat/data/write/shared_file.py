@@ -267,7 +267,7 @@ def writers(ranks: Topology, directory: Path) -> tuple[int, ...]:
 
     try:
         name = ranks.on_first(begin, operation("write by all ranks: make a file"))
-        # "r+b" makes no file: a rank that does not see that of rank 0 fails here.
+        # "r+b" makes no file: it fails on a rank that does not see the file of rank 0.
         with contextlib.suppress(OSError), open(directory / name, "r+b", 0) as file:
             os.pwrite(file.fileno(), _token(ranks.rank), _TOKEN_BYTES * ranks.rank)
             os.fsync(file.fileno())  # file systems of a network show other nodes only what was synced

@@ -37,7 +37,7 @@ from mpistrat.runtime.topology import Topology
 
 _SMALL = 64 << 10  # bytes of a chunk that has several steps
 _LARGEST, _LARGEST_COMPRESSED = (4 << 30) - 1, 16 << 20  # bytes of a chunk
-_GUARDED = 1 << 40  # a byte that no file has, whose lock is that of the writer
+_GUARDED = 1 << 40  # a byte that no file has; the writer holds a lock on it
 _CREATE, _COMMIT = operation("Writer: make a dataset"), operation("Writer: commit the steps")
 _EXCHANGE = operation("Writer: exchange rows")
 _Result = TypeVar("_Result")
@@ -300,7 +300,7 @@ class Writer:
                 self._release()
 
     def steps(self, name: str) -> int:
-        """Return how many steps a dataset has, with those of an existing file. Not collective."""
+        """Return how many steps a dataset has, with the steps of an existing file. Not collective."""
         return self._series[name].steps if name in self._series else 0
 
     def __enter__(self) -> Writer:
