@@ -26,7 +26,7 @@ def record_arrays(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def warn_of(arguments: Any, replica: int, replicas: int) -> None:
-    """Warn if an argument of a replica function is of such a batch, and there are other replicas."""
+    """Warn if an argument of a replica function is an array of such a batch, and there are other replicas."""
     if replicas > 1 and any(arrays.get(id(leaf)) is leaf for leaf in nest.flatten(arguments)[0]):
         warnings.warn(
             f"replica {replica}: `run` gets a batch of a dataset that is not distributed, so each of the {replicas} "

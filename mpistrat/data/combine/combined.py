@@ -29,14 +29,15 @@ class DatasetPart(Definition):
 
     @property
     def endless(self) -> bool:
-        """Whether its rows have no end. Looks into no file."""
+        """Whether the rows have no end. No file is opened to answer."""
         from mpistrat.data.sources.files import FileSource  # a late import: loads h5py
 
         if self.streamed:
             return False
         parts = getattr(self.source, "parts", ())
+        # Files end. One row stands for their number, which would have to be read from them.
         known = isinstance(self.source, FileSource) or (parts and not any(part.endless for part in parts))
-        # What chooses by numbers would look for those numbers, or read the values of a column.
+        # Transforms that choose by numbers are left out: they may read a column, and make no rows endless.
         others = (step for step in self.transforms if not isinstance(step, (Chosen, Seeded)))
         return length_of(1 if known else self.source.length, others) is None
 

@@ -68,6 +68,7 @@ class Combining(Chain):
         leaves, rebuild = nest.flatten(structure)
         if not leaves:
             raise TypeError("zip() needs at least one dataset")
+        # Elsewhere a list is one array, as in tf.data.
         if _has_list(structure):
             raise TypeError("zip() takes datasets, or a tuple or dict of them, not a list: use a tuple")
         after: tuple[Transform, ...] = ()

@@ -294,7 +294,7 @@ def _interleaved(openers: Openers, iteration: int, make: Callable[..., Any], cyc
             number, element = next(source, (0, None))
             more = element is not None
             if more:
-                reading[at] = make(element, number)
+                reading[at] = make(element, number)  # gives its first elements in this turn
                 continue
         elif current is not None:
             taken = 0
@@ -307,12 +307,16 @@ def _interleaved(openers: Openers, iteration: int, make: Callable[..., Any], cyc
 
 def _unstack(element: Any) -> Iterator[Any]:
     """Yield the rows of a batch."""
-    leaves, _ = nest.flatten(element)
-    lengths = {len(leaf) if np.ndim(leaf) else -1 for leaf in leaves}
-    if len(lengths) != 1 or -1 in lengths:
-        shapes = [np.shape(leaf) for leaf in leaves]
-        raise ValueError(f"unbatch() needs arrays of one length along axis 0, but an element has the shapes {shapes}")
+    _check_length("unbatch", nest.flatten(element)[0])
     return elements.rows_of(element)
+
+
+def _check_length(name: str, leaves: Sequence[Any]) -> None:
+    """Raise ValueError unless all arrays of an element have one length."""
+    lengths = {np.shape(leaf)[:1] for leaf in leaves}
+    if len(lengths) != 1 or () in lengths:  # a scalar has no length
+        shapes = [np.shape(leaf) for leaf in leaves]
+        raise ValueError(f"{name}() needs arrays of one length along axis 0, but an element has the shapes {shapes}")
 
 
 def _packed(stream: Iterator[Any], tokens: int, drop: bool) -> Iterator[Any]:
@@ -321,8 +325,7 @@ def _packed(stream: Iterator[Any], tokens: int, drop: bool) -> Iterator[Any]:
     count, rebuild = 0, None
     for element in stream:
         leaves, rebuild = nest.flatten(element)
-        if len({len(leaf) if np.ndim(leaf) else -1 for leaf in leaves} | {-1}) != 2:
-            raise ValueError(f"pack() needs arrays of one length, but an element has {[*map(np.shape, leaves)]}")
+        _check_length("pack", leaves)
         held = held or [[] for _ in leaves]
         for parts, leaf in zip(held, leaves, strict=True):
             parts.append(leaf)

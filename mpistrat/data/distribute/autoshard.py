@@ -51,7 +51,7 @@ _log = logging.getLogger("mpistrat.data")
 
 
 class Reading(NamedTuple):
-    """A plan that reads for ``local_replicas`` replicas of this rank. ``rows(k, iteration)`` are of batch ``k``."""
+    """A plan that reads for ``local_replicas`` replicas of this rank. ``rows(k, iteration)`` is for batch ``k``."""
 
     plan: Any
     local_replicas: int

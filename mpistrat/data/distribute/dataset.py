@@ -139,9 +139,9 @@ class DistributedDataset(Generic[Element]):
         prefetch: int | None,
         options: InputOptions | None,
         device: Device,
-        made_of: object,
+        origin: object,
     ) -> None:
-        self._made_of = made_of
+        self._origin = origin
         self._passes = Passes(division, ranks, prefetch)
         if options is None or options.experimental_fetch_to_device:
             self._passes.device = device
@@ -160,7 +160,7 @@ class DistributedDataset(Generic[Element]):
     def _facts(self) -> dict[str, Any]:
         words = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "unknown"}
         division = self._passes.division
-        facts = {"of": self._made_of, "steps": words.get(self.cardinality, self.cardinality)}
+        facts = {"of": self._origin, "steps": words.get(self.cardinality, self.cardinality)}
         if division.lanes is not None:
             return {**facts, "lanes": division.lanes.number}
         return {**facts, "no lanes": division.why} if division.why else facts

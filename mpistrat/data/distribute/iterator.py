@@ -74,7 +74,7 @@ class ThroughputLog:
 
     def ended(self, epoch: int) -> None:
         """Log the throughput of an epoch that this rank has ended."""
-        seconds = max(time.perf_counter() - self._start, 1e-9)
+        seconds = max(time.perf_counter() - self._start, 1e-9)  # an epoch without batches may take no time
         _log.info(
             "epoch %d%s: %d samples in %.2f s, %s samples/s, %.3f GB/s, %.1f%% of the time waiting for data",
             *(epoch, f" of rank {self._ranks.rank}" if self._ranks.size > 1 else "", self._samples, seconds),

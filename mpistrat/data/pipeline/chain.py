@@ -194,6 +194,7 @@ class Chain:
         if "data" in rc.debug and self.batch_size is not None:
             warnings.warn("shuffle() after batch() moves whole batches, not rows: call it first", stacklevel=2)
         drawn = seed is None
+        # Not from a generator of the program: that would change the numbers which the program draws from it.
         seed = secrets.randbits(63) if drawn else integer(seed, "the seed of shuffle()", -(2**63))
         return self._then(Shuffle(seed, not drawn, buffer_size, bool(reshuffle_each_iteration), mode))
 

@@ -201,7 +201,7 @@ class ColumnFilter(Chosen):
 
 
 class SplitParts:
-    """A division of elements: by a permutation, or of groups of elements with an equal key.
+    """A random division into parts, of elements or of groups of elements with an equal key.
 
     Parts have ``shares`` of the elements; their sum is 1. Of a group that lies across a border, all elements go where
     its middle is.

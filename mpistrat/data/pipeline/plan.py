@@ -27,7 +27,7 @@ _LEAST_SHARE = 1 / 8  # of each batch
 
 
 class Advice:
-    """Announcements of the rows of this window and of the next, each once, unless two iterations alternate."""
+    """Announce the rows of a window and of the next to the source: once, or again where two iterations alternate."""
 
     def __init__(self, source: Source, windows: BlocksShuffled):
         self._source, self._windows = source, windows

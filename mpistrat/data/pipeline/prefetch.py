@@ -232,7 +232,7 @@ class _HandOver:
         if os.getpid() != self._pid:
             return  # the thread is in the parent, and may have held a lock of the queue during the fork
         self._closed = True
-        self._room.put(None)
+        self._room.put(None)  # wakes the thread
         with contextlib.suppress(Empty):
             while True:
                 self._waiting.get_nowait()

@@ -109,6 +109,6 @@ class _Pass:
 
     def element(self, k: int) -> Any:
         while self.number < k:
-            self._element = next(self._stream, None)
+            self._element = next(self._stream, None)  # None also when asked again after the last
             self.number += 1
         return self._element

@@ -33,6 +33,7 @@ class Seed(NamedTuple):
 
 def ranks_of_node(ranks: Topology) -> int:
     """Return how many of the ranks are on this node; all of them if that is not known."""
+    # Stand-ins for a topology, as in the examples, have no node.
     node = getattr(ranks, "node", None)
     return int(ranks.size if node is None else node.size)
 

@@ -40,7 +40,7 @@ MOST_LANES = 4096
 
 
 class Lanes(NamedTuple):
-    """So many lanes as ``number``, of which a global batch of ``batch`` rows takes equal shares."""
+    """The number of lanes. A global batch of ``batch`` rows takes equal shares from them."""
 
     batch: int
     number: int
