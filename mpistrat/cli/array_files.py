@@ -70,7 +70,7 @@ def arrays_of(path: Path) -> ArrayFile:
     with _errors_of(path):
         if first.startswith(b"PK"):
             return _npz(path)
-        if path.suffix == ".safetensors" or first[8:] == b'{"':
+        if path.suffix == ".safetensors" or first[8:] == b'{"':  # JSON, behind its length in 8 bytes
             return _safetensors(path)
         if what_it_is(str(path)) and not first.startswith(b"\x89HDF"):
             raise DataFileError.of_file(str(path), what_it_is(str(path)))

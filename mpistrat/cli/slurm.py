@@ -81,7 +81,7 @@ class _Heterogeneous(click.Command):
             position += len(words)
         rest = args[position:]
         if rest[:1] == ["-m"]:
-            rest = ["--", *rest]
+            rest = ["--", *rest]  # click would look for an option -m
         ctx.meta["shown"] = [*shown, *args[position:]]
         ctx.meta["components"] = [_component(words, ctx) for words in components[:-1]]
         return super().parse_args(ctx, [*general, *components[-1], *rest])

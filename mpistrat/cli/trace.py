@@ -52,9 +52,7 @@ def _write_chrome(file: TextIO, tracks: Sequence[Track], facts: dict[str, Any]) 
         count += 1
 
     file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(facts) + ', "traceEvents": [\n')
-    nodes: dict[tuple[str, int], int] = {}
-    for track in tracks:
-        nodes.setdefault(track.host, len(nodes) + 1)
+    nodes = {host: pid for pid, host in enumerate(dict.fromkeys(track.host for track in tracks), 1)}
     origin = min((track.spans[0].begin for track in tracks if track.spans), default=0)
     for (name, _), pid in nodes.items():
         put(_metadata("process_name", pid, 0, name=f"node {name}"))

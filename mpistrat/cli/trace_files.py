@@ -18,6 +18,7 @@ from mpistrat.record.layout import NO_COMMUNICATOR, Kind, Word
 from mpistrat.record.read import RecordBytes
 from mpistrat.record.ring import Sample
 
+# `layout.EVENT`, whose padding is a field here: NumPy reads all events at once.
 _EVENT = np.dtype(
     [
         ("kind", "u1"), ("communicator", "u1"), ("thread", "u2"), ("operation", "u4"), ("place", "u4"),

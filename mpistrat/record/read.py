@@ -128,14 +128,10 @@ class Record:
 
 def records(folder: str = layout.FOLDER) -> list[Record]:
     """Return the records of this user's processes on this node, in the order of ranks."""
-    result = []
+    paths = []
     with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.name.startswith(layout.PREFIX):
-                record = read(entry.path)
-                if record is not None:
-                    result.append(record)
-    return sorted(result, key=lambda record: (record.rank, record.pid))
+        paths = [entry.path for entry in os.scandir(folder) if entry.name.startswith(layout.PREFIX)]
+    return sorted(filter(None, map(read, paths)), key=lambda record: (record.rank, record.pid))
 
 
 def read(path: str | Path) -> Record | None:

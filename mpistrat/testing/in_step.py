@@ -29,8 +29,8 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
-from mpistrat.testing.asked import OPTIONS, name_of, needs_ranks, seconds_of
 from mpistrat.testing.channel import RankEnd, error_shown
+from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds_of
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 _COLLECTION_LIMIT_S = 300.0  # at least: a file system may be slow in imports
@@ -232,8 +232,8 @@ class InStep:
         items = {name_of(item): item for item in session.items}
         self._tell_outside("ready", (self._names_by_rank, self._collected))
         following = None
-        while (asked := self._outside.receive()) is not None:
-            item, announced, following = items[asked[0]], following, items.get(asked[1])
+        while (request := self._outside.receive()) is not None:
+            item, announced, following = items[request[0]], following, items.get(request[1])
             if announced not in (item, None):
                 teardown = pytest.CallInfo.from_call(lambda item=item: pytest_runtest_teardown(item, item), "teardown")
                 report = self._config.hook.pytest_runtest_makereport(item=item, call=teardown)

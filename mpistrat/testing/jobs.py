@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpistrat.testing import asked, other_plugins
+from mpistrat.testing import other_plugins, requirements
 
 if TYPE_CHECKING:
     from mpistrat.testing.ranks_job import JobEndError, RanksJob
@@ -39,20 +39,20 @@ class RanksJobs:
 
     @pytest.hookimpl(trylast=True)  # the number of ranks ends the name of a test
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if (sizes := asked.sizes_of(metafunc.definition)) is not None:
-            asked.parametrize(metafunc, sizes.chosen(self._preferred))
+        if (sizes := requirements.sizes_of(metafunc.definition)) is not None:
+            requirements.parametrize(metafunc, sizes.chosen(self._preferred))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         other_plugins.mark_items(config, items, None)
-        asked.mark_sizes(config, items, None)
+        requirements.mark_sizes(config, items, None)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for item in session.items:
-            if (size := asked.size_of(item, self._preferred)) is not None:
+            if (size := requirements.size_of(item, self._preferred)) is not None:
                 items = self._items.setdefault(size, [])
                 if items:
-                    self._following[asked.name_of(items[-1])] = asked.name_of(item)
+                    self._following[requirements.name_of(items[-1])] = requirements.name_of(item)
                 items.append(item)
         if self._items and self._config.getoption("usepdb") and not self._config.getoption("collectonly"):
             raise pytest.UsageError(
@@ -64,7 +64,7 @@ class RanksJobs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        size = asked.size_of(item, self._preferred)
+        size = requirements.size_of(item, self._preferred)
         if size is None:
             return None
         if self._config.pluginmanager.hasplugin("timeout"):  # the ranks have it, too, and name the one that is late
@@ -87,12 +87,12 @@ class RanksJobs:
         start, phase = time.time(), "call"
         try:
             job = self._job(size)
-            name = asked.name_of(item)
+            name = requirements.name_of(item)
             following = self._following.get(name)
             if hasattr(self._config, "workerinput"):  # pytest-xdist shares the tests out
-                same = nextitem is not None and asked.size_of(nextitem, self._preferred) == size
-                following = asked.name_of(nextitem) if nextitem is not None and same else None
-            for kind, content in job.run(name, following, asked.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
+                same = nextitem is not None and requirements.size_of(nextitem, self._preferred) == size
+                following = requirements.name_of(nextitem) if nextitem is not None and same else None
+            for kind, content in job.run(name, following, requirements.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
                 if kind == "warning":
                     self._warn(item, *content)
                     continue

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpistrat.testing import other_plugins
-from mpistrat.testing.asked import OPTIONS
 from mpistrat.testing.other_plugins import mpi_file_name, mpi_tmp_path, mpi_tmpdir  # noqa: F401 - fixtures
+from mpistrat.testing.requirements import OPTIONS
 
 if TYPE_CHECKING:
     import mpistrat

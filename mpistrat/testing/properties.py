@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from mpistrat.testing.asked import needs_ranks
 from mpistrat.testing.in_step import InStep, Outcome, merge
+from mpistrat.testing.requirements import needs_ranks
 
 _PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
 

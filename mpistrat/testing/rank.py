@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from mpistrat.launch import launch
 from mpistrat.runtime.environment import RuntimeOptions
-from mpistrat.testing import asked, other_plugins
+from mpistrat.testing import other_plugins, requirements
 from mpistrat.testing.channel import RankEnd
 from mpistrat.testing.in_step import RANK, SIZE, InStep
 
@@ -94,16 +94,16 @@ class _Rank:
 
     @pytest.hookimpl(trylast=True)  # the number of ranks ends the name of a test
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        sizes = asked.sizes_of(metafunc.definition)
+        sizes = requirements.sizes_of(metafunc.definition)
         if sizes is not None and SIZE in sizes:
-            asked.parametrize(metafunc, (SIZE,))
+            requirements.parametrize(metafunc, (SIZE,))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         other_plugins.mark_items(config, items, SIZE)
-        asked.mark_sizes(config, items, SIZE)
+        requirements.mark_sizes(config, items, SIZE)
         for item in items:
-            sizes = asked.sizes_of(item)
+            sizes = requirements.sizes_of(item)
             if sizes is not None and SIZE not in sizes:
                 item.add_marker(pytest.mark.skip(reason=f"for {sizes}, this run has {SIZE}"))
 
@@ -117,7 +117,7 @@ class _Rank:
     @pytest.fixture
     def tmp_path(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """Make an empty directory, the same on every rank of a test that asks for ranks."""
-        alone = self._apart or not asked.needs_ranks(request.node)
+        alone = self._apart or not requirements.needs_ranks(request.node)
         path = Path()
         if alone or RANK == 0:
             path = tmp_path_factory.mktemp(re.sub(r"\W", "_", request.node.name)[:30])  # as pytest does

@@ -250,8 +250,7 @@ class Watcher:
 
 def _mixed(messages: dict[int, Any]) -> bool:
     """Return whether the ranks load different MPI libraries: then MPI may never start."""
-    facts = {rank: message["facts"] for rank, message in messages.items()}
-    return mixed({rank: report["library"] for rank, report in facts.items() if report is not None})
+    return mixed({rank: message["facts"]["library"] for rank, message in messages.items() if message["facts"]})
 
 
 def _until(condition: Callable[[], bool], limit: float) -> bool:

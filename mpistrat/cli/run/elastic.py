@@ -88,7 +88,7 @@ def run_elastic(
 
             while True:
                 ended = jobs[0].finish(meanwhile)
-                if ended.by_signal or not (ended.status > 128 or ended.status == HANG):
+                if ended.by_signal or not (ended.status > 128 or ended.status == HANG):  # 128 + the signal of a rank
                     return ended.status
                 at.append(copies.newest_steps(folder))
                 step = next((newest for newest in reversed(at[-1]) if newest), 0)

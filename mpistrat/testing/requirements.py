@@ -1,4 +1,4 @@
-"""What a test asks for: numbers of ranks, by its marker ``ranks``, and time."""
+"""What a test requires: numbers of ranks, by its marker ``ranks``, and time."""
 
 from __future__ import annotations
 
