@@ -70,12 +70,12 @@ def ls(inputs: tuple[Path, ...]) -> _Result:
     one in the list of `CheckpointManager`, or else the newest.
     """
     from mpistrat.cli.array_files import arrays_of
-    from mpistrat.training.checkpoint.kept_checkpoints import listed
+    from mpistrat.training.checkpoint.kept_checkpoints import read_listing
 
     files: list[dict[str, Any]] = []
     problems = []
     for source in inputs:
-        listing, begin = listed(source) if source.is_dir() else None, len(files)
+        listing, begin = read_listing(source) if source.is_dir() else None, len(files)
         for path in sorted(filter(_is_of_arrays, source.iterdir())) if source.is_dir() else [source]:
             try:
                 arrays, facts = arrays_of(path), path.stat()

@@ -1,4 +1,4 @@
-"""Which rank plays which replica: the one place that knows. Rooms above count replicas, rooms below count ranks."""
+"""The mapping of replicas to ranks. Rooms above this one count replicas, rooms below count ranks."""
 
 from mpistrat.replicas.group import ReplicaGroup, random_stream
 

@@ -47,7 +47,7 @@ class DeviceTopology:
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """Which devices make up a replica: ``num_cores_per_replica`` ranks that follow each other.
+    """The devices of each replica: ``num_cores_per_replica`` consecutive ranks.
 
     Examples
     --------

@@ -17,7 +17,7 @@ from mpistrat.collectives.ops.of_replicas import components_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.strategy.axis_reduction import reduce_over_axis
-from mpistrat.strategy.local_replicas import each_of
+from mpistrat.strategy.local_replicas import split_by_replica
 from mpistrat.strategy.replica_context import NOT_GATHERED, gather_on_all, own_rows, regrouped
 from mpistrat.values import OPS, ArrayLike, DistributedValues, IndexedSlices, Mirrored, ReduceOp, component, snapshot
 
@@ -191,7 +191,7 @@ class Collectives:
         if dst is None or not replicas.by_rank:
             # A gather of MPI takes one value of each rank, and a rank may have several replicas here.
             structures.agree(topology, "gather", dst)
-            whole = gather_on_all(self._engine, each_of(value, replicas.count), axis)
+            whole = gather_on_all(self._engine, split_by_replica(value, replicas.count), axis)
             return whole if dst is None or dst in replicas.local else None
         leaves, rebuild, form = nest.take_apart(value)
         with structures.refusals("gather", topology):
@@ -351,7 +351,7 @@ class Collectives:
             dst = None if dst is None else replicas.checked("dst", dst)
         if not replicas.by_rank:
             structures.agree(topology, "gather_object", dst)
-            of_ranks = topology.all_gather_object(each_of(value, replicas.count))
+            of_ranks = topology.all_gather_object(split_by_replica(value, replicas.count))
             ranks = [replicas.rank_of(replica) for replica in range(replicas.size)]
             objects = [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]
             return objects if dst is None or dst in replicas.local else None

@@ -27,12 +27,12 @@ class RunOptions(NamedTuple):
 
 
 class MultiStepContext:
-    """What the function of each step keeps for the caller.
+    """The outputs that the function of each step keeps for the caller.
 
     Attributes
     ----------
     last_step_outputs : dict
-        By name, what the last step has set. Before the first step, ``initial_loop_values``.
+        The outputs of the last step by name. Before the first step, ``initial_loop_values``.
     non_tensor_outputs : dict
         By name, other objects that a step has set.
     """

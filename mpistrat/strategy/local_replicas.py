@@ -142,7 +142,7 @@ class _Merged:
         return results
 
 
-def each_of(tree: Any, count: int) -> list[Any]:
+def split_by_replica(tree: Any, count: int) -> list[Any]:
     """Return a structure for each replica of this rank, with its components."""
     leaves, rebuild = nest.flatten(tree)
     if not nest.holds(leaves, DistributedValues):
@@ -151,7 +151,7 @@ def each_of(tree: Any, count: int) -> list[Any]:
     return [rebuild([part[i] for part in parts]) for i in range(count)]
 
 
-def run_each(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
+def run_replicas(extended: Any, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
     """Run a function for each replica of this rank, and return its results by the rule of `regrouped`."""
     contexts = extended.replica_contexts
 

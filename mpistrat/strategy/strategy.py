@@ -21,7 +21,7 @@ from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.strategy import keras_models
 from mpistrat.strategy.collectives import Collectives
 from mpistrat.strategy.former import FormerNames, RunOptions
-from mpistrat.strategy.local_replicas import each_of, run_each
+from mpistrat.strategy.local_replicas import run_replicas, split_by_replica
 from mpistrat.strategy.replica_context import components, components_but_variables, regrouped
 from mpistrat.values import DistributedValues, PerReplica, ValueContext
 
@@ -258,7 +258,7 @@ class Strategy(Collectives, FormerNames):
         if depth and stack[-1] is not extended.cross_replica_mode:
             context.require_cross_replica(self, "run", "a replica function cannot run another")
         if extended.meeting is not None:
-            result = run_each(extended, fn, args, kwargs)
+            result = run_replicas(extended, fn, args, kwargs)
             flight_record.step(flight_record.RUN)
             return result
         if args:
@@ -310,7 +310,7 @@ class Strategy(Collectives, FormerNames):
         """
         replicas = self._extended.engine.replicas
         if replicas.count > 1 and nest.holds(nest.flatten(value)[0], DistributedValues):
-            return tuple(each_of(value, replicas.count))
+            return tuple(split_by_replica(value, replicas.count))
         return (components(value),)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

@@ -329,7 +329,7 @@ def _number(name: str, value: Any) -> int | float:
 
 
 def _step(row: Mapping[str, int | float], number: int) -> int | float:
-    """Return what counts a row."""
+    """Return the number of a row, by the first of `_STEPS` that it has."""
     return next((row[name] for name in _STEPS if name in row), number)
 
 

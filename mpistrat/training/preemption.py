@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class TerminationConfig:
-    """How a `PreemptionCheckpointHandler` learns that the job will end, and what it does then.
+    """The options of a `PreemptionCheckpointHandler`: how it learns that the job will end, and how it ends.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class StepTimes:
 
 
 class Notice(NamedTuple):
-    """What one rank knows about the coming end of the job.
+    """The knowledge of one rank about the coming end of the job.
 
     ``comes_back`` says whether the job may requeue itself. It is False after SIGTERM: a cancelled job should not come
     back, and Slurm usually requeues a preempted job itself.

@@ -108,7 +108,7 @@ class ArrayLike(_Operators):
         return view
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return where the array lives, for ``from_dlpack`` of other libraries."""
+        """Return the device of the array, for ``from_dlpack`` of other libraries."""
         return self._read().__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:

@@ -68,7 +68,7 @@ class DistributedVariable(Variable, DistributedValues):
         return kind_on(device).copy_of(self, array, weakref.ref(self), engine.replicas.first)
 
     def _rules(self) -> tuple[Hashable, ...]:
-        """Return what must be equal on all ranks that create the variable, beside dtype and shape."""
+        """Return the facts that must be equal on all ranks that create the variable, beside dtype and shape."""
         return self._name, self._trainable, self._synchronization.name, self._aggregation.name
 
     def _agree_on_variable(self, method: str) -> None:

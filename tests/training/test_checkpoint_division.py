@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.write.shared_file import Block, Box
 from mpistrat.training.checkpoint import format as checkpoint_format
-from mpistrat.training.checkpoint.format import NewArray, checksum, divided, piece_of
+from mpistrat.training.checkpoint.format import NewArray, checksum, parts_of_ranks, piece_of
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import NewCheckpoint, write
 from tests.selection import core
@@ -34,7 +34,7 @@ def small_pieces():
 def test_each_byte_has_one_writer(arrays, writers):
     new = {str(i): NewArray(np.dtype(dtype), shape) for i, (dtype, shape) in enumerate(arrays)}
     writers = [0, *sorted(writers)]
-    shares = divided(new, writers, 6)
+    shares = parts_of_ranks(new, writers, 6)
     assert {*shares} == {*range(6)}
     assert {rank for rank, parts in shares.items() if parts} <= {*writers}
     piece, total = piece_of(new), sum(array.nbytes for array in new.values())

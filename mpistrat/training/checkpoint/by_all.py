@@ -1,4 +1,4 @@
-"""Checkpoints that all ranks write: arrays in pieces, what a rank has of its own, and boxes; now, or in threads."""
+"""Checkpoints that all ranks write, now or in threads: arrays in pieces, arrays of single ranks, and boxes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class PendingSave:
         thread.shutdown(wait=False)
 
     def _error(self) -> BaseException | None:
-        """Return what this rank's part of the save raised. Wait for its end."""
+        """Wait for the end of this rank's part of the save, and return its error or None."""
         return self._failed or (None if self._writing is None else self._writing.exception())
 
 
@@ -279,7 +279,7 @@ def _new_file(ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[s
 def new_arrays(
     ranks: Topology, replicas: ReplicaGroup, own: Mapping[str, PerRank | ArrayBlock]
 ) -> tuple[dict[str, NewArray], dict[str, Any]]:
-    """Return what the ranks have of their own as arrays of a file, and the values of this rank. Collective.
+    """Return the own arrays of all ranks as arrays of a file, and the values of this rank. Collective.
 
     Raise ValueError on every rank if blocks do not fit together.
     """
@@ -316,7 +316,7 @@ def new_arrays(
 
 
 def _own_names(name: str, own: PerRank, rank: int, replicas: ReplicaGroup) -> list[str]:
-    """Return the names in the file of what this rank has of its own."""
+    """Return the names in the file of this rank's own arrays."""
     first = replicas.first if own.by_replica else rank
     return [f"{name}/{first + i}" for i in range(len(own.values))]
 
@@ -442,7 +442,7 @@ def _digest_of_all(digests: Mapping[str, int]) -> int:
 # --- in a thread of each rank, without MPI ---------------------------------------------------------------
 
 
-def begin_alone(
+def prepare_alone(
     values: Mapping[str, np.ndarray], path: Path, buffer: SaveBuffer, lost: threading.Event
 ) -> Callable[[], None]:
     """Copy values, and return the function by which rank 0 alone writes them."""
@@ -451,7 +451,7 @@ def begin_alone(
     return partial(write, buffer.copies(values), path)
 
 
-def begin_by_ranks(
+def prepare_by_ranks(
     ranks: Topology,
     arrays: Mapping[str, NewArray],
     values: Mapping[str, Any],
@@ -499,28 +499,27 @@ def begin_by_ranks(
             raise failed
         return new.write(temporary, offsets, copies)[0]
 
-    def follow() -> None:
+    def write_part() -> None:
         if not new.parts:  # it may not see the file
             return
         try:
-            _put(marks, slot * rank, write(_wait(marks, 0, 0, lost)))
+            _write_report(marks, slot * rank, write(_await_report(marks, 0, 0, lost)))
         except Exception as error:
-            _put(marks, slot * rank, [getattr(error, "errno", None) or 0, str(error)[:_LONGEST_TEXT]])
+            _write_report(marks, slot * rank, [getattr(error, "errno", None) or 0, str(error)[:_LONGEST_TEXT]])
 
-    def lead() -> None:
+    def write_and_finish() -> None:
         with ended:
             offsets = new.lay_out()
-            _put(marks, 0, offsets)
+            _write_report(marks, 0, offsets)
             own = write(offsets)
-            others = (
-                _wait(marks, slot * other, other, lost) if new.shares[other] else [] for other in range(1, ranks.size)
-            )
+            # A generator: `finish` waits for a rank only when it comes to its checksums.
+            others = (_await_report(marks, slot * i, i, lost) if new.shares[i] else [] for i in range(1, ranks.size))
             new.finish(temporary, [own, *others])
 
-    return follow if rank else lead
+    return write_part if rank else write_and_finish
 
 
-def _put(marks: Path, offset: int, report: list[Any]) -> None:
+def _write_report(marks: Path, offset: int, report: list[Any]) -> None:
     """Report numbers to the other ranks, or the number and the text of an error."""
     payload = json.dumps(report).encode()
     with open(marks, "r+b", buffering=0) as file:
@@ -528,7 +527,7 @@ def _put(marks: Path, offset: int, report: list[Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _wait(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
+def _await_report(marks: Path, offset: int, rank: int, lost: threading.Event) -> list[int]:
     """Return the numbers that a rank reports, as soon as it has. Raise the error that it reports."""
     backoff, ended = Backoff(), math.inf
     while True:

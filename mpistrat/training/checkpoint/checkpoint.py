@@ -22,11 +22,11 @@ from mpistrat.training.checkpoint.object_graph import (
     Graph,
     Node,
     Stateful,
-    as_before,
     check,
     graph_of,
     pack_state,
     unpack_state,
+    with_types_of,
 )
 from mpistrat.training.checkpoint.variables import contents_of, load, loaded_arrays, ranks_of, save
 
@@ -87,13 +87,13 @@ class Checkpoint:
     list or a dict is restored by the next method of the status that `restore` returned.
     """
 
-    __slots__ = ("__weakref__", "_objects", "_root", "_saves", "_waiting", "_when_grown")
+    __slots__ = ("__weakref__", "_objects", "_pending", "_root", "_saves", "_when_grown")
 
     def __init__(self, root: Mapping[str, Any] | Checkpoint | None = None, **objects: Any):
         self._root = root if isinstance(root, Checkpoint) else None
         self._objects: dict[str, Any] = {}
         self._saves = 0
-        self._waiting: _Waiting | None = None
+        self._pending: _PendingRestore | None = None
         self._when_grown: Callable[[], object] | None = None
         if root is not None and self._root is None:
             objects = {**root, **objects}
@@ -192,8 +192,8 @@ class Checkpoint:
         state, own = self.contents("Checkpoint.save", "to", path)
         if not (state or more):
             raise ValueError("this Checkpoint has no objects: set attributes, or give them to Checkpoint(...)")
-        if self._waiting is not None:
-            self._waiting.warn_of_loss(path, {*state})
+        if self._pending is not None:
+            self._pending.warn_of_loss(path, {*state})
         save({**state, **more}, path, own=own or None)
 
     def contents(self, call: str, *parts: Hashable) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -234,16 +234,16 @@ class Checkpoint:
         DataFileError, ChecksumError
             On every rank, if the file is damaged. Nothing is changed then.
         """
-        if self._waiting is not None:
-            self._waiting.over = True  # nothing more is restored from an earlier file
-        self._waiting = None
+        if self._pending is not None:
+            self._pending.over = True  # nothing more is restored from an earlier file
+        self._pending = None
         if save_path is None:
             return Status(None)
-        waiting = _Waiting(self, local_path(save_path))
+        waiting = _PendingRestore(self, local_path(save_path))
         counter = waiting.restore()
         if counter is not None:
             self._saves = counter
-        self._waiting = waiting
+        self._pending = waiting
         waiting.warn_at_end()
         return Status(waiting)
 
@@ -275,7 +275,7 @@ def _compared(root: Node, call: str, *parts: Hashable) -> tuple[Graph, Topology,
     return graph, topology, replicas
 
 
-class _Waiting:
+class _PendingRestore:
     """A file from which a checkpoint is restored, and the names in it that nothing has restored yet.
 
     ``matched`` has the names that were restored, ``unmatched`` the others. ``over`` says whether another file was
@@ -292,7 +292,7 @@ class _Waiting:
         self.matched: set[str] = set()
         self.unmatched = {*self._contents}
         self.over = False
-        self._warning: weakref.finalize[..., _Waiting] | None = None
+        self._warning: weakref.finalize[..., _PendingRestore] | None = None
 
     def lacking(self) -> list[str]:
         """Return the names of the objects that the file lacks."""
@@ -392,14 +392,14 @@ class _Waiting:
                     f"{name.rpartition('/')[0]!r} out"
                 )
             first = sum(counts[: ranks.rank])
-            return as_before(states[first : first + state.replicas], state.get())
+            return with_types_of(states[first : first + state.replicas], state.get())
         if len(states) not in (1, ranks.size):
             raise ValueError(
                 f"file {str(self._path)!r}, dataset {name!r}: {len(states)} ranks saved a state of their own, and "
                 f"there are {ranks.size} ranks now: restore with as many, or leave "
                 f"{name.rpartition('/')[0]!r} out"
             )
-        return as_before(states[ranks.rank if len(states) > 1 else 0], state.get())
+        return with_types_of(states[ranks.rank if len(states) > 1 else 0], state.get())
 
     def _refuse(self, name: str, reason: str) -> NoReturn:
         raise DataFileError(f"file {str(self._path)!r}, dataset {name!r}: {reason}; fix: restore an earlier checkpoint")
@@ -416,19 +416,19 @@ def _warn_of_unmatched(path: Path, names: set[str]) -> None:
 
 
 class Status:
-    """What `Checkpoint.restore` found. The methods return this object, and raise on every rank alike.
+    """The result of `Checkpoint.restore`. The methods return this object, and raise on every rank alike.
 
     They are collective: lists and dicts may have grown, and their new objects are restored first.
     """
 
-    def __init__(self, waiting: _Waiting | None):
-        self._waiting = waiting
+    def __init__(self, waiting: _PendingRestore | None):
+        self._pending = waiting
 
-    def _restored(self) -> _Waiting:
-        if self._waiting is None:
+    def _restored(self) -> _PendingRestore:
+        if self._pending is None:
             raise AssertionError("nothing was restored: the path is None")
-        self._waiting.restore()
-        return self._waiting
+        self._pending.restore()
+        return self._pending
 
     def assert_consumed(self) -> Status:
         """Raise AssertionError unless each object was in the file, and each name of the file has an object."""
@@ -452,8 +452,8 @@ class Status:
 
     def expect_partial(self) -> Status:
         """Warn of nothing when the program ends: the file has more than this program takes."""
-        if self._waiting is not None:
-            self._waiting.expect_partial()
+        if self._pending is not None:
+            self._pending.expect_partial()
         return self
 
 

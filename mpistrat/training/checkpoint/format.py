@@ -130,7 +130,7 @@ class RankPart(NamedTuple):
 
 
 def piece_of(arrays: Mapping[str, NewArray]) -> int:
-    """Return how many bytes have a checksum of their own."""
+    """Return the bytes per checksum: more for an array with too many pieces."""
     piece = _PIECE
     largest = max((array.nbytes for array in arrays.values() if not array.boxes), default=0)
     while piece * _MOST_PIECES < largest:
@@ -138,7 +138,7 @@ def piece_of(arrays: Mapping[str, NewArray]) -> int:
     return piece
 
 
-def divided(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) -> dict[int, list[RankPart]]:
+def parts_of_ranks(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) -> dict[int, list[RankPart]]:
     """Return the parts that each rank writes. Arrays without owner are divided over ``writers``, in runs of pieces."""
     shares: dict[int, list[RankPart]] = {rank: [] for rank in range(ranks)}
     piece, before = piece_of(arrays), 0

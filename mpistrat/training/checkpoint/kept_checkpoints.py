@@ -31,8 +31,8 @@ _HOUR = 3600.0
 _log = logging.getLogger(__name__)
 
 
-class _Kept(NamedTuple):
-    """The checkpoints of a directory that a manager keeps: names and times, the oldest first."""
+class _Listing(NamedTuple):
+    """The checkpoints that the list of a directory names, the oldest first, and their times."""
 
     names: list[str]
     times: list[float]
@@ -123,13 +123,13 @@ class CheckpointManager:
         self._preserving = keep_checkpoint_every_n_hours * _HOUR if keep_checkpoint_every_n_hours else math.inf
         self._steps, self._interval, self._init_fn = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
-        self._list: bytes | None = None  # as the chief last read or wrote it: a change is by another job
+        self._list_bytes: bytes | None = None  # as the chief last read or wrote it: a change is by another job
 
-        def begin() -> _Kept:
+        def begin() -> _Listing:
             self._directory.mkdir(parents=True, exist_ok=True)
             now = time.time()
             # 1 s back, as in TensorFlow, which so avoids a race between managers that are made in quick succession.
-            listing = listed(self._directory) or _Kept([], [], now - 1)
+            listing = read_listing(self._directory) or _Listing([], [], now - 1)
             existing = [i for i, name in enumerate(listing.names) if (self._directory / name).is_file()]
             if gone := [name for i, name in enumerate(listing.names) if i not in existing]:
                 left = listing.names[existing[-1]] if existing else "nothing"
@@ -139,11 +139,11 @@ class CheckpointManager:
                     few(gone),
                     left,
                 )
-            self._list = _bytes_of(self._directory)
+            self._list_bytes = _bytes_of(self._directory)
             last = min(listing.last_preserved, now)  # of a clock that was set back
-            return _Kept([listing.names[i] for i in existing], [listing.times[i] for i in existing], last)
+            return _Listing([listing.names[i] for i in existing], [listing.times[i] for i in existing], last)
 
-        self._kept: _Kept = self._on_chief(begin)
+        self._listing: _Listing = self._on_chief(begin)
 
     def _on_chief(self, function: Callable[[], Any]) -> Any:
         return ranks_of(self._checkpoint.leaves(), "CheckpointManager")[0].on_first(function)
@@ -158,7 +158,7 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint that is saved."""
         return self._checkpoint
 
     @property
@@ -169,12 +169,12 @@ class CheckpointManager:
     @property
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints that are kept, the oldest first."""
-        return [str(self._directory / name) for name in self._kept.names]
+        return [str(self._directory / name) for name in self._listing.names]
 
     @property
     def latest_checkpoint(self) -> str | None:
         """The path of the newest checkpoint, None without one."""
-        return self.checkpoints[-1] if self._kept.names else None
+        return self.checkpoints[-1] if self._listing.names else None
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True) -> str | None:
         """Save the checkpoint, delete the oldest beyond ``max_to_keep``, and return the path.
@@ -203,15 +203,15 @@ class CheckpointManager:
             if step == self._last_step or (check_interval and step < self._last_step + self._interval):
                 return None
         path = self._checkpoint.save(self._directory / self._name, checkpoint_number)
-        self._kept = self._on_chief(lambda: self._keep(Path(path).name))
+        self._listing = self._on_chief(lambda: self._add(Path(path).name))
         self._last_step = step
         return path
 
-    def _keep(self, name: str) -> _Kept:
+    def _add(self, name: str) -> _Listing:
         """Add a checkpoint to the list, and delete the oldest beyond ``max_to_keep``. On the chief."""
-        kept = [(path, when) for path, when in zip(*self._kept[:2], strict=True) if path != name]
+        kept = [(path, when) for path, when in zip(*self._listing[:2], strict=True) if path != name]
         kept.append((name, time.time()))
-        last_preserved = self._kept.last_preserved
+        last_preserved = self._listing.last_preserved
         leaving = []
         while self._most is not None and len(kept) > self._most:
             oldest, when = kept.pop(0)
@@ -220,8 +220,8 @@ class CheckpointManager:
                 last_preserved = when
             else:
                 leaving.append(oldest)
-        new = _Kept([path for path, _ in kept], [when for _, when in kept], last_preserved)
-        if _bytes_of(self._directory) not in (None, self._list):
+        new = _Listing([path for path, _ in kept], [when for _, when in kept], last_preserved)
+        if _bytes_of(self._directory) not in (None, self._list_bytes):
             _log.warning(
                 "%s was changed by another program since this one read or wrote it: two jobs that manage one directory "
                 "replace and delete the checkpoints of each other; give each a directory of its own",
@@ -234,7 +234,7 @@ class CheckpointManager:
             "last_preserved_timestamp": new.last_preserved,
         }
         replace_text(self._directory / _LIST, json.dumps(text, indent=1) + "\n")
-        self._list = _bytes_of(self._directory)
+        self._list_bytes = _bytes_of(self._directory)
         # After the list is on the disk: a program killed here leaves files without an entry, no entry without file.
         for path in leaving:
             try:
@@ -262,7 +262,7 @@ class CheckpointManager:
         return path
 
     def __repr__(self) -> str:
-        return f"<CheckpointManager of {len(self._kept.names)} checkpoints in {self.directory!r}>"
+        return f"<CheckpointManager of {len(self._listing.names)} checkpoints in {self.directory!r}>"
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
@@ -285,7 +285,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     directory = local_path(checkpoint_dir)
 
     def newest() -> str | None:
-        listing = listed(directory)
+        listing = read_listing(directory)
         name = listing.names[-1] if listing is not None and listing.names else None
         if name is not None and not (directory / name).is_file():
             _log.error("%s is gone: name another checkpoint to restore()", directory / name)
@@ -296,7 +296,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     return None if name is None else str(directory / name)
 
 
-def listed(directory: Path) -> _Kept | None:
+def read_listing(directory: Path) -> _Listing | None:
     """Return the checkpoints in the list of a directory, None without a list.
 
     Raise DataFileError if the list is damaged, or has names of files elsewhere.
@@ -310,7 +310,7 @@ def listed(directory: Path) -> _Kept | None:
         times = [float(when) for when in listing["all_model_checkpoint_timestamps"]]
         if len(names) != len(times) or not all(map(_NAME.fullmatch, names)):
             raise ValueError("its names are not those of checkpoints beside it")
-        return _Kept(names, times, float(listing["last_preserved_timestamp"]))
+        return _Listing(names, times, float(listing["last_preserved_timestamp"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataFileError(
             f"file {str(path)!r}: it is not a list of checkpoints ({error}); fix: remove it, and name the checkpoint "

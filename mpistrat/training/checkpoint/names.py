@@ -29,7 +29,7 @@ class PerRank:
 
 
 class ArrayBlock(NamedTuple):
-    """What this rank holds of an array to which the ranks give boxes."""
+    """This rank's boxes of an array that the ranks hold together."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -46,14 +46,14 @@ class Sharded(Protocol):
         """Return this rank's part as boxes of the whole, which are views."""
 
 
-def share_out(
+def extract_parts(
     named: dict[str, Any],
     parts: dict[str, PerRank | ArrayBlock],
     ranks: int,
     able: Callable[[], bool],
     reads: bool = False,
 ) -> None:
-    """Move arrays that are cut or sharded over so many ranks to ``parts``: each rank writes or reads its own.
+    """Move arrays that are cut or sharded over ``ranks`` ranks to ``parts``: each rank writes or reads its own.
 
     If not all ranks are ``able`` to, sharded variables stay, and are gathered. Collective if ``able`` is. Of ranks with
     equal parts of a cut array all read, and the first one writes.
@@ -121,7 +121,7 @@ def named(state: Any) -> dict[str, Any]:
     return by_name
 
 
-def divided(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, PerRank | ArrayBlock]]:
+def split_leaves(state: Any, own: Any) -> tuple[dict[str, Any], dict[str, PerRank | ArrayBlock]]:
     """Return the leaves that are equal on all ranks, and this rank's own parts: ``own``, blocks and PerReplica values.
 
     Raise TypeError and ValueError as `named`, and TypeError for a variable in ``own``.

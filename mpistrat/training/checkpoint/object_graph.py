@@ -1,4 +1,4 @@
-"""The objects below a checkpoint: what of each is saved, under which name.
+"""The objects below a checkpoint: the names and states under which they are saved.
 
 A name is the path to an object, with "/" between its parts: attributes, keys and positions. The names of variables play
 no part, so a program that makes its variables in another order finds them again.
@@ -65,7 +65,7 @@ class Node(Protocol):
 
 
 class Graph(NamedTuple):
-    """What is saved of the objects below a checkpoint, by name, in the order of names.
+    """The variables and states of the objects below a checkpoint, by name, in the order of names.
 
     ``leaves`` are variables, and arrays that can be filled. ``own`` are states of arrays that each rank has for itself:
     what optimizers exchange between groups. Below the objects in ``growing`` variables may come later. ``wrong`` has
@@ -85,7 +85,7 @@ class Graph(NamedTuple):
 
 
 def graph_of(root: Node) -> Graph:
-    """Return what is saved of the objects below ``root``. One that is met again keeps its first name."""
+    """Return the variables and states of the objects below ``root``. An object has the first name that it gets."""
     graph = Graph({}, {}, {}, [], [])
     met: dict[int, Any] = {}  # keeps the objects, so that no other gets the identity of one
     owners: list[tuple[str, HasVariables]] = []
@@ -250,14 +250,14 @@ def _of_json(members: dict[str, Any]) -> Any:
     return json_arrays.restored(members, _MARK)
 
 
-def as_before(value: Any, like: Any) -> Any:
+def with_types_of(value: Any, like: Any) -> Any:
     """Return an unpacked state with the types of another one: its tuples, and arrays of its libraries."""
     if isinstance(value, np.ndarray):
         return value if like is None or isinstance(like, np.ndarray) else arrays.from_host(value, like)
     if isinstance(value, dict) and isinstance(like, Mapping):
-        return {key: as_before(item, like.get(key)) for key, item in value.items()}
+        return {key: with_types_of(item, like.get(key)) for key, item in value.items()}
     if isinstance(value, list) and isinstance(like, (list, tuple)) and len(value) == len(like):
-        parts = [as_before(*pair) for pair in zip(value, like, strict=True)]
+        parts = [with_types_of(*pair) for pair in zip(value, like, strict=True)]
         kind: Any = type(like)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return value

@@ -239,7 +239,7 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
 def _around(
     dataset: _Dataset, offset: Sequence[int], box: np.ndarray, checked_bytes: int | None
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Return where the pieces that have bytes of a box begin, an array for them, and a view of the box in it."""
+    """Return the first byte of the pieces around a box, an array for these pieces, and a view of the box in it."""
     size, total = box.itemsize, box.itemsize * math.prod(dataset.shape)
     strides = [size * math.prod(dataset.shape[axis + 1 :]) for axis in range(box.ndim)]
     low = sum(stride * o for stride, o in zip(strides, offset, strict=True))
@@ -279,7 +279,7 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
 
 
 def _checked_bytes(path: Path, file: h5py.File) -> int | None:
-    """Return how many bytes have a checksum, None for a file without any. Raise DataFileError for a later format."""
+    """Return the bytes per checksum, None for a file without any. Raise DataFileError for a later format."""
     try:
         version = int(_attribute(file, FORMAT_VERSION) or VERSION)
         checked, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)

@@ -153,9 +153,9 @@ def save_async(
     """
     file, topology, replicas, new = _new_file(state, path, "save_async", differing, own)
     by_all.refuse_differing(topology, new.compared)  # now, before training changes the arrays
-    prepare: Prepare | None = partial(by_all.begin_by_ranks, topology, new.arrays, new.values, file)
+    prepare: Prepare | None = partial(by_all.prepare_by_ranks, topology, new.arrays, new.values, file)
     if new.alone:
-        prepare = partial(by_all.begin_alone, new.values, file) if replicas.is_chief else None
+        prepare = partial(by_all.prepare_alone, new.values, file) if replicas.is_chief else None
     return by_all.begin(topology, replicas.is_chief, file, prepare)
 
 
@@ -167,9 +167,9 @@ def arrays_of(
     None in place of them if no rank has all of them: with arrays of a rank's own, or boxes. Raise ValueError on every
     rank as `save_async`, whose sample of pages is drawn by the number ``sample``.
     """
-    named, parts = names.divided(state, own)
+    named, parts = names.split_leaves(state, own)
     topology, replicas = _prepared(named, call, Path(), parts)
-    names.share_out(named, parts, topology.size, lambda: False)
+    names.extract_parts(named, parts, topology.size, lambda: False)
     if parts:
         return topology, None
     new = _contents(named, topology, replicas, "error", parts, sample, holder=None)
@@ -227,7 +227,7 @@ def load(state: Any, path: str | os.PathLike[str], own: Any = None) -> None:
     >>> folder.cleanup()
     """
     file = local_path(path)
-    named, parts = names.divided(state, own)
+    named, parts = names.split_leaves(state, own)
     names.require_fillable(named, parts)
     _fill(*_prepared(named, "load", file, parts), file, named, parts)
 
@@ -240,7 +240,7 @@ def _fill(
     named: dict[str, Any],
     parts: dict[str, PerRank | ArrayBlock],
 ) -> None:
-    names.share_out(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
+    names.extract_parts(named, parts, topology.size, lambda: by_all.is_one_file(topology, file), reads=True)
     likes = _likes(named)
     for name in _differing(named, replicas):
         likes[PARTS + name] = np.empty((replicas.size, *likes[name].shape), likes[name].dtype)
@@ -411,11 +411,11 @@ class _NewFile(NamedTuple):
 def _new_file(
     state: Any, path: str | os.PathLike[str], call: str, differing: str, own: Any
 ) -> tuple[Path, Topology, ReplicaGroup, _NewFile]:
-    """Return the path of a new file, the ranks that save it, and what is to be saved. Collective."""
+    """Return the path of a new file, the ranks that save it, and its arrays. Collective."""
     file = local_path(path)
-    named, parts = names.divided(state, own)
+    named, parts = names.split_leaves(state, own)
     topology, replicas = _prepared(named, call, file, parts, differing)
-    names.share_out(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
+    names.extract_parts(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     # The number of the save draws the pages: another sample in each save.
     sample = topology.slot(by_all.Saves).count if call == "save_async" else None
     return file, topology, replicas, _contents(named, topology, replicas, differing, parts, sample)
@@ -430,9 +430,9 @@ def _contents(
     sample: int | None,
     holder: int | None = 0,
 ) -> _NewFile:
-    """Return what is to be saved. With a number ``sample``, some pages of variables that a strategy keeps equal.
+    """Return the arrays and values to save. With ``sample``, only some pages of mirrored variables are compared.
 
-    ``holder`` is the rank that gets what replicas have of their own, None for all.
+    ``holder`` is the rank that gets the replicas' own values, None for all.
     """
     like = _types(named)
     # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.

@@ -35,7 +35,7 @@ from mpistrat.training.checkpoint.format import (
     NewArray,
     RankPart,
     checksum,
-    divided,
+    parts_of_ranks,
     piece_of,
     stored,
 )
@@ -74,7 +74,7 @@ class NewCheckpoint:
         size: int = 1,
     ):
         self._arrays, self._values, self._path = arrays, values, path
-        self.shares, self.piece = divided(arrays, writers, size), piece_of(arrays)
+        self.shares, self.piece = parts_of_ranks(arrays, writers, size), piece_of(arrays)
         self.parts = self.shares[rank]
         self._memory = SparseFile()
         self._file: Any = None
@@ -121,7 +121,7 @@ class NewCheckpoint:
         return [dataset.get_offset() or 0 for dataset in self._datasets.values()]
 
     def on_host(self) -> dict[str, np.ndarray]:
-        """Return what this rank writes, as contiguous arrays: views, or copies of no more than that from a GPU."""
+        """Return this rank's parts as contiguous arrays: views, or copies from a GPU."""
         return {str(i): _part_of(self._values[part.name], part) for i, part in enumerate(self.parts)}
 
     def write(

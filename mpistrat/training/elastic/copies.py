@@ -99,7 +99,7 @@ class MemoryCopies:
                     restored_file(self._folder, run).unlink(missing_ok=True)
 
     def _reserve(self, slot: int, room: int, total: int) -> None:
-        """Make the file of a slot, for so many bytes of this rank, and ``total`` of all ranks of the node."""
+        """Make the file of a slot with ``room`` bytes for this rank. All ranks of the node need ``total`` bytes."""
         _make_folder(self._folder)
         path = self._folder / f"{self._run}.{slot}.{self._topology.node.rank}"
         self._slots[slot] = None

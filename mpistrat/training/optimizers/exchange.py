@@ -93,7 +93,7 @@ class GroupExchange:
         return means
 
     def after_step(self, done: int) -> None:
-        """Exchange the weights if it is time after so many steps. Collective then, in cross-replica context."""
+        """Exchange the weights if it is time after ``done`` steps. Collective then, in cross-replica context."""
         self._is_due = not self.of_gradients
         if self._is_due and done % self._groups.sync_every == 0:
             self._exchange_weights(done)
@@ -187,7 +187,7 @@ class GroupExchange:
             values[i] = np.asarray(total, values[i].dtype, order="C")
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return what this rank keeps, joined by its kinds into flat arrays of this rank's own lengths."""
+        """Return this rank's state: a flat array of each kind, with a length of its own on each rank."""
         return {
             kind: np.concatenate([to_host(array).reshape(-1) for array in arrays] or [np.empty(0, np.float32)])
             for kind, arrays in self.by_kind().items()

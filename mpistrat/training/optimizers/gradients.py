@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpistrat.strategy import StrategyExtended
 
 Pairs = list[tuple[Any, Variable]]
-_looked_at: set[CodeType] = set()
+_checked_code: set[CodeType] = set()
 _SHOWN = 4  # names of variables in a message
 
 
@@ -66,9 +66,9 @@ def _warn_of_means(replicas: int) -> None:
     frame = sys._getframe(level - 1)
     code = frame.f_code
     # Once for each function of a program: this is called in every step.
-    if code in _looked_at:
+    if code in _checked_code:
         return
-    _looked_at.add(code)
+    _checked_code.add(code)
     known = {**frame.f_globals, **frame.f_locals}
     called = (known.get(name) for name in (*code.co_names, *code.co_freevars))
     if any("mean" in c.co_names for c in (code, *(f.__code__ for f in called if isinstance(f, FunctionType)))):
@@ -94,7 +94,7 @@ def names_of(pairs: Pairs) -> tuple[str, ...]:
 def form_of(
     names: Sequence[Hashable], dtypes: Sequence[np.dtype], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[str, Checksum]:
-    """Return what the ranks compare: a checksum, since the hash of many names would take as long as a message."""
+    """Return a checksum for the ranks to compare: the hash of many names would take as long as a message."""
     compared = repr([*names, *map(str, dtypes), *shapes])
     more = ", ..." if len(names) > _SHOWN else ""
     shown = f"of {', '.join(map(str, names[:_SHOWN]))}{more}"
@@ -139,16 +139,16 @@ def fitting(gradient: Any, variable: Variable) -> Any:
     return gradient
 
 
-def places(changed: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the addresses of the arrays that a step changes, for `apart`. They are contiguous and do not overlap."""
+def memory_spans(changed: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the addresses of contiguous arrays that do not overlap, for `copy_overlapping`."""
     return np.array(sorted(_span(array) for array in changed if array.size), np.uint64).reshape(-1, 2)
 
 
-def apart(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
+def copy_overlapping(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
     """Return gradients, copied where they overlap memory that a step changes.
 
-    ``spans`` are the `places` of that memory. A step changes its variables one after another. A gradient that is a view
-    of one of them must not change before it is used.
+    ``spans`` are its `memory_spans`. A step changes its variables one after another. A gradient that is a view of one
+    of them must not change before it is used.
     """
     summed = []
     for gradient in gradients:

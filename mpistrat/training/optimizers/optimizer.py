@@ -19,7 +19,7 @@ from mpistrat.collectives import structures
 from mpistrat.record import flight_record
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.training.optimizers.exchange import GroupExchange
-from mpistrat.training.optimizers.gradients import Clipping, Pairs, apart, as_pair, checked, places
+from mpistrat.training.optimizers.gradients import Clipping, Pairs, as_pair, checked, copy_overlapping, memory_spans
 from mpistrat.training.optimizers.rule import (
     AVERAGE,
     LearningRate,
@@ -27,7 +27,7 @@ from mpistrat.training.optimizers.rule import (
     Rule,
     RuleWithOptions,
     after_calls,
-    in_words,
+    comparable_text,
     is_of_package,
     mro_position,
     options_of,
@@ -246,7 +246,7 @@ class Optimizer(ABC):
         self._config["learning_rate"] = value
 
     def rate_after(self, steps: int) -> float:
-        """Return the learning rate of the step after so many."""
+        """Return the learning rate of the step that follows ``steps`` steps."""
         held = self._state.learning_rate
         if self._schedule is not None:
             return float(self._schedule(steps))
@@ -487,7 +487,7 @@ class Optimizer(ABC):
     def _compare_rate(self, extended: StrategyExtended) -> None:
         """Raise MismatchError on every rank if some have set another rate or option since the last step. Collective."""
         if self._state.iterations is not None and self._state.iterations.each_replica_writes:
-            rate = in_words(self.get_config()["learning_rate"])
+            rate = comparable_text(self.get_config()["learning_rate"])
             own = [f"{name} set to {value!r}" for name, value in options_of(self).items()]
             topology = extended.engine.topology
             structures.agree(topology, "apply_gradients", self._name, f"learning_rate set to {rate}", *own)
@@ -512,7 +512,7 @@ class Optimizer(ABC):
             rate = self.rate_after(number)
         if not aggregate:
             # A gradient may be a view of a variable. With the reduction it is a result of its own.
-            gradients = apart(gradients, places(step.changed()))
+            gradients = copy_overlapping(gradients, memory_spans(step.changed()))
         if self._clipping is not None:
             gradients = self._clipping(gradients)
         step.update(self._rule, gradients, number + 1, rate)

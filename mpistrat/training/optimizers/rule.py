@@ -83,7 +83,7 @@ class MovingAverage:
         return self.kept(step) ** (min(self.earlier, 1) if self.overwrites(step) else self.earlier)
 
     def within(self, average: np.ndarray, weights: np.ndarray, steps: int, calls: int) -> np.ndarray:
-        """Return the average after some calls of a step that is not complete, the one after so many steps."""
+        """Return the average after some calls of a step that is not complete, which follows ``steps`` steps."""
         share = self._momentum ** (min(calls, 1) if self.overwrites(steps + 1) else calls)
         return average * share + weights * (1 - share)
 
@@ -203,7 +203,7 @@ else:
 
 
 class OptimizerOptions(TypedDict, total=False):
-    """The arguments that every optimizer hands on to `Optimizer`, which describes them."""
+    """The arguments that every optimizer passes to `Optimizer`, which describes them."""
 
     clipnorm: float | None
     clipvalue: float | None
@@ -238,7 +238,7 @@ def options_of(rule: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, np.generic))}
 
 
-def in_words(value: Any, depth: int = 3) -> str:
+def comparable_text(value: Any, depth: int = 3) -> str:
     """Return a learning rate as the ranks compare it: a number, or a function with the numbers and texts that it keeps.
 
     A function keeps its defaults, its closure and its attributes. So does a schedule.
@@ -251,7 +251,7 @@ def in_words(value: Any, depth: int = 3) -> str:
             repr(value.item()) if value.ndim == 0 else f"{value.dtype}{value.shape} {zlib.crc32(value.tobytes()):08x}"
         )
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(in_words(item, depth) for item in value)}]"
+        return f"[{', '.join(comparable_text(item, depth) for item in value)}]"
     parts: dict[Any, Any] = dict(value if isinstance(value, Mapping) else getattr(value, "__dict__", {}))
     if inspect.isfunction(value):
         parts |= {**inspect.getclosurevars(value).nonlocals, **(value.__kwdefaults__ or {})}
@@ -261,5 +261,5 @@ def in_words(value: Any, depth: int = 3) -> str:
         parts |= enumerate(value.args)
     # Bound methods and objects hold state that may differ between ranks: their class alone is compared.
     is_open = depth > 0 and (callable(value) or isinstance(value, Mapping)) and not inspect.ismethod(value)
-    shown = [f"{name}={in_words(item, depth - 1)}" for name, item in parts.items()] if is_open else []
+    shown = [f"{name}={comparable_text(item, depth - 1)}" for name, item in parts.items()] if is_open else []
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(shown)})"

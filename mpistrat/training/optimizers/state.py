@@ -17,7 +17,7 @@ from mpistrat.data.write.shared_file import Block, boxes_of
 from mpistrat.engine import Engine
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.training.optimizers.gradients import BLOCK, Clipping, Pairs, fitting_pairs
-from mpistrat.training.optimizers.rule import in_words
+from mpistrat.training.optimizers.rule import comparable_text
 from mpistrat.values import IndexedSlices, VariableAggregation, VariableSynchronization, component
 from mpistrat.variables import CutVariable, DistributedVariable, LocalVariable, Variable, read_together
 from mpistrat.variables.local import placed_beside
@@ -245,8 +245,8 @@ class State:
         """Create the slots of new variables, with the values that ``initial`` returns. Collective for new ones.
 
         ``are_equal`` says that ``initial`` returns the same on all ranks. Then the values are not sent. The ranks
-        compare the numbers and texts in ``options``, and the learning rate by `in_words`. With ``parts``, which cuts
-        variables, the slots are shared out.
+        compare the numbers and texts in ``options``, and the learning rate. With ``parts``, which cuts variables, the
+        slots are sharded.
         """
         new = [*{id(variable): variable for variable in variables if id(variable) not in self.slots}.values()]
         if not new and not self.lacks_rate:
@@ -255,7 +255,7 @@ class State:
         names = tuple(variable.name for variable in new)
         values = "not sent" if are_equal else "sent"
         first = self.first_rate if self.lacks_rate else options["learning_rate"]
-        rate = "" if self.learning_rate is not None else f"learning_rate {in_words(first)}"
+        rate = "" if self.learning_rate is not None else f"learning_rate {comparable_text(first)}"
         known = {"name", "learning_rate"}
         kinds = float, int, str, np.generic
         # Options of other types have no text that is equal on all ranks.

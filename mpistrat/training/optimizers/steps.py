@@ -27,12 +27,12 @@ from mpistrat.training.optimizers.gradients import (
     Clipping,
     Pairs,
     added,
-    apart,
     checked,
+    copy_overlapping,
     fitting_pairs,
     form_of,
+    memory_spans,
     names_of,
-    places,
     squares_of_blocks,
 )
 from mpistrat.training.optimizers.rule import Rule, blocks, for_update
@@ -117,7 +117,7 @@ class FlatStep:
         ]
         self._reduction: Reduction | None = None  # of all gradients into the buffer of the only message
         self._prepared = self._is_alone = False
-        self._places: np.ndarray | None = None  # of what the step changes
+        self._changed_spans: np.ndarray | None = None  # of what the step changes
 
     def _of_message(self, number: int, message: JoinedGradients, elementwise: bool) -> list[WeightSpan]:
         runs: list[list[int]] = []
@@ -165,7 +165,7 @@ class FlatStep:
         if engine is not None and not self._prepared:
             self._prepare(engine)
         if engine is None:
-            messages = self._kept_apart(self._join(gradients))
+            messages = self._without_overlap(self._join(gradients))
         elif self._is_alone:  # without a reduction, whose lock and record take 6 us, cold
             if forbidden_threads:
                 refuse_thread("apply_gradients")
@@ -219,13 +219,13 @@ class FlatStep:
             messages.append(np.concatenate(operands, None, buffer))
         return messages
 
-    def _kept_apart(self, messages: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+    def _without_overlap(self, messages: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Return messages that do not change with the variables. Messages in buffers are copies already."""
         if all(buffer is not None for _, buffer in self._messages):
             return messages
-        if self._places is None:
-            self._places = places([*self._values, *itertools.chain.from_iterable(self._state)])
-        return apart(messages, self._places)
+        if self._changed_spans is None:
+            self._changed_spans = memory_spans([*self._values, *itertools.chain.from_iterable(self._state)])
+        return copy_overlapping(messages, self._changed_spans)
 
     def _split(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the gradients that are in messages, as views where possible."""
