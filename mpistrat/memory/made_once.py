@@ -82,14 +82,14 @@ class MadeOnce:
 
     def use_all(self, chunks: Sequence[Chunk], for_each: ForEach) -> list[Chunk]:
         """Make and use chunks, by a function that calls another on each item. Return the chunks that do not fit."""
-        left: list[Chunk] = []
+        rejected: list[Chunk] = []
         later: list[Chunk] = []
         begin = int(self._begin * len(chunks))  # ranks that begin together make different chunks
-        for_each([*chunks[begin:], *chunks[:begin]], partial(self._use, left, later))
-        for_each(later, partial(self._use, left, None))
-        return left
+        for_each([*chunks[begin:], *chunks[:begin]], partial(self._use, rejected, later))
+        for_each(later, partial(self._use, rejected, None))
+        return rejected
 
-    def _use(self, left: list[Chunk], later: list[Chunk] | None, chunk: Chunk) -> None:
+    def _use(self, rejected: list[Chunk], later: list[Chunk] | None, chunk: Chunk) -> None:
         """Use a chunk, or make it. If another rank makes it, append it to ``later`` if that is a list, or wait."""
         digest = hashlib.blake2b(repr(chunk.key).encode(), digest_size=16).digest()
         low, high = np.frombuffer(digest, np.int64).tolist()
@@ -102,7 +102,7 @@ class MadeOnce:
                     if entry is None:
                         entry, claimed = self._claim(low, high, chunk.nbytes), True
             if entry is None or (claimed and not self._make(chunk, entry)):
-                left.append(chunk)
+                rejected.append(chunk)
                 return
             if claimed:
                 return
@@ -156,7 +156,7 @@ class MadeOnce:
         # before the ring began again, it made a rank decode 1 chunk of 61 twice.
         for start in (head, *sorted({0, *stops[busy].tolist()}, key=lambda at: (at < head, at))):
             stop = start + size
-            if stop <= self._nbytes and not any(starts[it] < stop and stops[it] > start for it in busy):
+            if stop <= self._nbytes and not any(starts[i] < stop and stops[i] > start for i in busy):
                 break
         else:
             return None

@@ -87,7 +87,7 @@ class Halo:
         self._folds = [(e.folds, e.neighbors, e.fold) for e in exchanges[::-1]]
         self._world = mesh.topology.world
         self._lock, self._is_compared = mesh.topology.lock, "collectives" in mesh.topology.checks
-        self._sent = operation(_NAME, (local.dtype, layout.shape))
+        self._operation = operation(_NAME, (local.dtype, layout.shape))
         kind = mpi.start().Prequest
         self._calls = kind.Startall, kind.Testall
         weakref.finalize(self, _free, [*chain(*(step[0] for step in self._fills + self._folds))], get_ident())
@@ -118,7 +118,7 @@ class Halo:
         """
         if self._array.local is not self.inner:
             raise RuntimeError("a later halo(), or a new `local`, took the array from this halo: use the last one made")
-        lock, sent, thread = self._lock, self._sent, get_ident()
+        lock, op, thread = self._lock, self._operation, get_ident()
         flight: Any = lock.flight
         start, test = self._calls
         # Without a wait, the exchange may count for the last entry of the record, as long as that is its own.
@@ -130,11 +130,11 @@ class Halo:
             or self._is_compared
         )
         if is_noted:
-            (lock.collective if self._is_compared else lock.begin)(sent)  # under the debug check all ranks compare
+            (lock.collective if self._is_compared else lock.begin)(op)  # under the debug check all ranks compare
         else:
             lock.state = thread
             lock.sequence = lock.sequence + 1
-            lock.operation, lock.is_shared_memory_only = sent, True
+            lock.operation, lock.is_shared_memory_only = op, True
         try:
             for requests, neighbors, copy in steps:
                 if requests:
@@ -144,7 +144,7 @@ class Halo:
                             break
                     else:
                         if not is_noted:  # for reports of hangs: before it may wait for long
-                            flight.enter(sent, lock.sequence)
+                            flight.enter(op, lock.sequence)
                             is_noted = True
                         self._wait(requests, neighbors)
                 if copy is not None:
@@ -175,9 +175,9 @@ class Halo:
             if time.monotonic() > until and late[0][1] >= 0:
                 other, number, way = late[0]
                 raise MismatchError(
-                    f"rank {self._lock.rank}: {self._sent} is in halo {self._number} of the mesh, and rank {other} in "
-                    f"{'the adjoint of ' if way & _BACK else ''}halo {number}, by the order in which they were made: "
-                    "exchange them, and call adjoints, in the same order on all ranks"
+                    f"rank {self._lock.rank}: {self._operation} is in halo {self._number} of the mesh, and rank "
+                    f"{other} in {'the adjoint of ' if way & _BACK else ''}halo {number}, by the order in which they "
+                    "were made: exchange them, and call adjoints, in the same order on all ranks"
                 )
 
 

@@ -323,7 +323,7 @@ class Layout(NamedTuple):
         """Return the layout of the elements from the first to the second bound of each dimension."""
         shape = tuple(stop - start for start, stop in bounds)
         ends = zip(self.cuts, bounds, strict=True)
-        cuts = tuple(tuple(min(max(cut, start), stop) - start for cut in of) for of, (start, stop) in ends)
+        cuts = tuple(tuple(min(max(cut, start), stop) - start for cut in edges) for edges, (start, stop) in ends)
         return Layout(shape, self.axes, cuts)
 
     @classmethod
@@ -337,9 +337,9 @@ class Layout(NamedTuple):
         return tuple(part if name is None and size != 1 else slice(None) for name, size, part in keys)
 
 
-def common(ours: Box, theirs: Box) -> Box | None:
+def common(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes, or None if it is empty."""
-    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(ours, theirs, strict=True))
+    shared = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(box, other, strict=True))
     return shared if all(side.start < side.stop for side in shared) else None
 
 

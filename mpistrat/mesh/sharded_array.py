@@ -505,16 +505,16 @@ def matmul(left: Any, right: Any) -> Any:
     if any(getattr(factor, "ndim", 0) not in (1, 2) for factor in (left, right)) or left.shape[-1] != right.shape[0]:
         raise ValueError(f"matmul multiplies matrices that fit, not {left!r} and {right!r}")
     mesh = left.mesh
-    (*rows, ours), (theirs, *columns) = zip(*left.layout, strict=True), zip(*right.layout, strict=True)
-    inner = joined([Layout(*zip(dimension, strict=True)) for dimension in (ours, theirs)])
+    (*rows, left_inner), (right_inner, *columns) = zip(*left.layout, strict=True), zip(*right.layout, strict=True)
+    inner = joined([Layout(*zip(dimension, strict=True)) for dimension in (left_inner, right_inner)])
     if inner is None:
         raise ValueError(f"{left!r} and {right!r} are cut differently along the inner dimension: redistribute one")
     axes = [axis for _, axis, _ in (*rows, *zip(*inner, strict=True), *columns) if axis is not None]
     if len({*axes}) < len(axes):
         raise ValueError(f"the product of {left!r} and {right!r} would be cut twice by one axis: redistribute one")
     (part,) = inner.box(mesh)  # a factor that is whole along the inner dimension has what the other one needs
-    first = left.local[..., part] if ours[1] is None else left.local
-    product = np.asarray(first @ (right.local[part] if theirs[1] is None else right.local))
+    first = left.local[..., part] if left_inner[1] is None else left.local
+    product = np.asarray(first @ (right.local[part] if right_inner[1] is None else right.local))
     if inner.axes[0] is not None:
         op = FurtherOp.MAX if product.dtype == bool else ReduceOp.SUM
         product = _all_reduce(mesh, inner.axes[0], op, product)
@@ -560,8 +560,8 @@ def _rolled(topology: Topology, local: np.ndarray, by: int, dimension: int, cuts
             if low < high
         ]
 
-    def joined_rows(slices: list[slice], of: np.ndarray) -> np.ndarray | None:
-        return np.concatenate([of[part] for part in slices]) if slices else None
+    def joined_rows(slices: list[slice], array: np.ndarray) -> np.ndarray | None:
+        return np.concatenate([array[part] for part in slices]) if slices else None
 
     out = np.empty(rows.shape, rows.dtype)
     targets = [[target for _, target in moved(source, rank)] for source in range(topology.size)]

@@ -268,11 +268,11 @@ class Mailbox:
     def communicator(self, ranks: tuple[int, ...], number: int) -> Any:
         """Return a communicator of some ranks. Collective over these, which give the same number."""
         group = self._comm.Get_group()
-        some = group.Incl(ranks)
+        subgroup = group.Incl(ranks)
         try:
-            return self._comm.Create_group(some, number % _GROUPS)
+            return self._comm.Create_group(subgroup, number % _GROUPS)
         finally:
-            some.Free()
+            subgroup.Free()
             group.Free()
 
     @property
@@ -308,10 +308,10 @@ class Mailbox:
         while self._sends:
             to, requests, _ = self._sends[0]
             lost = to in self.losses.ranks
-            left = 0
+            completed = 0
             if not lost:
                 try:  # one by one: an error of Testsome says only that one of them has one (MPI_ERR_IN_STATUS)
-                    left = sum(request.Test() for request in requests if request)
+                    completed = sum(request.Test() for request in requests if request)
                 except self._mpi.Exception as error:
                     self.losses.note(error)
                     return
@@ -319,10 +319,10 @@ class Mailbox:
                 sent = self._sends.popleft()
                 if lost:
                     self._undelivered.append(sent)
-            elif not left:
+            elif not completed:
                 return
             else:
-                self._moves += left
+                self._moves += completed
 
 
 def _pieces(buffer: Any) -> list[memoryview]:

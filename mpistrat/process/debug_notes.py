@@ -131,29 +131,29 @@ def report(world: Any) -> None:
     """Print on rank 0 what the ranks have done alike. Collective."""
     files = {path: (site, _identity(path)) for path, site in _written.items()}
     files = {path: entry for path, entry in files.items() if entry[1]}
-    everyone = world.allgather((dict(_printed), files, dict(_drawn)))
+    of_ranks = world.allgather((dict(_printed), files, dict(_drawn)))
     for record in (_printed, _written, _drawn):
         record.clear()
     if world.rank:
         return
     lines = []
-    for site, printed in everyone[0][0].items():
-        if all(other.get(site) == printed for other, *_ in everyone[1:]):
+    for site, printed in of_ranks[0][0].items():
+        if all(other.get(site) == printed for other, *_ in of_ranks[1:]):
             times = f", {printed.calls} times" if printed.calls > 1 else ""
             lines.append(
                 f"{site} prints {printed.first[:40]!r} on all {world.size} ranks{times}: print on one of them by "
                 "`if strategy.is_chief:`"
             )
-    for site, checksum in everyone[0][2].items():
-        others = [theirs.get(site) for *_, theirs in everyone[1:]]
+    for site, checksum in of_ranks[0][2].items():
+        others = [drawn.get(site) for *_, drawn in of_ranks[1:]]
         if None not in others and {*others} != {checksum}:
             lines.append(
                 f"{site} draws other numbers on each rank, outside of strategy.run: for equal numbers give a seed, as "
                 "in np.random.default_rng(0) and np.random.seed(0); for numbers of each rank take strategy.rng(seed)"
             )
     writers: dict[tuple[str, Any], list[tuple[int, str]]] = {}
-    for rank, (_, theirs, _) in enumerate(everyone):
-        for path, (site, identity) in theirs.items():
+    for rank, (_, written, _) in enumerate(of_ranks):
+        for path, (site, identity) in written.items():
             writers.setdefault((path, identity), []).append((rank, site))
     for (path, _), opened in writers.items():
         if len(opened) > 1:

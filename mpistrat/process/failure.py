@@ -88,21 +88,21 @@ def fold() -> None:
 
 def _in_lines(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> list[str]:
     """Return a traceback of the user's own lines, unless `shows_all()`."""
-    whole = traceback.TracebackException(kind, error, trace)
-    chain: list[traceback.TracebackException | None] = [whole]
+    top = traceback.TracebackException(kind, error, trace)
+    chain: list[traceback.TracebackException | None] = [top]
     folded = 0
     while chain and not shows_all():
         link = chain.pop()
         if link is None:
             continue
         user_frames = [frame for frame in link.stack if not is_own(frame.filename)]
-        if user_frames or link is not whole:  # an error of a thread of the package has no other lines
+        if user_frames or link is not top:  # an error of a thread of the package has no other lines
             folded += len(link.stack) - len(user_frames)
             link.stack = traceback.StackSummary.from_list(user_frames)
         chain += [link.__cause__, link.__context__]
         if link.__context__ and all(is_own(frame.filename) for frame in link.__context__.stack):
             link.__suppress_context__ = True  # an error that the package has handled
-    lines = [*whole.format(), *(f"{line}\n" for fragment, line in explanations.items() if fragment in str(error))]
+    lines = [*top.format(), *(f"{line}\n" for fragment, line in explanations.items() if fragment in str(error))]
     if not folded:
         return lines
     lines.insert(0, _FOLDED.format(folded, "s" * (folded > 1)))

@@ -39,9 +39,9 @@ def note_imports(folder: Path, run: int, rank: int) -> None:
             "modules": [name for name, module in sys.modules.copy().items() if _is_installed(name, module)],
             "environ": {name: value for name, value in os.environ.items() if initial.get(name) != value},
         }
-        whole = folder / f".{run}.{rank}"
-        whole.write_text(json.dumps(noted))
-        whole.rename(folder / f"{run}.{rank}")
+        temporary = folder / f".{run}.{rank}"
+        temporary.write_text(json.dumps(noted))
+        temporary.rename(folder / f"{run}.{rank}")
 
 
 def _is_installed(name: str, module: Any) -> bool:

@@ -146,7 +146,7 @@ def _number(kind: Callable[[Any], _T], accepts: Callable[[_T], bool]) -> Callabl
 _seconds = _number(float, lambda number: 0 <= number < float("inf"))
 _positive = _number(float, lambda number: number > 0)
 _bytes = _number(int, lambda number: number > 0)
-_whole = _number(int, lambda number: number >= 0)
+_not_negative = _number(int, lambda number: number >= 0)
 _signal = _number(int, lambda number: number in (0, *signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
@@ -266,7 +266,7 @@ class RuntimeOptions:
     )
     device = Option("cpu", _device, "cpu, cuda, cuda:N or auto")
     elastic = Option("", os.fspath, "a directory")
-    elastic_memory = Option(0, _whole, "a number of bytes, or 0 for half of what is free", same=False)
+    elastic_memory = Option(0, _not_negative, "a number of bytes, or 0 for half of what is free", same=False)
     elastic_ranks = Option("same", _one_of("same", "fewer"), "same or fewer")
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
     hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
@@ -275,7 +275,7 @@ class RuntimeOptions:
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
     record_dir = Option("", os.fspath, "a directory", same=False)
-    restart = Option(0, _whole, "a number")
+    restart = Option(0, _not_negative, "a number")
     roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
     stack_signal = Option(
         int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else 0,

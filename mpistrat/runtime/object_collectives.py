@@ -109,13 +109,13 @@ class ObjectCollectives:
             result = fn()
         except Exception as error:
             failure = error
-        everyone = self.all_gather_object((result, failure and _portable(failure)), math.inf)
+        outcomes = self.all_gather_object((result, failure and _portable(failure)), math.inf)
         if failure is not None:
             raise failure
-        for rank, (_, reported) in enumerate(everyone):
+        for rank, (_, reported) in enumerate(outcomes):
             if reported is not None:
                 raise _error_of(rank, *reported)
-        return [result for result, _ in everyone]
+        return [result for result, _ in outcomes]
 
     def all_true(self, flag: Any) -> bool:
         """Return whether the flag is true on all ranks."""

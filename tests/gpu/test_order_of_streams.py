@@ -161,7 +161,7 @@ def test_memory_is_released_in_another_thread(cupy, monkeypatch):
     in_thread(batch.clear)
     assert not problems
     assert not feeds._lost
-    assert len(feed.left) == 2
+    assert len(feed.released) == 2
     for value in (6.0, 7.0, 8.0):
         feeds.received(sent(feed, value)).clear()
     with on_device(1):
@@ -177,7 +177,7 @@ def test_memory_whose_end_of_use_is_unknown_is_kept(cupy, monkeypatch):
     batch.clear()
     assert problems == [ZeroDivisionError] * 2
     assert len(feeds._lost) == 2
-    assert not feed.left
+    assert not feed.released
 
 
 # --- kernels and collectives -----------------------------------------------------------------------------

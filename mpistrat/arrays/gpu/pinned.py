@@ -197,7 +197,8 @@ class Sent(NamedTuple):
 class Feed:
     """The stream and the pinned memory by which one thread at a time sends arrays to a GPU.
 
-    ``left`` has the released arrays, oldest first, each with the event that marks its release in the thread's stream.
+    ``released`` has arrays that are not used any more, oldest first, each with the event of its release in the
+    thread's stream.
     """
 
     def __init__(self, device: int):
@@ -207,7 +208,7 @@ class Feed:
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self._ring = [(chunk(cupy), cupy.cuda.Event(disable_timing=True)) for _ in range(_CHUNKS)]
         self._at = self._used = 0
-        self.left: deque[tuple[Any, Any]] = deque()
+        self.released: deque[tuple[Any, Any]] = deque()
 
     def send(self, arrays: Sequence[np.ndarray]) -> Sent:
         """Begin to copy arrays to the GPU. The caller may write to the arrays when this returns."""
@@ -248,15 +249,15 @@ class Feed:
 
     def reclaim(self, most: float = math.inf) -> None:
         """Free released arrays that the GPU no longer uses. Above ``most``, the stream waits for the oldest."""
-        while self.left:
+        while self.released:
             try:
-                event, memory = self.left.popleft()
+                event, memory = self.released.popleft()
             except IndexError:  # another thread took the last one
                 return
             if event.done:
                 continue
-            if len(self.left) < most:
-                self.left.appendleft((event, memory))
+            if len(self.released) < most:
+                self.released.appendleft((event, memory))
                 return
             self.stream.wait_event(event)
 
@@ -301,6 +302,6 @@ class _BatchLease:
         except Exception:
             _lost.append(self._array)  # kernels may still read it
             raise
-        self._feed.left.append((self._event, self._array))
+        self._feed.released.append((self._event, self._array))
         del self._array
         self._feed.reclaim()

@@ -136,15 +136,15 @@ def _sum_digits(
     count = -(-(depth + kind.precision) // width)
     # In 64 bits: NumPy 1 would keep an array of 32 bits if a number of 64 bits is added.
     units = [largest.astype(np.int64) - (kind.bias - 1 + width * (k + 1)) for k in range(count)]
-    into, back = [_times_power(-unit) for unit in units], [_times_power(unit) for unit in units[:-1]]
+    scale, unscale = [_times_power(-unit) for unit in units], [_times_power(unit) for unit in units[:-1]]
     digits = np.zeros((count, len(largest)), np.int64)
     for block in blocks:
         rest = block.astype(np.float64, copy=False)
         for k in range(count - 1):
-            whole = np.trunc(into[k](rest))
-            digits[k] += _over_rows(np.add, whole.astype(np.int64))
-            rest = rest - back[k](whole)
-        digits[-1] += _over_rows(np.add, into[-1](rest).astype(np.int64))
+            digit = np.trunc(scale[k](rest))
+            digits[k] += _over_rows(np.add, digit.astype(np.int64))
+            rest = rest - unscale[k](digit)
+        digits[-1] += _over_rows(np.add, scale[-1](rest).astype(np.int64))
     if exchange is not None:
         exchange(np.add, digits.reshape(-1))
     return _rounded(digits, width, units[0], dtype)
@@ -168,16 +168,16 @@ def _rounded(digits: np.ndarray, width: int, unit: np.ndarray, dtype: np.dtype) 
     sign = np.where(digits[0] < 0, np.int64(-1), np.int64(1))
     digits *= sign
     _carry(digits, width)
-    leading, left = digits[0], np.zeros(len(unit), bool)
+    leading, sticky = digits[0], np.zeros(len(unit), bool)
     for digit in digits[1:]:
         # Clear the bit after the highest one, so that the conversion cannot round up to the next power of two.
         used = np.frexp((leading & ~(leading >> 1)).astype(np.float64))[1].astype(np.int64)
         room = np.clip(62 - used, 0, width)
         behind = width - room
         leading = (leading << room) | (digit >> behind)
-        left |= (digit & ((np.int64(1) << behind) - 1)) != 0
+        sticky |= (digit & ((np.int64(1) << behind) - 1)) != 0
         unit = unit - room
-    leading |= left
+    leading |= sticky
     return _times_power(unit)((leading * sign).astype(dtype).astype(np.float64)).astype(dtype)
 
 

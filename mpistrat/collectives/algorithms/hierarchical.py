@@ -114,8 +114,8 @@ class _Ring:
                 self._send_own(number + ahead)
             if final:
                 spread(segment)
-        for sent in self._sends.values():
-            sent.Wait()
+        for request in self._sends.values():
+            request.Wait()
 
     def _segment(self, number: int) -> slice:
         step, i = divmod(number, self._segments)
@@ -402,9 +402,9 @@ class OrderedAllReduce(Algorithm):
         if topology.lock.is_shared_memory_only:
             _in_memory.reduce(topology, combine, send, receive)
         elif send.nbytes * topology.size <= _GATHERED_BYTES:
-            everything = np.empty((topology.size, len(send)), send.dtype)
+            gathered = np.empty((topology.size, len(send)), send.dtype)
             # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
-            topology.world.Allgather(send.view(np.uint8), everything.view(np.uint8))
-            combine_rows(combine, list(everything), receive)
+            topology.world.Allgather(send.view(np.uint8), gathered.view(np.uint8))
+            combine_rows(combine, list(gathered), receive)
         else:
             combine_by_slices(topology.world, [send], [1] * topology.size, receive, partial(combine_rows, combine))

@@ -114,7 +114,7 @@ class Shares:
         self.tree = tree = range(len({*itertools.chain(*blocks)}))
         self.of_rank = [[*subtrees(tree, block)] for block in blocks]
         of_node = [[*subtrees(tree, {*itertools.chain(*(blocks[rank] for rank in node))})] for node in nodes]
-        self.of_own_node = next(of for node, of in zip(nodes, of_node, strict=True) if topology.rank in node)
+        self.of_own_node = next(trees for node, trees in zip(nodes, of_node, strict=True) if topology.rank in node)
         self._nodes, self._of_node = nodes, of_node
         self.most = max(map(len, self.of_rank))
         self.on_node = next([self.of_rank[rank] for rank in node] for node in nodes if topology.rank in node)
@@ -195,8 +195,8 @@ def _by_slices(
     rows: Sequence[np.ndarray],
     out: np.ndarray,
 ) -> None:
-    def up_the_tree(got: list[np.ndarray], part: np.ndarray) -> None:
-        combine_tree(combine, dict(zip(itertools.chain(*owned), got, strict=True)), tree, part)
+    def up_the_tree(received: list[np.ndarray], part: np.ndarray) -> None:
+        combine_tree(combine, dict(zip(itertools.chain(*owned), received, strict=True)), tree, part)
 
     combine_by_slices(comm, rows, [len(trees) for trees in owned], out, up_the_tree)
 
@@ -217,14 +217,14 @@ def combine_by_slices(
     lengths = np.diff(ends)
     length = int(lengths[rank])
     send = np.concatenate([row[a:b] for a, b in itertools.pairwise(ends) for row in rows])
-    got = np.empty((sum(counts), length), dtype)
+    received = np.empty((sum(counts), length), dtype)
     # As bytes: MPI has no datatype for float16, and mpi4py refuses bfloat16.
     comm.Alltoallv(
         [send.view(np.uint8), lengths * (len(rows) * dtype.itemsize)],
-        [got.reshape(-1).view(np.uint8), np.multiply(counts, length * dtype.itemsize)],
+        [received.reshape(-1).view(np.uint8), np.multiply(counts, length * dtype.itemsize)],
     )
     total = np.empty(length, out.dtype)
-    combine([*got], total)
+    combine([*received], total)
     comm.Allgatherv(total.view(np.uint8), [out.view(np.uint8), lengths * out.dtype.itemsize])
 
 

@@ -258,13 +258,13 @@ def _by_route(
     """Return the messages of each route. A message uses the first possible route, or the one with this name."""
     if topology.size == 1:
         return [(_SingleReplicaRoute(), list(range(len(messages))))] if messages else []
-    wanted = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
+    names = [name] if name in ROUTES else list(ROUTES) if name is None else ["pinned"]
     # AUTO goes on to the next route. A route that a program names must not be replaced in silence.
     if name in ROUTES and _obstacle(topology, device, name):
         raise RuntimeError(f"arrays on GPUs cannot be reduced by {name!r}: {_obstacle(topology, device, name)}")
     groups: dict[str, list[int]] = {}
     for i, message in enumerate(messages):
-        for candidate in wanted:
+        for candidate in names:
             if ROUTES[candidate].supports(message.wire, message.combine) and not _obstacle(topology, device, candidate):
                 groups.setdefault(candidate, []).append(i)
                 break

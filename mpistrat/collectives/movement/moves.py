@@ -211,13 +211,13 @@ def checked_axis(value: Any, axis: int) -> int:
 
 def _by_mpi(topology: Topology, rows: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
     """Gather rows as bytes by ``MPI_Allgather`` or ``MPI_Allgatherv`` (MPI 4.1 section 6.7)."""
-    whole = Gathered.like(rows, lengths)
-    if len(set(lengths)) == 1 and whole.starts[-1] <= topology.limits.gathered_bytes:
-        topology.world.Allgather(as_bytes(rows), as_bytes(whole.array))
-        return whole.array
-    whole.parts[topology.rank][...] = as_bytes(rows)
-    _gather_bytes(topology.world, topology.limits, whole, range(topology.size))
-    return whole.array
+    gathered = Gathered.like(rows, lengths)
+    if len(set(lengths)) == 1 and gathered.starts[-1] <= topology.limits.gathered_bytes:
+        topology.world.Allgather(as_bytes(rows), as_bytes(gathered.array))
+        return gathered.array
+    gathered.parts[topology.rank][...] = as_bytes(rows)
+    _gather_bytes(topology.world, topology.limits, gathered, range(topology.size))
+    return gathered.array
 
 
 def _on_one_node(topology: Topology, rows: np.ndarray) -> np.ndarray:
@@ -254,23 +254,23 @@ def _on_two_tiers(topology: Topology, rows: np.ndarray) -> np.ndarray:
     cell = min(room, _CELL_BYTES) // _LENGTH_BYTES * _LENGTH_BYTES
     if not cell:
         topology.lock.meet()
-        whole = Gathered.like(rows, lengths_by_mpi(topology, rows))
+        gathered = Gathered.like(rows, lengths_by_mpi(topology, rows))
     else:
         cells = _meet_with_cells(topology, rows, cell)
-        whole = Gathered.like(rows, [int(row) for row in cells.view(np.int64)[:, 0]])
-        if max(map(len, whole.parts)) <= cell - _LENGTH_BYTES:
-            for part, row in zip(whole.parts, cells, strict=True):
+        gathered = Gathered.like(rows, [int(length) for length in cells.view(np.int64)[:, 0]])
+        if max(map(len, gathered.parts)) <= cell - _LENGTH_BYTES:
+            for part, row in zip(gathered.parts, cells, strict=True):
                 part[...] = row[_LENGTH_BYTES : _LENGTH_BYTES + len(part)]
-            return whole.array
-    whole.parts[topology.rank][...] = data
+            return gathered.array
+    gathered.parts[topology.rank][...] = data
     if len(set(topology.ranks_per_node)) > 1:
-        _gather_bytes(topology.world, topology.limits, whole, range(topology.size))
-        return whole.array
+        _gather_bytes(topology.world, topology.limits, gathered, range(topology.size))
+        return gathered.array
     rails = [sorted(rail) for rail in zip(*topology.nodes, strict=True)]
-    _gather_bytes(topology.rail, topology.limits, whole, rails[memory.rank])
+    _gather_bytes(topology.rail, topology.limits, gathered, rails[memory.rank])
     if memory.size > 1:
-        _exchange(topology, [[whole.parts[rank] for rank in rail] for rail in rails])
-    return whole.array
+        _exchange(topology, [[gathered.parts[rank] for rank in rail] for rail in rails])
+    return gathered.array
 
 
 def _meet_with_cells(topology: Topology, rows: np.ndarray, cell: int) -> np.ndarray:
@@ -333,10 +333,10 @@ def _exchange_by_mpi(comm: Any, limits: Limits, by_rank: Sequence[Sequence[np.nd
     for pieces in itertools.zip_longest(*streams, fillvalue=()):
         counts = [sum(len(part) for _, part in piece) for piece in pieces]
         ends = [*itertools.accumulate(counts)]
-        got = np.empty(ends[-1], np.uint8)
-        of_ranks = [got[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        buffer = np.empty(ends[-1], np.uint8)
+        of_ranks = [buffer[end - count : end] for end, count in zip(ends, counts, strict=True)]
         write_piece(pieces[comm.rank], of_ranks[comm.rank])
-        comm.Allgatherv(mpi.start().IN_PLACE, [got, counts])
+        comm.Allgatherv(mpi.start().IN_PLACE, [buffer, counts])
         for rank, piece in enumerate(pieces):
             if rank != comm.rank:
                 read_piece(piece, of_ranks[rank])
@@ -348,16 +348,16 @@ def lengths_by_mpi(topology: Topology, rows: Any) -> list[int]:
     return [int(length) for length in lengths]
 
 
-def _gather_bytes(comm: Any, limits: Limits, whole: Gathered, ranks: Sequence[int]) -> None:
+def _gather_bytes(comm: Any, limits: Limits, gathered: Gathered, ranks: Sequence[int]) -> None:
     """Fill the parts of all ranks of ``comm``. ``ranks`` are their world ranks; this rank's own is filled already."""
-    if whole.starts[-1] <= limits.gathered_bytes:
-        counts = [len(whole.parts[rank]) for rank in ranks]
-        starts = [whole.starts[rank] for rank in ranks]
-        comm.Allgatherv(mpi.start().IN_PLACE, [as_bytes(whole.array), (counts, starts)])
+    if gathered.starts[-1] <= limits.gathered_bytes:
+        counts = [len(gathered.parts[rank]) for rank in ranks]
+        starts = [gathered.starts[rank] for rank in ranks]
+        comm.Allgatherv(mpi.start().IN_PLACE, [as_bytes(gathered.array), (counts, starts)])
         return
     # Older MPI libraries cannot count beyond 2^31: send each rank's part in pieces.
     for root, rank in enumerate(ranks):
-        part = whole.parts[rank]
+        part = gathered.parts[rank]
         for start in range(0, len(part), limits.message_bytes):
             comm.Bcast(part[start : start + limits.message_bytes], root)
 
@@ -377,9 +377,9 @@ def gather(topology: Topology, value: np.ndarray, axis: int, root: int) -> np.nd
         if topology.rank != root:
             exchange(topology, sends, [None] * topology.size)
             return None
-        whole = Gathered.like(rows, lengths)
-        exchange(topology, sends, whole.parts)
-    return np.ascontiguousarray(np.moveaxis(whole.array, 0, axis))
+        gathered = Gathered.like(rows, lengths)
+        exchange(topology, sends, gathered.parts)
+    return np.ascontiguousarray(np.moveaxis(gathered.array, 0, axis))
 
 
 def gather_object(topology: Topology, value: Any, root: int) -> list[Any] | None:
@@ -468,9 +468,9 @@ def all_to_all(
         announced = np.empty(topology.size, np.int64)
         topology.world.Alltoall(np.array(lengths, np.int64), announced)
         received = [int(count) for count in announced]
-        whole = Gathered.like(rows, received)
-        exchange(topology, sends, whole.parts)
-    return whole.array, received
+        gathered = Gathered.like(rows, received)
+        exchange(topology, sends, gathered.parts)
+    return gathered.array, received
 
 
 def _splits_of(topology: Topology, value: np.ndarray, splits: Sequence[int] | None) -> list[int]:

@@ -98,7 +98,7 @@ def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: floa
     """Do as `reduce_scatter.reduce_scatter` for CuPy arrays, in the order of ranks. Return None as `all_gather`."""
     rows = rows_of_ranks(value, topology.size)
     key = ((value.dtype, tuple(value.shape)),)
-    whole = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
+    message = message_of(op, key, [0], topology.size)  # raises if ``op`` does not support the dtype
     cupy, device = cupy_for("arrays on GPUs"), int(value.device.id)
     with on_device(device):
         if not gpu_pointers.possible(topology, device, "Alltoall"):
@@ -107,20 +107,20 @@ def reduce_scatter(topology: Topology, value: Any, op: Op, timeout_seconds: floa
         width = math.prod(value.shape[1:])
         ends = [0, *itertools.accumulate([count * width for count in rows])]
         own_length = ends[topology.rank + 1] - ends[topology.rank]
-        total = cupy.empty((rows[topology.rank], *value.shape[1:]), whole.result)
-        job = PackedMessage(whole, flat, total.reshape(-1))
+        total = cupy.empty((rows[topology.rank], *value.shape[1:]), message.result)
+        job = PackedMessage(message, flat, total.reshape(-1))
         description = operation("reduce_scatter on GPUs", op.name, (value.dtype, value.shape))
         with topology.lock.collective(description, timeout_seconds=timeout_seconds):
             wide_send = widened(job)
-            wide = job.total if whole.result == whole.wire else cupy.empty(own_length, whole.wire)
+            wide = job.total if message.result == message.wire else cupy.empty(own_length, message.wire)
             parts = [wide_send[first:last] for first, last in itertools.pairwise(ends)]
             if topology.size == 1:
                 wide[...] = wide_send
             else:
                 with gpu_pointers.scratch(device) as memory:
-                    _scatter(topology, memory, whole.combine, parts, wide)
+                    _scatter(topology, memory, message.combine, parts, wide)
         if own_length:
-            finish(wide, whole.divisor, job.total)
+            finish(wide, message.divisor, job.total)
     return total
 
 
@@ -141,5 +141,5 @@ def _scatter(
         gpu_pointers.all_to_all(topology, send, receive)
         length = len(pieces[topology.rank])
         if length:
-            got = [receive[i * count : i * count + length] for i in range(size)]
-            combine_on_gpu(combine, got, wide[start : start + length])
+            rows = [receive[i * count : i * count + length] for i in range(size)]
+            combine_on_gpu(combine, rows, wide[start : start + length])

@@ -128,8 +128,8 @@ class CollectiveAllReduce(CrossDeviceOps):
             (start,) = arena.offsets_of(region, [array])
             return arena.rows_at(region, arena.ArenaSpan(start, len(array), dtype), self._ranks.node.size)
 
-        how = description, algorithm, options.timeout_seconds, None if number is None else rows_of
-        return reduce_parts(self._ranks, op, dtype, parts, *how)
+        arguments = description, algorithm, options.timeout_seconds, None if number is None else rows_of
+        return reduce_parts(self._ranks, op, dtype, parts, *arguments)
 
     def _combine(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
         """Combine plain values of this replica; sparse rows are gathered."""
@@ -158,10 +158,10 @@ class CollectiveAllReduce(CrossDeviceOps):
         reduction = self._reductions.get(key)
         if reduction is None:
             described = tuple((value.dtype, value.shape) for value in values)
-            how = self._bytes_per_pack(values, options), self._algorithm or options.algorithm
+            arguments = self._bytes_per_pack(values, options), self._algorithm or options.algorithm
             topology = self._topology or self._ranks
             try:
-                reduction = reduction_of_arrays(topology, self._choice, op, described, *how, form)
+                reduction = reduction_of_arrays(topology, self._choice, op, described, *arguments, form)
             except (TypeError, ValueError, NotImplementedError) as error:
                 structures.refuse("all_reduce", topology, error, options.timeout_seconds)
                 raise

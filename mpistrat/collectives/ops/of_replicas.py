@@ -220,8 +220,8 @@ class ReplicasAllReduce(CrossDeviceOps):
         named = (op, key, options.algorithm, options.bytes_per_pack, form)
         sums = self._prepared.get(named)
         if sums is None:
-            how = options.algorithm, options.bytes_per_pack
-            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *how, form))
+            arguments = options.algorithm, options.bytes_per_pack
+            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *arguments, form))
         return sums
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:

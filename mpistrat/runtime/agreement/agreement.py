@@ -56,12 +56,12 @@ class MpiAgreement(Agreement):
     def __init__(self, world: Any):
         self._all_reduce = world.Allreduce
         self._max = mpi.start().MAX
-        self._own, self._extremes = np.empty((2, 2), np.int64)
+        self._pair, self._extremes = np.empty((2, 2), np.int64)
 
     def agree(self, token: int) -> bool:
-        self._own[:] = token, -token
-        self._all_reduce(self._own, self._extremes, self._max)
-        return self._extremes.tobytes() == self._own.tobytes()
+        self._pair[:] = token, -token
+        self._all_reduce(self._pair, self._extremes, self._max)
+        return self._extremes.tobytes() == self._pair.tobytes()
 
 
 class NodeAgreement(Agreement):
@@ -89,7 +89,7 @@ class TwoTierAgreement(Agreement):
         self._exchanges = Cache[Any, Exchange](_MOST_EXCHANGES)
         if leaders is not None:
             self._steps = _steps(leaders.rank, leaders.size)
-            self._own, self._theirs = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
+            self._outgoing, self._incoming = (np.zeros(_HEADER + PAYLOAD_BYTES, np.uint8) for _ in range(2))
             self._bare = self._exchange(np.dtype(np.uint8), 0, np.bitwise_or)
 
     def agree(self, token: int) -> bool:
@@ -126,10 +126,11 @@ class TwoTierAgreement(Agreement):
 
     def _exchange(self, dtype: np.dtype, length: int, combine: Any) -> Exchange:
         nbytes = length * dtype.itemsize
-        payload, other = (buffer[_HEADER : _HEADER + nbytes].view(dtype) for buffer in (self._own, self._theirs))
+        outgoing, incoming = self._outgoing, self._incoming
+        payload, other = (buffer[_HEADER : _HEADER + nbytes].view(dtype) for buffer in (outgoing, incoming))
         # A header is the operation's token and the number of payload bytes.
-        header, other_header = (memoryview(buffer.data)[:_HEADER].cast("q") for buffer in (self._own, self._theirs))
-        whole, bare, theirs = self._own[: _HEADER + nbytes], self._own[:_HEADER], self._theirs
+        header, other_header = (memoryview(buffer.data)[:_HEADER].cast("q") for buffer in (outgoing, incoming))
+        full, header_only = outgoing[: _HEADER + nbytes], outgoing[:_HEADER]
         leaders, verdict = self._leaders, self._memory.verdict
         result = self._memory.total(dtype, length)
         # The last sum goes directly into the result, unless it must still be sent.
@@ -138,19 +139,19 @@ class TwoTierAgreement(Agreement):
 
         def make(token: int) -> None:
             header[0], header[1] = token, nbytes
-            message = whole
+            message = full
             for send, receive, replaces, total in steps:
                 if receive is None:
                     leaders.Send(message, send, _TAG)
                     continue
                 if send is None:
-                    leaders.Recv(theirs, receive, _TAG)
+                    leaders.Recv(incoming, receive, _TAG)
                 else:
-                    leaders.Sendrecv(message, send, _TAG, theirs, receive, _TAG)
+                    leaders.Sendrecv(message, send, _TAG, incoming, receive, _TAG)
                 if header[0] != other_header[0] or header[1] != other_header[1]:
                     header[0], header[1] = _DISAGREED, 0
-                    message = bare
-                elif message is bare or not nbytes:
+                    message = header_only
+                elif message is header_only or not nbytes:
                     pass
                 elif replaces:
                     total[...] = other
@@ -211,27 +212,27 @@ def wait_for_all(world: Any, sequence: int, seconds: float) -> None:
 
 
 def _as_first(world: Any, sequence: int, deadline: float) -> None:
-    here = {0}
+    arrived = {0}
     late = False
     backoff = Backoff()
     while True:
         report = _next_report(world, sequence)
         if report is None:
             # Decide only after all messages are read: a rank that arrived may have given up since.
-            if late or len(here) == world.size or time.monotonic() > deadline:
+            if late or len(arrived) == world.size or time.monotonic() > deadline:
                 break
             backoff.pause()
         else:
             rank, gave_up = report
-            here.add(rank)
+            arrived.add(rank)
             late = late or gave_up
             backoff.reset()
-    missing = sorted(set(range(world.size)) - here)
+    missing = sorted(set(range(world.size)) - arrived)
     if late and not missing:
         missing = [0]
     answer = np.array([sequence, *missing, _TIME_IS_UP if missing else _ALL_HERE], np.int64)
-    for sent in [world.Isend(answer, rank, _GO) for rank in sorted(here - {0})]:
-        sent.Wait()
+    for request in [world.Isend(answer, rank, _GO) for rank in sorted(arrived - {0})]:
+        request.Wait()
     if missing:
         raise LateError(tuple(missing))
 

@@ -373,21 +373,21 @@ class CollectiveLock:
     def disagree(self, operation: Operation) -> NoReturn:
         """Raise the error that says what each rank does. Called by all ranks."""
         own_report = operation.name, str(operation), call_site(), self.sequence, self._interrupted, self._tells
-        heard: list[list[tuple[Any, ...]]] = []
+        gathered: list[list[tuple[Any, ...]]] = []
         exchange = map(self._world.allgather, [own_report])
         try:
             # One call into C: if a signal handler raises, then after it, when all ranks have heard of each other.
-            heard.extend(exchange)
-            error = self._disagreement(heard[0])
+            gathered.extend(exchange)
+            error = self._disagreement(gathered[0])
         except BaseException:
-            if heard:
-                self._disagreement(heard[0])
+            if gathered:
+                self._disagreement(gathered[0])
             raise
         raise error
 
-    def _disagreement(self, heard: list[tuple[Any, ...]]) -> MismatchError:
+    def _disagreement(self, gathered: list[tuple[Any, ...]]) -> MismatchError:
         """Return the error of this rank. The ranks may go on if they are in step, else this one gives up."""
-        reports = [RankReport(*fields) for fields in heard]
+        reports = [RankReport(*fields) for fields in gathered]
         sequence = reports[self.rank].sequence
         in_step = all(report.sequence == sequence and not report.interrupted_in_it for report in reports)
         error = (mismatch if in_step else sequence_mismatch)(self.rank, sequence, reports)

@@ -261,7 +261,7 @@ class Inbox:
 
     def __init__(self, key: str | None):
         self.messages: dict[int, Any] = {}
-        self._heard: set[str] = set()  # the senders
+        self._senders: set[str] = set()
         self._gone: set[str] = set()
         self._announced: set[str] = set()
         self._name = secrets.token_hex(8)
@@ -280,7 +280,7 @@ class Inbox:
             message = self._board.read(name) if name.startswith(_MESSAGE) else None
             if message is None or message["to"] != self._name:
                 continue
-            self._heard.add(message["from"])
+            self._senders.add(message["from"])
             if message["goes"]:
                 self._gone.add(message["from"])
             else:
@@ -291,12 +291,12 @@ class Inbox:
     def announce(self, name: str) -> None:
         """Announce a name to all senders of messages, also to those whose messages arrive later."""
         self._announced.add(name)
-        self._board.post(name, sorted(self._heard))
+        self._board.post(name, sorted(self._senders))
 
     def all_have_gone(self) -> bool:
         """Return whether all senders of messages have sent their last one."""
         self.collect()
-        return self._gone >= self._heard
+        return self._gone >= self._senders
 
     def close(self) -> None:
         """Remove the inbox, and what was left in it."""
@@ -331,8 +331,8 @@ class FileQueue:
     def announced(self, name: str) -> bool:
         """Return whether rank 0 read a message of this rank and announced this name."""
         self._send()
-        heard = self._board.read(name)
-        return isinstance(heard, list) and self._name in heard
+        senders = self._board.read(name)
+        return isinstance(senders, list) and self._name in senders
 
     def is_closed(self) -> bool:
         """Return whether rank 0 removed the inbox that got the message."""
