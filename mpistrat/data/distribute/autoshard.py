@@ -143,7 +143,7 @@ class Division:
 
     def _by_step(self, lists: Sequence[Iterator[list[Any]]], step: int, together: int) -> Iterator[list[Any]]:
         """Yield the batches of all plans, step by step, in lists that grow as theirs."""
-        # A plan makes the batches of its replicas one after another: a step takes `local_replicas` of them.
+        # The same iterator once for each replica of a plan: zip takes so many consecutive batches of it for a step.
         counts = [reading.local_replicas for reading in self.readings]
         streams = [[chain.from_iterable(plan_lists)] * n for plan_lists, n in zip(lists, counts, strict=True)]
         steps = map(self.assemble, zip(*chain(*streams), strict=False))
@@ -519,8 +519,8 @@ class OwnDatasets(Division):
 
     def with_seeds(self, seeds: Sequence[int]) -> OwnDatasets:
         """Return the same division with other seeds where the program gave none."""
-        given = self.described()["seeds"]
-        drawn = [Seed(value, seed.given) for value, seed in zip(seeds, given, strict=True)]
+        own_seeds = self.described()["seeds"]
+        drawn = [Seed(value, seed.given) for value, seed in zip(seeds, own_seeds, strict=True)]
         shared = None if self.shared is None else {**self.shared, "seeds": drawn}
         datasets = [dataset.with_drawn(drawn) for dataset in self.datasets]
         return OwnDatasets(datasets, self.replicas, self.pipelines, self.steps, shared, self.ranks)

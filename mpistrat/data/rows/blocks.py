@@ -117,10 +117,10 @@ def _decoded_bytes(chunks: WholeChunks, rows: int, starts: np.ndarray) -> int:
         return ((rows + chunks.rows - 2) // chunks.rows + 1) * chunks.nbytes
     # Rows left over at the ends of files make blocks too. These have parts of more chunks.
     whole, rests = np.divmod(np.diff(starts), rows)
-    number, left = int(whole.sum()), -(-int(rests.sum()) // rows)
-    touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + left
+    number, rest_blocks = int(whole.sum()), -(-int(rests.sum()) // rows)
+    touched = number * (rows // chunks.rows) + int((-(-rests // chunks.rows)).sum()) + rest_blocks
     # In eighths of a chunk, as a mean of whole chunks would be too low.
-    return 8 * touched // max(1, number + left) * chunks.nbytes // 8
+    return 8 * touched // max(1, number + rest_blocks) * chunks.nbytes // 8
 
 
 class _Layout:

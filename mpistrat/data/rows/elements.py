@@ -75,9 +75,9 @@ def stack(elements: Sequence[Any], dtypes: Sequence[np.dtype] | None = None) -> 
     first, _ = nest.flatten(elements[0])
     if not first:
         raise ValueError(f"element {elements[0]!r} holds no array: see that the function of map() returns its result")
-    wanted = iter(dtypes or ())
+    remaining = iter(dtypes or ())
     try:
-        return nest.map_structure(lambda *rows: np.stack(of_one_dtype(rows, next(wanted, None))), *elements)
+        return nest.map_structure(lambda *rows: np.stack(of_one_dtype(rows, next(remaining, None))), *elements)
     except ValueError as error:
         # Shapes are compared only now: np.stack has checked them.
         shapes = [nest.map_structure(np.shape, element) for element in elements]

@@ -67,9 +67,9 @@ class Feistel:
         images = self._all_rounds(numbers, tweak, tables)
         astray = np.flatnonzero(images >= self._n)
         while len(astray):
-            again = self._all_rounds(images[astray], tweak if tweak is None or one else tweak[astray], tables)
-            images[astray] = again
-            astray = astray[again >= self._n]
+            moved = self._all_rounds(images[astray], tweak if tweak is None or one else tweak[astray], tables)
+            images[astray] = moved
+            astray = astray[moved >= self._n]
         return images
 
     def _walk_by_table(self, numbers: np.ndarray, images: np.ndarray) -> np.ndarray:
