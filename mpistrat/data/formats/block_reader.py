@@ -92,7 +92,7 @@ class BlockReader(KeepingReader):
         self, path: str, record: FileRecord, wanted: Sequence[tuple[int, Any, Any]], out: Sequence[np.ndarray]
     ) -> None:
         """Read rows of blocks. ``wanted`` has the number of each block, rows of it, and their indices in ``out``."""
-        with self._alone():
+        with self._thread_lock():
             self._check(path, record)
             parts = [self._part(path, record, *block, out) for block in wanted]
             # Objects cannot be shared.

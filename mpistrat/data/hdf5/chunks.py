@@ -78,7 +78,7 @@ def decode(
 
 
 def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | None) -> Any:
-    most = _most(nbytes)
+    most = _size_limit(nbytes)
     # isal takes half the time of zlib or less. An object is as fast as a call of decompress(), which takes any memory.
     inflate = (_package("isal.isal_zlib") or zlib).decompressobj()
     try:
@@ -93,7 +93,7 @@ def _inflate(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarray | 
     return inflated
 
 
-def _most(nbytes: int) -> int:
+def _size_limit(nbytes: int) -> int:
     """Return how many bytes a filter may give for a chunk: other filters may have made it a little longer."""
     return nbytes + nbytes // 256 + 4096
 
@@ -155,9 +155,9 @@ def _decode_zstd(raw: Any, values: tuple[int, ...], nbytes: int, into: np.ndarra
             _local.zstd = package.ZstdDecompressor()
         if into is None:
             # -1 if the frame does not say: only then does zstandard heed max_output_size.
-            if (size := package.frame_content_size(raw)) > _most(nbytes):
+            if (size := package.frame_content_size(raw)) > _size_limit(nbytes):
                 raise ValueError(f"a chunk of {nbytes} bytes says that it has {size}")
-            return _local.zstd.decompress(raw, max_output_size=_most(nbytes))
+            return _local.zstd.decompress(raw, max_output_size=_size_limit(nbytes))
         count = 0
         with _local.zstd.stream_reader(raw) as reader:
             while count < nbytes and (more := reader.readinto(into[count:].data)):
@@ -225,7 +225,7 @@ class DecodedChunks:
             work()
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads - 1, "mpistrat-decode", _give_way)
+            self._pool = ThreadPoolExecutor(self._threads - 1, "mpistrat-decode", _lower_priority)
         others = [self._pool.submit(work) for _ in range(helpers)]
         try:
             work()
@@ -382,7 +382,7 @@ class ChunkedRows:
         return decode(raw, self._layout.filters, mask, self._nbytes, into)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lower the priority of this thread, so that computations of the program go first on shared cores."""
     if sys.platform.startswith("linux"):  # on other systems it would change the whole process
         this = os.PRIO_PROCESS, threading.get_native_id()

@@ -117,7 +117,7 @@ def locate_virtual(locate_source: Locate, file_path: str, dataset: h5py.Dataset,
             here = f"file {path!r}, dataset {mapping.dataset!r}"
             layout = locate_source(path, source, here)
             # Go on with a reason, too: HDF5 would give fill values for sources that are missing.
-            reason = reason or _why_not(mapping, source, layout, dataset)
+            reason = reason or _reason_not_direct(mapping, source, layout, dataset)
             if not reason:
                 start = 0 if mapping.out_of is None else int(mapping.out_of.first[0])
                 first, last = int(mapping.into.first[0]), int(mapping.into.last[0])
@@ -297,7 +297,7 @@ def _check_inside(mapping: _Mapping, source: h5py.Dataset, where: str) -> None:
         )
 
 
-def _why_not(mapping: _Mapping, source: h5py.Dataset, layout: Layout, dataset: h5py.Dataset) -> str:
+def _reason_not_direct(mapping: _Mapping, source: h5py.Dataset, layout: Layout, dataset: h5py.Dataset) -> str:
     if mapping.odd:
         return mapping.odd
     if isinstance(layout, ThroughHdf5):
@@ -421,7 +421,7 @@ def _check_szip(where: str, filters: list[int], index: ChunkIndex, dataset: h5py
         return
     last = filters.index(SZIP)
     # nbit changes no length if all bits of a type are used.
-    exact = {SHUFFLE} if _why_not_as_it_is(dataset) else {SHUFFLE, NBIT}
+    exact = {SHUFFLE} if _type_needs_hdf5(dataset) else {SHUFFLE, NBIT}
     before = [number for number in range(last) if filters[number] not in exact]
     by_szip = index.masks >> np.uint64(last) & np.uint64(1) == 0
     for number in before:
@@ -468,7 +468,7 @@ class Locator:
             layout = _chunked(number, file_path, dataset, where)
         else:
             layout = ThroughHdf5("its layout is compact")
-        return _why_not_as_it_is(dataset) or layout
+        return _type_needs_hdf5(dataset) or layout
 
     def number(self, path: str) -> int:
         """Return the number of a file; the next number if it is new."""
@@ -518,7 +518,7 @@ def _external_path(file_path: str, name: str) -> str:
     return os.path.join(prefix, name)
 
 
-def _why_not_as_it_is(dataset: h5py.Dataset) -> ThroughHdf5 | None:
+def _type_needs_hdf5(dataset: h5py.Dataset) -> ThroughHdf5 | None:
     """Return the layout `ThroughHdf5` if NumPy cannot use the stored bytes as they are, otherwise None."""
     if dataset.dtype.hasobject:
         return ThroughHdf5("its type has variable length")

@@ -264,7 +264,7 @@ class Manifests:
             return everyone
 
         def on_first(fn: Callable[[], Any]) -> Any:
-            return together(fn if ranks.rank == 0 else _nothing)[0]
+            return together(fn if ranks.rank == 0 else lambda: None)[0]
 
         if len({*digests}) == 1:
             paths, stored = on_first(lambda: (self.files.paths(), self._kept()))
@@ -381,10 +381,6 @@ def _rows_of(column: Column) -> str:
     kind = varying(column.dtype)
     name = str(column.dtype) if kind is None else "strings" if kind is str else f"lists of {kind}"
     return f"{name} {column.shape}" + (f" ({column.meaning})" if column.meaning else "")
-
-
-def _nothing() -> None:
-    """Do nothing: another rank does."""
 
 
 # --- the file that keeps it ---------------------------------------------------------------

@@ -65,7 +65,7 @@ class Descriptor:
         # The usual case. After a short read, all is read again below, in pieces that the system takes.
         if len(into) == 1 and os.preadv(self._fd, into, offset) == len(into[0]):
             return
-        buffers = [buffer for view in into for buffer in _cut(view)]
+        buffers = [buffer for view in into for buffer in _split(view)]
         start = 0
         while start < len(buffers):
             count = os.preadv(self._fd, buffers[start : start + _MOST_PIECES], offset)
@@ -119,7 +119,7 @@ class Files(Protocol):
 _Open = TypeVar("_Open", bound=Any)  # has a method or attribute `close`
 
 
-class KeptOpen(OrderedDict[str, _Open]):
+class OpenFileCache(OrderedDict[str, _Open]):
     """A bounded number of open files by path. The least recently used one is closed first."""
 
     def __init__(self, most: int):
@@ -147,7 +147,7 @@ def changed(path: str, then: int, now: int) -> DataFileError:
     )
 
 
-def _cut(view: memoryview) -> list[memoryview]:
+def _split(view: memoryview) -> list[memoryview]:
     if len(view) <= _MOST_AT_ONCE:
         return [view] if len(view) else []
     return [view[i : i + _MOST_AT_ONCE] for i in range(0, len(view), _MOST_AT_ONCE)]
@@ -254,7 +254,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, i
     cuts = (np.flatnonzero(gaps > _GAP) + 1).tolist()
     if size < _SMALL_ROW:
         for start, stop in pairwise([0, *cuts, len(indices)]):
-            _through_memory(file, offsets[start:stop], size, out, indices[start:stop])
+            _read_through_buffer(file, offsets[start:stop], size, out, indices[start:stop])
         return
     # Rows that follow each other both in the file and in memory become one piece.
     new = np.flatnonzero((gaps != 0) | (indices[1:] != indices[:-1] + 1)) + 1
@@ -270,7 +270,9 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, i
         file.read(at[start], pieces)
 
 
-def _through_memory(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray) -> None:
+def _read_through_buffer(
+    file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray
+) -> None:
     """Read small rows through a buffer, together with all bytes between them."""
     flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
     start = 0

@@ -21,7 +21,7 @@ from mpistrat.data.hdf5 import records
 from mpistrat.data.hdf5.chunks import CODECS, FLETCHER32, ChunkedRows, DecodedChunks, by_number, run_of
 from mpistrat.data.hdf5.describe import describe
 from mpistrat.data.hdf5.open_file import SharedFile, open_file
-from mpistrat.data.hdf5.raw import ColumnMajorRows, Descriptor, Files, KeptOpen, RawRows
+from mpistrat.data.hdf5.raw import ColumnMajorRows, Descriptor, Files, OpenFileCache, RawRows
 from mpistrat.data.hdf5.records import Column, FileRecord, ThroughHdf5
 from mpistrat.data.rows.blocks import MOST_DECODED
 from mpistrat.data.rows.spec import native
@@ -37,7 +37,7 @@ class Hdf5Rows:
     """Reader through HDF5, for one thread at a time. Chunks of which some rows are read are kept in ``decoded``."""
 
     def __init__(self, most_open: int, decoded: DecodedChunks):
-        self._open, self._decoded = KeptOpen[_OpenFile](most_open), decoded
+        self._open, self._decoded = OpenFileCache[_OpenFile](most_open), decoded
 
     def read(
         self,
@@ -228,7 +228,7 @@ class KeepingReader:
         # By path, the last time of writing after which the description was the same.
         self._written: dict[str, int] = {}
 
-    def _alone(self) -> threading.Lock:
+    def _thread_lock(self) -> threading.Lock:
         """Return a lock that lets one thread of this process read."""
         # After a fork, the lock may belong to a thread that the child does not have.
         if os.getpid() != self._pid:
@@ -270,7 +270,7 @@ class FileReader(KeepingReader):
 
     def _start(self) -> None:
         super()._start()
-        self._descriptors = KeptOpen[Descriptor](self._most_open)
+        self._descriptors = OpenFileCache[Descriptor](self._most_open)
         self._through_h5py = Hdf5Rows(min(self._most_open, 16), self._decoded)
         self._rows = Cache[tuple[str, int], RowReader](_LAYOUTS_KEPT)
 
@@ -278,7 +278,7 @@ class FileReader(KeepingReader):
 
     def read_run(self, path: str, record: records.FileRecord, first: int, out: Sequence[np.ndarray]) -> None:
         """Read rows of a file from ``first`` on to an array for each column. Raise DataFileError if it changed."""
-        with self._alone():
+        with self._thread_lock():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (first, first + len(values) - 1)) as files:
                     if files.direct:
@@ -292,7 +292,7 @@ class FileReader(KeepingReader):
         self, path: str, record: records.FileRecord, rows: np.ndarray, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> None:
         """Read ascending rows, each at most once, as `read_run`: row ``rows[i]`` to ``indices[i]`` of each column."""
-        with self._alone():
+        with self._thread_lock():
             for number, values in enumerate(out):
                 with _Files(self, path, record, number, (rows[0], rows[-1])) as files:
                     if files.direct:
@@ -302,7 +302,7 @@ class FileReader(KeepingReader):
 
     def will_need(self, path: str, record: records.FileRecord, first: int, last: int) -> None:
         """Start read-ahead of the rows from ``first`` up to ``last``, for columns that are read directly."""
-        with self._alone():
+        with self._thread_lock():
             for number, column in enumerate(record.columns):
                 if not isinstance(column.layout, records.ThroughHdf5):
                     files = _Files(self, path, record, number)

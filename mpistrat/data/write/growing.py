@@ -127,8 +127,8 @@ class GrowingHdf5:
             finally:
                 self.close()
 
-    def mark(self, attributes: Mapping[str, Any]) -> bool:
-        """Return whether attributes of the file, which are part of the guard, have replaced it."""
+    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
+        """Replace the guard if it has attributes that differ from these. Return whether it was replaced."""
         return False
 
     def attach(self) -> int:

@@ -68,8 +68,8 @@ class GrowingZarr:
         to_disk(self._path.parent)
         shutil.rmtree(old, ignore_errors=True)
 
-    def mark(self, attributes: Mapping[str, Any]) -> bool:
-        """Return whether attributes of the group, which are part of the guard, have replaced it."""
+    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
+        """Replace the guard if it has attributes that differ from these. Return whether it was replaced."""
         return False
 
     def attach(self) -> int:
@@ -233,7 +233,7 @@ class GrowingZarr3(GrowingZarr):
         self._filling: dict[tuple[str, int], tuple[StepSeries, int, np.ndarray]] = {}
         self._changed: set[tuple[str, int]] = set()
 
-    def mark(self, attributes: Mapping[str, Any]) -> bool:
+    def update_guard(self, attributes: Mapping[str, Any]) -> bool:
         changed = _json(self._attributes(self._path)) != _json(attributes)  # it may have arrays
         if changed:
             _write_json(self.guard, {**self._group, "attributes": attributes})
@@ -254,7 +254,7 @@ class GrowingZarr3(GrowingZarr):
         for cell, chunk in chunks.items():
             key = series.name, cell
             if key not in self._filling or self._filling[key][1] != row:
-                self._filling[key] = series, row, self._begun_shard(series, row, cell, slot)
+                self._filling[key] = series, row, self._partial_shard(series, row, cell, slot)
             self._filling[key][2][slot] = chunk[0]
             self._changed.add(key)
             if slot + 1 == steps:
@@ -265,7 +265,7 @@ class GrowingZarr3(GrowingZarr):
             series, row, _ = self._filling[key]
             self._write(key, series.steps - row * self._steps_of_file(series))
 
-    def _begun_shard(self, series: StepSeries, row: int, cell: int, slot: int) -> np.ndarray:
+    def _partial_shard(self, series: StepSeries, row: int, cell: int, slot: int) -> np.ndarray:
         """Return a shard with the steps that an earlier writer has put in it."""
         steps = self._steps_of_file(series)
         shard = np.zeros((steps, *series.chunk[1:]), series.dtype)

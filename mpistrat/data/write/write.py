@@ -185,7 +185,7 @@ class _SharedFile:
 _Arguments = ParamSpec("_Arguments")
 
 
-def _explaining_order(write: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+def _with_order_explained(write: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
     """Return ``write_hdf5`` with an error that explains a call by the arguments of h5py's ``create_dataset``."""
 
     @wraps(write)
@@ -197,7 +197,7 @@ def _explaining_order(write: Callable[_Arguments, None]) -> Callable[_Arguments,
     return checked
 
 
-@_explaining_order
+@_with_order_explained
 def write_hdf5(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     rows: Any,

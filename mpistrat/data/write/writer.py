@@ -203,8 +203,8 @@ class Writer:
         if goes_on:
             existing, attributes = self._store.existing()
             self._attributes = {**attributes, **self._attributes}
-        if self._store.mark(self._attributes):
-            # `mark` has replaced the locked file. Lock the new one before the old lock ends.
+        if self._store.update_guard(self._attributes):
+            # `update_guard` has replaced the locked file. Lock the new one before the old lock ends.
             old, self._guard = self._guard, self._locked(self._store.guard)
             old.close()
         return {series.name: series for series in existing}
