@@ -162,6 +162,7 @@ class Csv(LineFormat):
         csv, pyarrow = needed("pyarrow.csv", "CSV files"), needed("pyarrow", "CSV files")
         kinds = {str(at): type_of(column.dtype) for at, column in zip(which, record.columns, strict=True)}
         try:
+            # By numbers, since columns may share a name.
             table = csv.read_csv(
                 pyarrow.BufferReader(text),
                 csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=[*map(str, range(width))]),

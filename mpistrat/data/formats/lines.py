@@ -62,6 +62,7 @@ class LineFormat(BlockFormat):
             if key not in self._unpacked:
                 file.seek(0)
                 try:
+                    # A byte more shows that it is too long.
                     text = gzip.GzipFile(fileobj=file).read(rc.data_block_bytes + 1)
                 except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                     message = f"gzip cannot unpack it ({error}); fix: copy or write it again"
@@ -161,6 +162,7 @@ class Text(LineFormat):
                     begins = np.append(0, ends[:-1])
                     longest = max(len(rest), int((ends - begins).max()))
                     limits.check_bytes(longest, f"file {path!r}", f"a line from row {rows} on")
+                    # A block ends where a read ends, so it may have fewer rows.
                     starts += range(rows, rows + len(ends), BLOCK_ROWS)
                     offsets += (offset + begins[::BLOCK_ROWS]).tolist()
                     rows, offset = rows + len(ends), offset + len(text)

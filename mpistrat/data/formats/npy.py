@@ -36,7 +36,7 @@ class Npy(Format):
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of the array of a file, or of arrays of an archive, from their headers."""
         with _opened(path) as (file, status):
-            members = {names[0]: (0, status.st_size)}
+            members = {names[0]: (0, status.st_size)}  # an .npy file is one array
             if file.read(4) == b"PK\x03\x04":
                 members = _members(path, file)
             columns, lengths = [], {}

@@ -244,6 +244,7 @@ def _refuse_missing(values: Any, where: str) -> None:
             "stands for them, as null={'x': -1}, or leave these rows out by filters="
         )
     types = needed("pyarrow", "Parquet files").types
+    # The count above is of whole values only.
     inside: Sequence[Any] = ()
     if types.is_struct(values.type):
         inside = values.flatten()

@@ -75,6 +75,7 @@ class Tar(BlockFormat):
         for key, members in samples.items():
             try:
                 row = [number for name in names for number in _member(path, key, members, name)]
+                # The first sample decides about the dtypes and shapes of all.
                 if not rows:
                     first = self._row(path, row, names)
                 elif self._skips:

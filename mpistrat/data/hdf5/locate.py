@@ -147,6 +147,7 @@ def _mappings(file_path: str, dataset: h5py.Dataset, where: str) -> list[_Mappin
             continue
         of_source = plist.get_virtual_srcspace(i)
         out_of = _selected(of_source)
+        # One entry stands for any number of sources, as "part-%b.h5".
         if _is_pattern(file) or _is_pattern(name):
             blocks = _blocks(into, dataset, where)
             mappings += [
@@ -536,6 +537,7 @@ def _chunked(number: int, path: str, dataset: h5py.Dataset, where: str) -> Layou
     check_places(where, index._replace(offsets=index.offsets + np.uint64(shift or 0)), os.path.getsize(path))
     count = math.prod(grid.tolist())
     if len(index.numbers) < count:
+        # The first chunk whose number is not its position comes after the first missing one.
         gaps = np.flatnonzero(index.numbers != np.arange(len(index.numbers)))
         missing = int(gaps[0]) if len(gaps) else len(index.numbers)
         first = missing // math.prod(grid[1:].tolist()) * dataset.chunks[0]
@@ -562,6 +564,7 @@ def _shift(path: str, dataset: h5py.Dataset, index: ChunkIndex) -> int | None:
         return 0
     grid = -(-np.array(dataset.shape) // dataset.chunks)
     corner = np.array(np.unravel_index(index.numbers[0], tuple(grid))) * dataset.chunks
+    # What HDF5 reads as the first chunk is looked for at both places in the file.
     _, stored = dataset.id.read_direct_chunk(tuple(corner.tolist()))
     with open(path, "rb") as file:
         for shift in (0, block):

@@ -254,7 +254,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, i
     cuts = (np.flatnonzero(gaps > _GAP) + 1).tolist()
     if size < _SMALL_ROW:
         for start, stop in pairwise([0, *cuts, len(indices)]):
-            _read_through_buffer(file, offsets[start:stop], size, out, indices[start:stop])
+            _read_buffered(file, offsets[start:stop], size, out, indices[start:stop])
         return
     # Rows that follow each other both in the file and in memory become one piece.
     new = np.flatnonzero((gaps != 0) | (indices[1:] != indices[:-1] + 1)) + 1
@@ -270,9 +270,7 @@ def scatter(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, i
         file.read(at[start], pieces)
 
 
-def _read_through_buffer(
-    file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray
-) -> None:
+def _read_buffered(file: Descriptor, offsets: np.ndarray, size: int, out: np.ndarray, indices: np.ndarray) -> None:
     """Read small rows through a buffer, together with all bytes between them."""
     flat = out.reshape(len(out), -1).view(np.uint8).reshape(len(out), size)
     start = 0

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from mpistrat.data.hdf5.reader import FileReader
 
 _AT_ONCE_BYTES = 4 << 20
-_OBJECTS_AT_ONCE = 4096
-_PIECE_BYTES = 4 << 20
+_OBJECTS_AT_ONCE = 4096  # rows of unknown size
+_PIECE_BYTES = 4 << 20  # that a rank reads into the memory of its node at once
 _LINE = 64  # bytes of a cache line
 _SMALL_ROW = 16 << 10
-_LEAST_SHARE = 1 / 8
-_MOST_READ_BY_STEP = 256
+_LEAST_SHARE = 1 / 8  # of all rows: a shuffle that uses fewer does not keep them
+_MOST_READ_BY_STEP = 256  # files
 _SHARE = operation("experimental_distribute_dataset")
 _NOT_KEPT = "%s is not kept in memory, which makes reading slower: %s"
 _T = TypeVar("_T")

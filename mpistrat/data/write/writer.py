@@ -494,6 +494,7 @@ def _boxes(name: str, parts: Sequence[_RankBlock]) -> tuple[list[Box], tuple[int
         raise ValueError(f"{name!r}: the blocks of all ranks are empty, and a step must have an element")
     first = parts[one]
     for rank, part in enumerate(parts):
+        # Blocks side by side may differ along axis 0 only; boxes have one global shape.
         sizes = part.shape if first.box is None else (0, *part.global_shape)
         wanted = first.shape if first.box is None else (0, *first.global_shape)
         alike = (len(sizes), sizes[1:], part.box is None) == (len(wanted), wanted[1:], first.box is None)
