@@ -54,6 +54,7 @@ def replicas_of(topology: Topology, virtual_replicas: Any) -> ReplicaGroup:
             raise ValueError(f"virtual_replicas must be at least 1, not {virtual_replicas}")
         replicas = ReplicaGroup.dealt(topology, int(virtual_replicas))
     structures.agree(topology, _NAME, replicas.size)
+    # Equal bits on other ranks need the same BLAS there.
     affinity.warn_if_blas_differs(topology)
     return replicas
 

@@ -150,6 +150,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             replicas = replicas_of(topology, virtual_replicas)
         else:
             replicas = ReplicaGroup(topology, is_first=mesh.is_first_beside(REPLICA))
+        # Over all ranks: groups, or replicas of a mesh, may share the GPUs of a node.
         own = own_device(all_ranks, device)
         require_hosts(replicas, [own])
         super().__init__(

@@ -93,6 +93,7 @@ class PlacedExtended(StrategyExtended):
         calls = list(calls)
         for variable, _, _ in calls:
             self.check_variable(variable, "batch_update")
+        # On a parameter server an update function has the arrays themselves.
         if not _on_servers([variable for variable, _, _ in calls]):
             return super().batch_update(calls, group)
         if context.current().replica_context is not self.replica_context:

@@ -184,6 +184,7 @@ class Collectives:
         """
         context.require_cross_replica(self, "gather", "use all_gather of the replica context")
         if dst is None and self._engine.replicas.by_rank:
+            # The usual case: one value of each rank, gathered on all ranks.
             return gather_on_all(self._engine, [value], axis)
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("gather", topology):
@@ -309,6 +310,7 @@ class Collectives:
         """Send the arrays whole, and cut out the rows of each replica of this rank."""
         topology, replicas = self._engine.topology, self._engine.replicas
         with structures.refusals("scatter", topology):
+            # `own_rows` below cuts along the first axis.
             moved = [np.moveaxis(leaf, moves.checked_axis(leaf, axis), 0) for leaf in leaves]
         skeleton, moved = topology.broadcast_object((skeleton, moved), replicas.rank_of(src))
         rebuild = nest.flatten(skeleton)[1]
@@ -351,6 +353,7 @@ class Collectives:
             dst = None if dst is None else replicas.checked("dst", dst)
         if not replicas.by_rank:
             structures.agree(topology, "gather_object", dst)
+            # The objects of the replicas of a rank travel together.
             of_ranks = topology.all_gather_object(split_by_replica(value, replicas.count))
             ranks = [replicas.rank_of(replica) for replica in range(replicas.size)]
             objects = [of_ranks[rank][i - replicas.block_of(rank).start] for i, rank in enumerate(ranks)]

@@ -246,6 +246,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     stack = context.stack()
     if stack and not (len(stack) == 1 and isinstance(stack[0], _SetMode)):
         raise RuntimeError("Must not be called inside a strategy scope: leave `with strategy.scope()` first")
+    # At most the entry of an earlier call, as checked above.
     stack.clear()
     if strategy is not None and strategy is not default_mode().strategy:
         stack.append(_SetMode(strategy))

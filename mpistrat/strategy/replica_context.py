@@ -106,11 +106,7 @@ def _one(values: Sequence[Any], always: bool) -> Any:
 def apart(tree: Any) -> Any:
     """Return a structure with copies of its arrays, which the next replica may write to."""
     leaves, rebuild = nest.flatten(tree)
-    return rebuild([_kept(leaf) for leaf in leaves]) if leaves else tree
-
-
-def _kept(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, Variable) else snapshot(leaf)
+    return rebuild([leaf if isinstance(leaf, Variable) else snapshot(leaf) for leaf in leaves]) if leaves else tree
 
 
 # --- the replica context --------------------------------------------------------
@@ -220,7 +216,7 @@ class ReplicaContext:
             stack.append(strategy.extended.cross_replica_mode)
             result = merge_fn(strategy, *args, **kwargs) if kwargs else merge_fn(strategy, *args)
         finally:
-            del stack[depth:]
+            del stack[depth:]  # not pop: a function that failed may have left contexts behind
         return None if result is None else components_but_variables(result)
 
     @overload
@@ -398,6 +394,7 @@ class ReplicaContext:
         merged = engine.merged(options)
         refuse_scatter(merged)
         if merged.algorithm == "tree":
+            # The tree adds whole arrays. Each replica takes its rows of the sum.
             return own_rows(self._all_reduce(op, value, options), self._id, engine.replicas.size)
         topology, seconds = engine.topology, merged.timeout_seconds
         leaves, rebuild, form = nest.take_apart(value)

@@ -152,6 +152,7 @@ class Strategy(Collectives, FormerNames):
         """
         replica = context.current().replica_context
         replicas, groups = self._extended.engine.replicas, self._extended.engine.between_groups
+        # The replicas of several groups are numbered one after another.
         before = 0 if groups is None else groups.replicas_before
         if replica is not None and replica.strategy is self:
             return random_stream(seed, before + replica.replica_id_in_sync_group)
@@ -264,6 +265,7 @@ class Strategy(Collectives, FormerNames):
         if args:
             if undistributed.arrays:
                 replicas = extended.engine.replicas
+                # A batch of a dataset that was not distributed: all replicas would compute the same rows.
                 undistributed.warn_of(args, replicas.first, replicas.size)
             args = [*map(components_but_variables, args)]
         if kwargs:
@@ -272,7 +274,7 @@ class Strategy(Collectives, FormerNames):
             stack.append(extended.replica_context.mode)
             result = fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
-            del stack[depth:]
+            del stack[depth:]  # not pop: a function that failed may have left contexts behind
         flight_record.step(flight_record.RUN)
         return regrouped((result,), always=True) if extended.wraps and result is not None else result
 
@@ -435,6 +437,7 @@ class Strategy(Collectives, FormerNames):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         new = object.__new__(type(self))
+        # Before its parts, which refer to the strategy.
         memo[id(self)] = new
         for name, value in self.__dict__.items():
             setattr(new, name, copy.deepcopy(value, memo))

@@ -177,7 +177,8 @@ class Mirrored(ArrayLike, DistributedValues):
         return arrays.to_cupy(own) if arrays.on_gpu(own) else arrays.as_numpy(own)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_component", "_components", "values"):  # before __init__
+        # Copies ask before __init__, where the lookup below would recurse.
+        if name.startswith("__") or name in ("_component", "_components", "values"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         try:
             return getattr(self.values[0], name)

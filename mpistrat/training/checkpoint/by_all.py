@@ -113,7 +113,7 @@ class Saves(Slot):
 
 
 Prepare = Callable[[SaveBuffer, threading.Event], Callable[[], None]]
-_log_of_saves = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class PendingSave:
@@ -244,7 +244,7 @@ def _log_errors() -> None:
     for pending in _pending:
         error = pending._error()
         if error is not None:
-            _log_of_saves.error("%s was not written, and the program did not wait for it: %s", pending._path, error)
+            _log.error("%s was not written, and the program did not wait for it: %s", pending._path, error)
 
 
 # --- by all ranks ---------------------------------------------------------------
