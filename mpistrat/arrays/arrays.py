@@ -402,17 +402,16 @@ def device_of(array: Any) -> Device:
 
 def require_one_device(values: Iterable[Any], own: Device | None = None) -> Device:
     """Return the one GPU of all given CuPy arrays. Raise ValueError if there are several, or it is not ``own``."""
-    devices = sorted({device_of(value) for value in values})
-    if own is not None and own.kind == "cuda" and devices != [own]:
-        other = next(device for device in devices if device != own)
+    gpus = sorted({device_of(value) for value in values})
+    if own is not None and own.kind == "cuda" and gpus != [own]:
+        other = next(gpu for gpu in gpus if gpu != own)
         raise ValueError(
             f"an array lives on {other}, and this rank's device is {own}: another rank may be working on {other}; "
             f"make arrays on {own} (`with cupy.cuda.Device({own.index}):`), or copy this one there"
         )
-    if len(devices) > 1:
-        places = " and ".join(map(str, devices))
-        raise ValueError(f"the arrays of one call live on {places}: a rank works on one device")
-    return devices[0]
+    if len(gpus) > 1:
+        raise ValueError(f"the arrays of one call live on {' and '.join(map(str, gpus))}: a rank works on one device")
+    return gpus[0]
 
 
 @cache

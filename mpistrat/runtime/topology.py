@@ -234,13 +234,12 @@ class Topology(ObjectCollectives):
         # The leader of each rank's node, a random number, the clock, and the host. The number of rank 0 names the
         # communicator in flight records.
         host = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-        numbers = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
-        row = np.array([*numbers, *np.frombuffer(host, np.int64)])
+        facts = self.node.bcast(self.rank), _random_number(), ring.clock_number(), ring.ring is not None
+        row = np.array([*facts, *np.frombuffer(host, np.int64)])
         of_ranks = np.empty((self.size, len(row)), np.int64)
         world.Allgather(row, of_ranks)
         leader_of = of_ranks[:, 0]
-        names = of_ranks[:, len(numbers) :]
-        self.hosts = tuple(name.tobytes().rstrip(b"\0").decode(errors="replace") for name in names)
+        self.hosts = tuple(name.tobytes().rstrip(b"\0").decode(errors="replace") for name in of_ranks[:, len(facts) :])
         self.clocks, self.traced = tuple(of_ranks[:, 2].tolist()), bool(of_ranks[:, 3].any())
         self.nodes = tuple(
             tuple(np.flatnonzero(leader_of == leader).tolist()) for leader in sorted(set(leader_of.tolist()))
