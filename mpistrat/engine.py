@@ -34,12 +34,12 @@ class Engine:
     ``topology`` has the ranks that combine values. ``all_ranks`` has all ranks of the program, which save and end at
     one step. Where a replica is several ranks, a rank combines values with the ranks of its position in other replicas.
 
-    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is None where each rank plays the replica of its own
-    number, and else the same as ``ops``. ``arenas`` is the memory of buffers that are reduced in place.
-    ``joins_arrays`` says whether a caller may join arrays before they are reduced: neither hooks nor pack sizes count
-    them. ``variable_device`` is the device of new variables, and ``sends_initial_values`` says whether these get the
-    value of rank 0. ``between_groups`` is set where the ranks are groups that exchange now and then:
-    ``topology`` and ``replicas`` are then those of this group. ``mesh`` is set where a replica is several ranks.
+    The attribute ``ops`` is bound to the ranks. ``of_replicas`` is the same, or None where each rank plays the replica
+    of its own number. ``arenas`` is the memory of buffers that are reduced in place. ``joins_arrays`` says whether a
+    caller may join arrays before they are reduced: neither hooks nor pack sizes count them. ``variable_device`` is the
+    device of new variables, and ``sends_initial_values`` says whether these get the value of rank 0. ``between_groups``
+    is set where the ranks are groups that exchange now and then: ``topology`` and ``replicas`` are then those of this
+    group. ``mesh`` is set where a replica is several ranks.
     """
 
     def __init__(

@@ -22,14 +22,14 @@ from mpistrat.messages.mailbox import SentFunction
 from mpistrat.messages.pickling import Packed, is_plain, pack, pack_arguments, refer, refuse
 from mpistrat.strategies.parameter_server import DatasetOfWorkers, ParameterServerStrategy
 
-_LONGEST_QUEUE = 262_144
+_LONGEST_QUEUE = 262_144  # as in tf.distribute
 _keys = itertools.count()
 
 
 class ClusterCoordinator:
     """Sends functions to the workers of a strategy, and collects their results.
 
-    There is one for each strategy. It makes progress in its own calls, and in those of its values: a program that
+    There is one for each strategy. It makes progress in its own calls, and in calls of its values: a program that
     computes for long on the coordinator calls `done` now and then.
 
     Parameters
@@ -68,7 +68,7 @@ class ClusterCoordinator:
         return strategy.coordinator or object.__new__(cls)
 
     def __init__(self, strategy: ParameterServerStrategy, progress: bool = False, *, exactly_once: bool = False):
-        if strategy.coordinator is self:
+        if strategy.coordinator is self:  # from __new__: Python calls __init__ on it again
             if exactly_once and not self._exactly_once:
                 raise ValueError(
                     "the strategy has a coordinator already, made without exactly_once: give exactly_once=True at first"

@@ -166,7 +166,7 @@ def _end_by_signal(number: int, _: FrameType | None) -> None:
 
 
 def _encoded(value: Any, depth: int = 0) -> Any:
-    """Return a result in a form that JSON restores exactly. Raise TypeError if there is none."""
+    """Return a result in a form that JSON restores exactly. Raise TypeError if it has no such form."""
     kind = type(value)
     if kind in (int, str):
         return json_arrays.exact(value, 64)

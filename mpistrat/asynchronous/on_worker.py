@@ -55,7 +55,7 @@ def worker(number: int) -> Iterator[OwnParts]:
 
 @contextmanager
 def call_on(comm: Any) -> Iterator[None]:
-    """Note that the block is a call of the ranks of ``comm``, or of this rank alone if it is None."""
+    """Note that the block is a call of the ranks of ``comm``; with None, of this rank alone."""
     global _comm
     before, _comm = _comm, comm
     try:

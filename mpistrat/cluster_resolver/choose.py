@@ -68,25 +68,26 @@ def resolve(
     >>> placement.rank, placement.size, placement.node, placement.local_rank, placement.nodes
     (2, 4, 1, 0, ('n0', 'n1'))
     """
-    given = None if environ is None else dict(environ)
-    environ = os.environ if given is None else given
+    # None stays None: a resolver that reads os.environ may also use the name of this machine.
+    snapshot = None if environ is None else dict(environ)
+    environ = os.environ if snapshot is None else snapshot
     by = launched(environ)
     resolver: LaunchedClusterResolver | SlurmClusterResolver | TFConfigClusterResolver
     if _started_by(environ, FLUX.rank[0], FLUX.size[0], by):
-        resolver = FluxClusterResolver(port_base, rpc_layer, environ=given)
+        resolver = FluxClusterResolver(port_base, rpc_layer, environ=snapshot)
         resolver.reason = _reason(environ, "flux run", FLUX.rank[0])
     elif environ.get(LSF_JOB) and by_jsrun(environ):
-        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=given)
+        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=snapshot)
         resolver.reason = _reason(environ, "jsrun", JSRUN.rank[0])
     elif _started_by_srun(environ, by):
-        resolver = SlurmClusterResolver(port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=given)
+        resolver = SlurmClusterResolver(port_base=port_base, auto_set_gpu=False, rpc_layer=rpc_layer, environ=snapshot)
         resolver.reason = _reason(environ, "srun", _SRUN)
     elif by is None and config(environ).get("cluster"):
         rpc_layer = config(environ).get("rpc_layer", rpc_layer)
-        resolver = TFConfigClusterResolver(rpc_layer=rpc_layer, environ=given)
+        resolver = TFConfigClusterResolver(rpc_layer=rpc_layer, environ=snapshot)
         resolver.reason = "TF_CONFIG names the cluster, and no launcher started this process"
     else:
-        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=given)
+        resolver = MpiClusterResolver(None, port_base, rpc_layer, environ=snapshot)
         resolver.reason = _of_mpirun(environ, by)
     if not isinstance(resolver, TFConfigClusterResolver) and environ.get("TF_CONFIG"):
         jobs_only = resolver.roles.source == TF_CONFIG

@@ -27,7 +27,7 @@ class GCEClusterResolver(ClusterResolver):
     rpc_layer : str or None
         Protocol of the addresses that `master` returns.
     credentials : google.auth.credentials.Credentials or str or None
-        Credentials for the service; ``"default"`` for those of the machine.
+        Credentials for the service; ``"default"`` for the machine's own.
     service : googleapiclient.discovery.Resource, optional
         Service to ask. By default the package ``google-api-python-client`` makes one.
 
@@ -83,7 +83,7 @@ class GCEClusterResolver(ClusterResolver):
             orderBy="name",
         )
         addresses = []
-        while request is not None:
+        while request is not None:  # the service returns the list in pages
             response = request.execute()
             for instance in response.get("items", ()):
                 details = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
-from mpistrat.cluster_resolver.mpi import LaunchedClusterResolver, launched_by, place
+from mpistrat.cluster_resolver.mpi import LaunchedClusterResolver, launched_by, placement_of_rank
 from mpistrat.cluster_resolver.placement import Allocation, Placement, integer, required
 from mpistrat.launch.launchers import FLUX
 from mpistrat.launch.slurm import expand_hostlist
@@ -55,10 +55,10 @@ class FluxClusterResolver(LaunchedClusterResolver):
         self._here = environ is None
         self._environ = os.environ if environ is None else environ
         required(self._environ, FLUX.rank[0], "Flux sets it for every task; is this program started by flux run?")
-        super().__init__(self._place(None), port_base, rpc_layer, environ=self._environ)
+        super().__init__(self._placement_on(None), port_base, rpc_layer, environ=self._environ)
         if nodes is not None:
             names = expand_hostlist(nodes) if isinstance(nodes, str) else list(nodes)
-            self._placement = self._place(names)
+            self._placement = self._placement_on(names)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the addresses of all tasks.
@@ -70,10 +70,10 @@ class FluxClusterResolver(LaunchedClusterResolver):
             unknown.
         """
         if self._placement.nodes is None:
-            self._placement = self._place(self._asked())
+            self._placement = self._placement_on(self._asked())
         return super().cluster_spec()
 
-    def _place(self, nodes: list[str] | None) -> Placement:
+    def _placement_on(self, nodes: list[str] | None) -> Placement:
         environ = self._environ
         by = launched_by(environ, FLUX)
         assert by is not None
@@ -88,7 +88,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
             names = tuple(nodes) if nodes else tuple(f"\0{node}" for node in range(count))
             even = (by.size // count,) * count if by.size % count == 0 else None
             allocations.append(Allocation(names, _NODES, even))
-        placement = place(environ, by, allocations, here=self._here and nodes is not None, job=job)
+        placement = placement_of_rank(environ, by, allocations, here=self._here and nodes is not None, job=job)
         if nodes is None:
             placement = replace(placement, nodes=None, allocation=None, host=by.host)
         return placement

@@ -205,11 +205,12 @@ class LaunchedClusterResolver(ClusterResolver):
         number = self.placement.gpus_per_rank
         if number is None:
             seen = super().num_accelerators().get("GPU", 0)
+            # The ranks of a node divide the GPUs that all of them see; more ranks than GPUs share them.
             number = min(seen, max(1, seen // (self.placement.local_size or 1)))
         return {"GPU": number} if number else {}
 
 
-def place(
+def placement_of_rank(
     environ: Mapping[str, str],
     started: Launched,
     allocations: Sequence[Allocation],
@@ -217,7 +218,7 @@ def place(
     here: bool,
     job: tuple[str, str] | None = None,
 ) -> Placement:
-    """Return the place of a rank, from its launcher's variables and the nodes that a scheduler gave to the job.
+    """Return the placement of a rank, from its launcher's variables and the nodes that a scheduler gave to the job.
 
     ``allocations`` are the nodes on which the ranks may be, the most reliable list first. ``here`` tells whether this
     process is the rank, so that the name of this machine is the rank's node. ``job`` is the name of the job, and the
@@ -284,7 +285,7 @@ def _handed_on(environ: Mapping[str, str], started: Launched) -> bool:
 
 
 def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> Placement:
-    """Return the place of this rank if all ranks are on its node."""
+    """Return the placement of this rank if all ranks are on its node."""
     host, size, why = placement.host, placement.size, "all ranks are on this node"
     nodes: tuple[str, ...] | None = None if host is None else (host,)
     of_nodes = why
@@ -301,7 +302,7 @@ def _on_one_node(placement: Placement, allocations: Sequence[Allocation]) -> Pla
 
 
 def _on_nodes(placement: Placement, started: Launched, allocation: Allocation) -> Placement | None:
-    """Return the place of this rank if the ranks are on these nodes, or None if known facts contradict it."""
+    """Return the placement of this rank if the ranks are on these nodes, or None if known facts contradict it."""
     node = position_of(placement.host, allocation.nodes)
     if node is None:
         node = started.node
@@ -444,7 +445,7 @@ class MpiClusterResolver(LaunchedClusterResolver):
         else:
             allocations, job = allocations_of(environ)
             started = by_jsrun(environ) or launched(environ) or ALONE
-            placement = place(environ, started, allocations, here=here, job=job)
+            placement = placement_of_rank(environ, started, allocations, here=here, job=job)
         super().__init__(placement, port_base, rpc_layer, jobs, spread, environ)
 
 
@@ -458,13 +459,14 @@ def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[
 
 
 def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
-    """Return the place of this rank as MPI knows it. Collective."""
+    """Return the placement of this rank as MPI knows it. Collective."""
     from mpistrat.runtime.topology import Topology
 
     topology = Topology.of(comm)
     names = topology.all_gather_object(own_host())
     known = placement_in(topology)
     assert known.node is not None
+    # Shared memory decides which ranks are on one node: host names only label the nodes.
     nodes = tuple(names[ranks[0]] for ranks in topology.nodes)
     on_node = slurm_step.gpus_on_node(environ, known.rank, known.size, known.local_size)
     known = gpus.with_gpus(with_facts(known, "MPI", nodes=nodes, host=nodes[known.node]), environ, on_node)
@@ -473,7 +475,7 @@ def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
 
 
 def placement_in(topology: Topology) -> Placement:
-    """Return the place of this rank as MPI knows it, without node names and without communication."""
+    """Return the placement of this rank as MPI knows it, without node names and without communication."""
     node, local_rank = topology.place_of(topology.rank)
     node_of_rank = {rank: node for node, ranks in enumerate(topology.nodes) for rank in ranks}
     facts: dict[str, Any] = {

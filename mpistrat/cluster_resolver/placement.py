@@ -159,7 +159,7 @@ def ranks_on(node_of_rank: Sequence[int], node: int) -> list[int]:
 
 
 def local_rank_of(node_of_rank: Sequence[int], rank: int) -> int:
-    """Return the index of a rank among those of its node."""
+    """Return the index of a rank on its node."""
     return ranks_on(node_of_rank, node_of_rank[rank]).index(rank)
 
 
@@ -335,7 +335,7 @@ def training_tasks(cluster: ClusterSpec, task_type: str | None = None) -> list[t
 
 
 def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int | None) -> Placement:
-    """Return the place of a task among those that train together: the chief first, then the workers.
+    """Return the placement of a task in the tasks that train together: the chief first, then the workers.
 
     Raise ValueError if the task is not given, is not in the cluster, or does not train (a parameter server).
 
@@ -357,6 +357,7 @@ def placement_of_task(cluster: ClusterSpec, task_type: str | None, task_id: int 
     if task_type == "evaluator":  # a cluster of its own
         tasks = [(task_type, task_id)]
     rank = tasks.index((task_type, task_id))
+    # Tasks whose addresses have the same host are on one node, and differ in their ports.
     hosts = [cluster.task_address(*task).rpartition(":")[0] for task in tasks]
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     counted = Counter(hosts)

@@ -101,9 +101,9 @@ class TFConfigClusterResolver(ClusterResolver):
         return self._environment
 
     def _default(self, name: str) -> Any:
-        given = super()._default(name)
-        if given is not None:
-            return given
+        value = super()._default(name)
+        if value is not None:
+            return value
         if name == "rpc_layer":
             return config(self._environ).get("rpc_layer")
         own = _task(self._environ).get("type" if name == "task_type" else "index")

@@ -64,7 +64,7 @@ def with_step(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def read(environ: Mapping[str, str], tasks_per_node: Mapping[str, int] | int | None = None) -> Placement:
-    """Return the place of a task. ``tasks_per_node`` replaces the number of tasks of each node in the environment.
+    """Return the placement of a task. ``tasks_per_node`` replaces the environment's number of tasks of each node.
 
     Raise RuntimeError if the environment lacks a variable, or one contradicts another, and ValueError if a variable has
     a value that cannot be read.
@@ -277,7 +277,7 @@ class SlurmClusterResolver(ClusterResolver):
     port_base : int
         Port of the first task of a node. The next task of the node has the next port.
     gpus_per_node, gpus_per_task : int, optional
-        Number of GPUs; by default those of the step on a node, divided evenly. 0 for a job without GPUs.
+        Number of GPUs; by default the step's GPUs on a node, divided evenly. 0 for a job without GPUs.
     tasks_per_node : int or mapping, optional
         Number of tasks of every node, or of each node by name. Replaces ``SLURM_STEP_TASKS_PER_NODE``.
     auto_set_gpu : bool
@@ -392,10 +392,10 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def placement(self) -> Placement:
-        """Place of this task among those of the step, with the source of each fact."""
+        """Placement of this task in the step, with the source of each fact."""
         placement, environ = self._step, self._environ
-        given, counted = self._gpus_per_node, self._counted
-        on_node = (given, "gpus_per_node") if given else gpus.on_node(environ, placement.local_size)
+        per_node, counted = self._gpus_per_node, self._counted
+        on_node = (per_node, "gpus_per_node") if per_node else gpus.on_node(environ, placement.local_size)
         if on_node is None and counted:  # cluster_spec() may have changed CUDA_VISIBLE_DEVICES
             on_node = counted, "what was visible at first"
         placement = gpus.with_gpus(placement, environ, on_node)
@@ -465,7 +465,7 @@ class SlurmClusterResolver(ClusterResolver):
         number = self._gpus_of_task()
         if number == 0:
             return
-        # Where none is visible, those that `gpus_per_node` promises are meant.
+        # If no GPU is visible, take the numbers of the GPUs that `gpus_per_node` promises.
         ids = self._visible.ids if self._visible else ()
         if not ids:
             ids = tuple(map(str, range(self._gpus_of_node())))
@@ -485,19 +485,19 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def _of_batch_script(placement: Placement) -> Placement:
-    """Return the place of a batch script, whose step is read from the variables of its job."""
+    """Return the placement of a batch script, whose step is read from the variables of its job."""
     of_job = {SIZE: JOB_COUNTS, COUNTS: JOB_COUNTS, NODELIST: JOB_NODELIST}
     sources = {fact: of_job.get(source, source) for fact, source in placement.sources.items()}
     return replace(placement, launcher="sbatch", sources=sources)
 
 
-def _counted(name: str, what: str, number: int | None) -> int | None:
+def _counted(name: str, description: str, number: int | None) -> int | None:
     if number is None:
         return None
     try:
         number = operator.index(number)
     except TypeError:
-        raise TypeError(f"{name} is {what}, not {number!r}") from None
+        raise TypeError(f"{name} is {description}, not {number!r}") from None
     if number < 0:
-        raise ValueError(f"{name} is {what} from 0 on, not {number}")
+        raise ValueError(f"{name} is {description} from 0 on, not {number}")
     return number

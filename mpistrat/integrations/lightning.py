@@ -104,7 +104,7 @@ class MpistratStrategy(DDPStrategy):
     Raises
     ------
     ValueError
-        If ``devices`` and ``num_nodes`` of the Trainer are not those of the job.
+        If ``devices`` and ``num_nodes`` of the Trainer are not the job's.
 
     Examples
     --------

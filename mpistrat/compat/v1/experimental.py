@@ -39,8 +39,8 @@ class ParameterServerStrategy(SentByNumber, Strategy):
     the chief, and the workers wait for it. Updates of one worker do not wait for another.
 
     The chief is the task of job ``chief``, or else worker 0. Each worker is one replica, so `run` and `reduce` do not
-    communicate. Every worker reads all data of a dataset. An input function is told the number of workers and which
-    one it is on.
+    communicate. Every worker reads all data of a dataset. An input function gets the number of workers and its
+    own among them.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Horovod's calls for NumPy and other arrays. `mpistrat.integrations.hvd.torch` has those for PyTorch.
 
-Horovod negotiates at run time in which order tensors are combined. Here the order is that of the program: ranks that
+Horovod negotiates at run time in which order tensors are combined. Here the program defines the order: ranks that
 make other calls, or give them other names, raise on every rank.
 
 Examples

@@ -78,7 +78,7 @@ class ProcessSet:
         self._ops: CrossDeviceOps | None = None
 
     def begin(self, number: int, own_rank: int, comm: Any) -> None:
-        """Begin to use a communicator, which is None on ranks outside of the set. Collective over the set."""
+        """Begin to use a communicator; None on ranks outside of the set. Collective over the set."""
         self.process_set_id, self._own_rank = number, own_rank
         if comm is not None:
             self._topology = Topology.of(comm)

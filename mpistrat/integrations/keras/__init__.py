@@ -1,7 +1,7 @@
 """Keras' `Model.fit` over the ranks of a strategy, on PyTorch, JAX and TensorFlow. Importing this package is enough.
 
-A model that is made, compiled or trained in the scope of a strategy is then trained by all its ranks. ``batch_size`` is
-that of the whole batch, of which each rank computes its part; weights, metrics and logs are those of one process.
+A model that is made, compiled or trained in the scope of a strategy is then trained by all its ranks. ``batch_size``
+counts the rows of all ranks, and each rank computes its part; weights, metrics and logs are as in one process.
 
 Examples
 --------

@@ -17,8 +17,8 @@ _MARK = "of_all_ranks"
 class SyncBatchNormalization(hooks.BatchNormalization):
     """Keras' ``BatchNormalization`` with the mean and the variance of the rows of all ranks.
 
-    Its arguments are those of Keras' layer, as which it is saved. A step makes two all-reduces for each of these layers
-    in its forward part and two in its backward part.
+    It has the arguments of Keras' layer, and is saved as that. A step makes two all-reduces for each of these layers in
+    its forward part and two in its backward part.
 
     Examples
     --------

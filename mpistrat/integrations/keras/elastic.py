@@ -75,12 +75,12 @@ class ElasticCallback(keras.callbacks.Callback):
         if strategy is None:
             raise ValueError("ElasticCallback: make the model in the scope of a strategy")
         self._of_rank = _StateOfRank(model)
-        self._place = np.zeros(2, np.int64)  # an epoch, and how many of its batches have ended
-        objects = {"weights": self._of_rank.others(), "of_rank": self._of_rank, "place": self._place}
+        self._position = np.zeros(2, np.int64)  # an epoch, and how many of its batches have ended
+        objects = {"weights": self._of_rank.others(), "of_rank": self._of_rank, "place": self._position}
         self._state = ElasticState(objects, *self._settings, strategy)
         self._has_unkept = False
         self._is_resumed = self._state.step > 0
-        self._epoch, self._first = self._place.tolist()
+        self._epoch, self._first = self._position.tolist()
         self._of_epoch = contextlib.ExitStack()
         if self._is_resumed:
             hooks.begin_at(model, self._epoch, self._first)
@@ -126,7 +126,7 @@ class ElasticCallback(keras.callbacks.Callback):
             self._has_unkept = False
             step.wait_for_host()
             _ = self.model  # on JAX the property writes the trained values to the variables
-            self._place[:] = epoch, batches
+            self._position[:] = epoch, batches
             self._state.advance()
 
 

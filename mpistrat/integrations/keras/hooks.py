@@ -144,7 +144,7 @@ def begin(model: Any, values: dict[str, Any]) -> tuple[int, int]:
 def begin_at(model: Any, epoch: int, batches: int) -> None:
     """Let `fit` begin with an epoch after its first batches. A callback calls this in ``on_train_begin``."""
     set_initial_epoch(model, epoch)
-    object.__setattr__(model, _LEFT_OUT, batches)
+    object.__setattr__(model, _LEFT_OUT, batches)  # Keras' own __setattr__ tracks attributes
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:

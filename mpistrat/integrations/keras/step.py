@@ -357,8 +357,8 @@ class LastCallback(keras.callbacks.Callback):
             hooks.set_initial_epoch(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop if a rank has asked for it in this step, and remember that this one asks."""
-        wait_for_host()
+        """Stop if a rank has asked for it in this step, and remember whether this rank asks."""
+        wait_for_host()  # on JAX the all-reduce of the step, which sets `stop`, may still be running
         self._ranks.wants_stop |= self._trained.stop_training
         self._trained.stop_training = self._ranks.stop
 

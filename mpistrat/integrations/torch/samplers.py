@@ -281,7 +281,7 @@ class Sampler(_Divided):
     dataset : Sized
         A map-style dataset.
     num_replicas, rank : int, optional
-        By default those of torch's default process group, of the current strategy, or of MPI.
+        By default from torch's default process group, the current strategy, or MPI.
     shuffle : bool
         Whether each epoch has another order.
     seed : int
@@ -392,7 +392,7 @@ class BatchSampler(_Divided):
 class CountedLoader:
     """A `DataLoader` with one of these samplers that knows what the loop has got, however much workers have fetched.
 
-    So ``state_dict()`` needs no argument, as checkpoints of libraries want it. All else is that of the loader.
+    So ``state_dict()`` needs no argument, as checkpoints of libraries want it. All other attributes are the loader's.
 
     Parameters
     ----------

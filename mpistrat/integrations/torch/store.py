@@ -112,11 +112,11 @@ class MpiStore(torch.distributed.Store):
         """
         limit = self.timeout if timeout is None else timeout
 
-        def what() -> str:
+        def unset() -> str:
             return f"the keys {[key for key in keys if key not in self._values]} were not set"
 
         others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
-        self._wait_until(lambda: self.check(keys), what, others, limit.total_seconds())
+        self._wait_until(lambda: self.check(keys), unset, others, limit.total_seconds())
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to the value of a key."""
@@ -152,6 +152,7 @@ class MpiStore(torch.distributed.Store):
                 self._send((kind, key, value), rank)
 
     def _send(self, message: tuple[Any, ...], rank: int) -> None:
+        # The request of `isend` owns the pickled message, which must live until MPI has sent it.
         self._sent = [request for request in self._sent if not request.Test()]
         self._sent.append(self._comm.isend(message, rank, _TAG))
 
@@ -184,10 +185,10 @@ class MpiStore(torch.distributed.Store):
             self._read()
             return self._asked in self._answers
 
-        def what() -> str:
+        def unanswered() -> str:
             return f"rank {_OWNER} must make a call, and did not answer {kind}({key!r})"
 
-        self._wait_until(answered, what, [_OWNER], self.timeout.total_seconds())
+        self._wait_until(answered, unanswered, [_OWNER], self.timeout.total_seconds())
         return self._answers.pop(self._asked)
 
     def _as_owner(self, kind: str, key: str, *operands: Any) -> bytes:
@@ -205,12 +206,12 @@ class MpiStore(torch.distributed.Store):
         self._apply_on_all("set", key, value)
         return value
 
-    def _wait_until(self, done: Callable[[], bool], what: Callable[[], str], ranks: list[int], limit: float) -> None:
-        """Wait until ``done()``, which depends on these ranks, or raise an error with the text ``what()``."""
+    def _wait_until(self, done: Callable[[], bool], problem: Callable[[], str], ranks: list[int], limit: float) -> None:
+        """Wait until ``done()``, which depends on these ranks, or raise an error with the text ``problem()``."""
         wait_until(
             done,
             lambda: have_ended(self._in_job[rank] for rank in ranks),
-            lambda: f"rank {self._comm.rank}: the store of torch.distributed: {what()}",
+            lambda: f"rank {self._comm.rank}: the store of torch.distributed: {problem()}",
             limit,
             f" before these ranks ended their programs: {ranks}",
         )
@@ -244,10 +245,10 @@ def _by_mpi(url: str, **options: Any) -> _Rendezvous:
     """Yield the store, the rank and the number of ranks. Collective over all ranks."""
     comm = all_ranks()
     for name, value in (("rank", comm.rank), ("world_size", comm.size)):
-        for given in parse_qs(urlparse(url).query).get(name, ()):
-            if int(given) != value:
+        for text in parse_qs(urlparse(url).query).get(name, ()):
+            if int(text) != value:
                 raise ValueError(
-                    f"init_process_group was given {name}={given}, and MPI has {value}: leave rank and world_size out"
+                    f"init_process_group was given {name}={text}, and MPI has {value}: leave rank and world_size out"
                 )
     _stores.append(MpiStore(comm))
     yield _stores[-1], comm.rank, comm.size

@@ -20,17 +20,17 @@ collective = collective_call(attrgetter("open_topology"))
 _FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}  # of torch's options, by argument
 
 
-def also_of_one_tensor(options: type, place: int, *names: str) -> Callable[[Any], Any]:
+def also_of_one_tensor(options: type, position: int, *names: str) -> Callable[[Any], Any]:
     """Decorate a collective of lists: it also takes the arguments of torch's overload for one tensor.
 
-    ``names`` are those arguments, and ``place`` is the position of the tensor. Arguments that are not fields of
+    ``names`` are those arguments, and ``position`` is the tensor's. Arguments that are not fields of
     ``options`` become lists of one. A list under the method's own name for it may be combined with the fields, too.
     """
     kind, needed = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     signature = inspect.Signature(
         [inspect.Parameter(name, kind, default=None if name in ("op", "timeout") else needed) for name in names]
     )
-    own = {names[place], *_FIELDS}
+    own = {names[position], *_FIELDS}
 
     def decorate(method: Any) -> Any:
         lists = dict(
@@ -43,16 +43,17 @@ def also_of_one_tensor(options: type, place: int, *names: str) -> Callable[[Any]
 
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            one = len(args) > place and isinstance(args[place], torch.Tensor)
-            if not one and own.isdisjoint(kwargs):
+            is_single = len(args) > position and isinstance(args[position], torch.Tensor)
+            if not is_single and own.isdisjoint(kwargs):
                 return method(self, *args, **kwargs)  # 0.2 us slower than without this function
-            given = signature.bind(*args, **{lists.get(name, name): value for name, value in kwargs.items()}).arguments
-            one, chosen = isinstance(given[names[place]], torch.Tensor), options()
-            for name in _FIELDS.keys() & given.keys():
-                value = given.pop(name)
+            kwargs = {lists.get(name, name): value for name, value in kwargs.items()}
+            arguments = signature.bind(*args, **kwargs).arguments
+            is_single, chosen = isinstance(arguments[names[position]], torch.Tensor), options()
+            for name in _FIELDS.keys() & arguments.keys():
+                value = arguments.pop(name)
                 if value is not None:
                     setattr(chosen, _FIELDS[name], value)
-            return method(self, *([value] if one else value for value in given.values()), chosen)
+            return method(self, *([value] if is_single else value for value in arguments.values()), chosen)
 
         return call
 

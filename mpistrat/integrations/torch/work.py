@@ -98,14 +98,14 @@ class Done(torch.distributed.Work):
 class PendingWork(torch.distributed.Work):
     """The handle of a message in flight. MPI makes progress in `is_completed`, `wait` and the future's methods.
 
-    ``what`` is the message, for errors. ``finish`` is called with the statuses of MPI when all requests are complete.
+    ``call`` is the message, for errors. ``finish`` is called with the statuses of MPI when all requests are complete.
     `wait` waits for ``seconds``. ``ended()`` tells whether the ranks that could complete the message have ended.
     ``earlier`` are receives that a message with the same source and tag went to first.
     """
 
     def __init__(
         self,
-        what: str,
+        call: str,
         requests: list[Any],
         finish: Callable[[Sequence[Any]], object],
         seconds: float,
@@ -113,7 +113,7 @@ class PendingWork(torch.distributed.Work):
         ended: Callable[[], bool],
     ):
         super().__init__()
-        self._what = what
+        self._call = call
         self._requests = requests
         self._finish = finish
         self._seconds = seconds
@@ -175,7 +175,7 @@ class PendingWork(torch.distributed.Work):
         wait_until(
             self.is_completed,
             self._ended,
-            lambda: f"{self._what} was not complete",
+            lambda: f"{self._call} was not complete",
             seconds if seconds > 0 else self._seconds,
             ", and the other side has ended its program",
             Backoff(_LONGEST_PAUSE),
@@ -214,7 +214,7 @@ class PendingWork(torch.distributed.Work):
         """Cancel the message if it is not complete. Return whether MPI is done with its memory."""
         if self.is_completed():
             return True
-        self._error = RuntimeError(f"{self._what} was not complete when the process group was destroyed")
+        self._error = RuntimeError(f"{self._call} was not complete when the process group was destroyed")
         for request in self._requests:
             request.Cancel()
         if not mpi.start().Request.Testall(self._requests):
@@ -303,24 +303,24 @@ def have_ended(ranks: Iterable[int]) -> bool:
 def wait_until(
     done: Callable[[], bool],
     ended: Callable[[], bool],
-    what: Callable[[], str],
+    problem: Callable[[], str],
     seconds: float,
     gone: str,
     backoff: Backoff | None = None,
 ) -> None:
     """Wait until ``done()``. ``ended()`` tells whether the ranks that can bring it about have ended.
 
-    ``what()`` says what did not happen, for errors. Raise TimeoutError, with a text that begins so, after ``seconds``.
-    Raise RuntimeError if these ranks have ended: its text ends with ``gone``.
+    ``problem()`` is the beginning of the text of errors. Raise TimeoutError after ``seconds``. Raise RuntimeError if
+    these ranks have ended; its text ends with ``gone``.
     """
     start, pauses = time.monotonic(), backoff or Backoff()
     look, were_gone = _LOOK, False
     while not done():
         waited = time.monotonic() - start
         if waited > seconds:
-            raise TimedOutError(f"{what()} within {seconds:g} s")
+            raise TimedOutError(f"{problem()} within {seconds:g} s")
         if waited > look:
             if were_gone:  # ended before the last look, so their last messages have been read since
-                raise RuntimeError(f"{what()}{gone}")
+                raise RuntimeError(f"{problem()}{gone}")
             were_gone, look = ended(), waited + _LOOK
         pauses.pause()

@@ -17,7 +17,7 @@ from mpistrat.strategy import keras_models
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
-    """Overwrite variables of Keras with those of one rank, each once. Collective."""
+    """Overwrite variables of Keras with the values of one rank, each once. Collective."""
     step.wait_for_host()
     unique = list({id(variable): variable for variable in variables}.values())
     values = [np.asarray(ops.convert_to_numpy(variable.value)) for variable in unique]
@@ -30,7 +30,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int) -> None:
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Overwrite the variables of all models, and of their optimizers, with those of one rank. Collective.
+    """Overwrite the variables of all models, and of their optimizers, with the values of one rank. Collective.
 
     Models are taken in the order of their names, which Keras makes unique; numbers in names may differ between ranks.
 

@@ -96,7 +96,7 @@ def DistributedOptimizer(
     process_set : ProcessSet
         The ranks. The optimizer of another rank stays alone.
     local_layers : Layer or sequence of Layer, optional
-        Layers whose gradients stay those of this rank.
+        Layers whose gradients are not combined.
     scale_local_gradients : bool
         Whether these are divided by the number of ranks.
 

@@ -262,7 +262,7 @@ class _Described:
 
 @example("hvd.broadcast_parameters(torch.nn.Linear(2, 1).state_dict(), root_rank=0)")
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Overwrite tensors with those of one rank. Collective.
+    """Overwrite tensors with the values of one rank. Collective.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ def names_of(
 
 
 class _Distributed:
-    """The methods that an optimizer has in addition to those of its class."""
+    """The methods that are added to an optimizer."""
 
     param_groups: list[dict[str, Any]]
     _parameter_names: dict[Tensor, str]
