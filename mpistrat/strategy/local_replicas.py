@@ -41,7 +41,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
     def merge_call(
         self, merge_fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self.meet("merge_call", lambda: _Merged(self._strategy, merge_fn), (tuple(args), dict(kwargs or {})))
+        return self.meet("merge_call", lambda: _MergeCall(self._strategy, merge_fn), (tuple(args), dict(kwargs or {})))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         return self._reduced("all_reduce", reduce_op, value, self._engine.merged(options))
@@ -70,7 +70,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         options: CommunicationOptions,
         check: Callable[[Op, Any], object] | None = None,
     ) -> Any:
-        begin = partial(_Reduced, self._engine.of_replicas, check)
+        begin = partial(_ReduceCall, self._engine.of_replicas, check)
         return self.meet(name, begin, (parse_op(reduce_op), value, options))
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -78,7 +78,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
         return self.meet("all_gather", partial(replica_context.GatherOfReplicas, self._engine), operand)
 
 
-class _Reduced:
+class _ReduceCall:
     """The all-reduce of replicas in a rank. ``check`` raises for a leaf that the call cannot reduce."""
 
     def __init__(self, ops: ReplicasAllReduce, check: Callable[[Op, Any], object] | None):
@@ -112,7 +112,7 @@ class _Reduced:
         return [rebuild(own_copies(totals, i)) for i, rebuild in enumerate(self._rebuild)]
 
 
-class _Merged:
+class _MergeCall:
     """The call of a function in cross-replica context, once in a rank."""
 
     def __init__(self, strategy: context.AnyStrategy, function: Callable[..., Any]):

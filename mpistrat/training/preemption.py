@@ -357,7 +357,7 @@ class PreemptionCheckpointHandler:
 
         def restore() -> None:
             if self._config.save_fn is None:
-                self._topology.on_first(lambda: _see_that_it_is_writable(directory))
+                self._topology.on_first(lambda: _require_writable(directory))
             # Rank 0's answer: another node may see the directory later.
             if self._topology.on_first(path.exists):
                 load(variables, path)
@@ -465,7 +465,7 @@ class PreemptionCheckpointHandler:
         preemption_exit.leave(self._topology.broadcast_object(status))
 
 
-def _see_that_it_is_writable(directory: Path) -> None:
+def _require_writable(directory: Path) -> None:
     """Raise OSError unless the directory can be written or created: now, not after hours of work."""
     try:
         # The first folder above that exists: the others will be created in it.

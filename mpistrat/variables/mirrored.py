@@ -403,7 +403,7 @@ class MirroredOfReplicas(MirroredVariable):
     """A variable with one copy for all replicas of a rank. Their values are combined and written once."""
 
     def _update_in_replica(self, method: str, value: Any) -> None:
-        context.current().replica_context.meet(method, lambda: _Written(method), (self, value))
+        context.current().replica_context.meet(method, lambda: _WriteCall(method), (self, value))
 
     def write_of_all(self, method: str, values: list[Any]) -> None:
         """Combine the values of all replicas, given the values of this rank's, and write the result. Collective."""
@@ -418,7 +418,7 @@ class MirroredOfReplicas(MirroredVariable):
         self._write_equal(method, self._engine.all_reduce(op, [PerReplica(values)])[0])
 
 
-class _Written:
+class _WriteCall:
     """A write by the replicas of a rank."""
 
     def __init__(self, method: str):

@@ -132,7 +132,7 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
     def look() -> int | None:
         nonlocal newest_copy
         if topology.node.rank == 0:
-            newest_copy = next(_whole(folder, run), None)
+            newest_copy = next(_valid_copies(folder, run), None)
         return newest_copy and newest_copy[0]
 
     steps = topology.on_all_ranks(look)
@@ -149,7 +149,7 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
 def newest_steps(folder: Path) -> list[int]:
     """Return the step of the newest copy of each `Copying` of a program. Reads no array."""
     folders = sorted((int(entry.name), entry) for entry in folder.iterdir() if entry.name.isdecimal())
-    return [max((step for step, _ in _complete(folder)), default=0) for _, folder in folders]
+    return [max((step for step, _ in _complete_copies(folder)), default=0) for _, folder in folders]
 
 
 def _digest(header: _Header, content: memoryview) -> int:
@@ -173,7 +173,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
                 yield path, int(match[1]), int(match[2])
 
 
-def _complete(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[Path]]]:
+def _complete_copies(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[Path]]]:
     """Return the step and the files of each copy whose parts are all of one step. Only of runs before ``run``."""
     slots: dict[tuple[int, int], list[tuple[_Header, Path]]] = {}
     for path, of_run, slot in _files(folder):
@@ -190,9 +190,9 @@ def _complete(folder: Path, run: int | None = None) -> Iterator[tuple[int, list[
             yield first.step, [path for _, path in parts]
 
 
-def _whole(folder: Path, run: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+def _valid_copies(folder: Path, run: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Return the whole copies of earlier runs, the newest first."""
-    for step, paths in sorted(_complete(folder, run), reverse=True):
+    for step, paths in sorted(_complete_copies(folder, run), reverse=True):
         try:
             yield step, _read(paths)
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -37,8 +37,8 @@ class GroupExchange:
         self._variables: dict[int, Variable] = {}
         self._owners: dict[int, int] = {}
         self._kept: dict[int, Memory] = {}
-        self._assigned: dict[int, int] = {}  # the number of assignments of each variable that `before_step` has noted
-        self._moved: dict[int, np.ndarray] = {}  # what was assigned last, since the last exchange
+        self._assignments: dict[int, int] = {}  # how many `before_step` has noted of each variable
+        self._latest: dict[int, np.ndarray] = {}  # values that were assigned since the last exchange
         self._is_due = False  # whether there were steps since the last exchange
 
     def create(self, variables: Sequence[Variable]) -> None:
@@ -59,14 +59,14 @@ class GroupExchange:
 
     def before_step(self) -> set[int]:
         """Note the values of the variables that were assigned or loaded since the last step. Return these variables."""
-        new = {key: v.assignments for key, v in self._variables.items() if self._assigned.get(key) != v.assignments}
+        new = {key: v.assignments for key, v in self._variables.items() if self._assignments.get(key) != v.assignments}
         for key in new.keys() & self._kept.keys():
             value = np.array(_wide(self._variables[key].own_copy()))
-            if key in self._assigned:
-                self._moved[key] = value
+            if key in self._assignments:
+                self._latest[key] = value
             elif _ANCHOR in self._kept[key]:  # it was created, equal in all groups
                 self._kept[key][_ANCHOR][...] = value
-        self._assigned |= new
+        self._assignments |= new
         return {*new}
 
     def gradients(
@@ -121,11 +121,11 @@ class GroupExchange:
         own = [(i, key, self._kept[key]) for i, key in enumerate(self._variables) if _ANCHOR in self._kept.get(key, ())]
         with self._groups.refusal():
             rate = 1.0 if outer is None else outer.rate_after(number)
-            same, _ = self._meet(done, variables, settled)
+            same, _ = self._compare(done, variables, settled)
             settled = same & settled
             for i, key, memory in own:
                 if key in same:  # else what a group assigned is a part of its change
-                    memory[_ANCHOR][...] = self._moved[key]
+                    memory[_ANCHOR][...] = self._latest[key]
                 values[i] = np.asarray(memory[_ANCHOR] - values[i])
             self._combine(values, variables, settled)
             for i, key, memory in own:
@@ -135,7 +135,7 @@ class GroupExchange:
                     outer.update(memory[_ANCHOR], values[i], number + 1, rate, *(memory[slot] for slot in outer.slots))
                 values[i] = memory[_ANCHOR]
         self._groups.share(values, owners)
-        self._moved.clear()
+        self._latest.clear()
         for variable, value in zip(variables, values, strict=True):
             extended = variable.distribute_strategy.extended
             extended.update(variable, LocalVariable.assign, (value.astype(variable.dtype, copy=False),), group=False)
@@ -145,7 +145,7 @@ class GroupExchange:
         wide, own = map(_wide, values), self._groups.group.rank
         return [array if owner == own else np.empty_like(array) for array, owner in zip(wide, owners, strict=True)]
 
-    def _meet(
+    def _compare(
         self, number: int, variables: Sequence[Variable], settled: Set[int] = frozenset(), more: Sequence[str] = ()
     ) -> tuple[set[int], list[str]]:
         """Raise MismatchError unless groups have the same step, variables and ``more``. Collective over the rail.
@@ -153,7 +153,7 @@ class GroupExchange:
         Return the variables to which all groups have assigned the same value, and the names of the others.
         """
         assigned = [
-            f"{zlib.crc32(as_bytes(self._moved[id(v)]).data)} {id(v) in settled}" if id(v) in self._moved else ""
+            f"{zlib.crc32(as_bytes(self._latest[id(v)]).data)} {id(v) in settled}" if id(v) in self._latest else ""
             for v in variables
         ]
         names = [f"variable {variable.name!r} {[*variable.shape]}" for variable in variables]
@@ -164,9 +164,9 @@ class GroupExchange:
 
     def _require_same(self, number: int, variables: Sequence[Variable], more: Sequence[str] = ()) -> None:
         """Raise MismatchError also if groups have assigned different values, which no exchange will make equal."""
-        _, different = self._meet(number, variables, more=more)
+        _, different = self._compare(number, variables, more=more)
         for variable in variables:
-            self._moved.pop(id(variable), None)
+            self._latest.pop(id(variable), None)
         if different:
             raise MismatchError(f"groups have assigned different values to {different}: assign the same in all of them")
 
@@ -208,7 +208,7 @@ class GroupExchange:
             )
         # Notes the assignments of loading, which are no change to exchange.
         self.before_step()
-        self._moved, self._is_due = {}, False
+        self._latest, self._is_due = {}, False
         for kind, flat in state.items():
             at = 0
             for array in by_kind[kind]:
