@@ -127,7 +127,7 @@ class BetweenGroups:
 
     @contextlib.contextmanager
     def refusal(self) -> Iterator[None]:
-        """Context in which an error of this rank raises on the others of its group, when they come to `share`."""
+        """Context in which an error of this rank raises on the other ranks of its group, when they come to `share`."""
         try:
             yield
         except Exception as error:
@@ -135,7 +135,7 @@ class BetweenGroups:
             raise
 
     def share(self, arrays: Sequence[np.ndarray], owners: Sequence[int]) -> None:
-        """Copy each contiguous array from the rank that owns it to the others of this group. Collective over them."""
+        """Copy each contiguous array from the rank that owns it to the other ranks of this group. Collective."""
         parts: list[list[np.ndarray]] = [[] for _ in range(self.group.size)]
         for array, owner in zip(arrays, owners, strict=True):
             parts[owner].append(as_bytes(array))

@@ -15,7 +15,7 @@ Memory = dict[str, np.ndarray]
 
 
 class LossyCompression(ABC):
-    """How the groups of a strategy send less than their arrays.
+    """A lossy compression of the arrays that the groups of a strategy exchange.
 
     What an exchange leaves out is kept on the rank that owns the array, and added to what it sends next (error
     feedback). The sum over all exchanges equals the sum of the arrays, except for the last error. An array that is not

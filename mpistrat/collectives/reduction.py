@@ -1,8 +1,8 @@
 """One all-reduce, prepared once for the dtypes, shapes and places of its values, and then run for many values.
 
-`Reduction.run` is the one place where a rank packs its values, meets the others, and takes the result. What these steps
-do depends on the kind of values, and each kind has its constructor: here for arrays on the host, in ``arena`` for
-buffers in place, in ``gpu.all_reduce`` for arrays on a GPU, and in ``asynchronous``.
+`Reduction.run` is the one place where a rank packs its values, meets the other ranks, and takes the result. These steps
+depend on the kind of values, and each kind has its constructor: here for arrays on the host, in ``arena`` for buffers
+in place, in ``gpu.all_reduce`` for arrays on a GPU, and in ``asynchronous``.
 
 Small arrays of one dtype are joined in one message; a large array is a message of its own. How a list is packed depends
 on dtypes and shapes only, so that the ranks agree on it without a message.
@@ -390,7 +390,7 @@ _join, _unpack = timed(Kind.REDUCE_PACK, join), timed(Kind.REDUCE_UNPACK, unpack
 
 
 class HostRoute(NamedTuple):
-    """How a message is reduced: the algorithm, and the number of elements of a piece."""
+    """The reduction of a message on the host: the algorithm, and the number of elements of a piece."""
 
     algorithm: Algorithm
     piece: int

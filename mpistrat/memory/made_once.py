@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
     nbytes: int
     rows: int
     lacks: int
-    # returns the bytes, in the array of uint8 that it is given, or in any other memory if it is given None
+    # returns the bytes, in its argument, an array of uint8, or in any other memory if that is None
     make: Callable[[np.ndarray | None], Any]
     # copies the rows from what ``make`` returned. It is called again if the bytes changed meanwhile.
     use: Callable[[Any], Any]
@@ -50,7 +50,7 @@ class _Entry(NamedTuple):
 
 
 class MadeOnce:
-    """Bytes that the ranks of a node make once and keep for each other, the last ones that fit.
+    """Bytes that the ranks of a node make once and keep for each other, as many of the last as fit.
 
     By a table in the same memory, a rank copies a chunk that is ready, makes a missing one, and waits for one in the
     making. The oldest chunks make room, also while they are copied: a rank looks again after its copy.

@@ -101,7 +101,7 @@ def reach_all(resolver: ClusterResolver, clients: Iterable[str] = (CHIEF,)) -> C
 
 
 def _meet(world: Any, resolver: ClusterResolver, jobs: tuple[str, ...]) -> Contact:
-    """Make the contact, when all ranks are known to be there. Collective."""
+    """Make the contact, once all ranks are there. Collective."""
     global _contact
     with creation(world, "the first contact"):
         comm = world.Dup()

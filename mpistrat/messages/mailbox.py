@@ -137,7 +137,7 @@ class Mailbox:
             )
 
     def require(self, rank: int) -> None:
-        """Raise the error of a call that needs a rank, but sends it nothing, if it is lost or the end was told."""
+        """Raise the error of a call that needs a rank, but sends it nothing, if it is lost or the mailbox is closed."""
         self.require_open()
         if self.losses.survived:
             with self._guard:

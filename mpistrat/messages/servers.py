@@ -25,7 +25,7 @@ Update = tuple[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class SharedReads:
-    """What this rank reads of the parameter servers of its node. A read is tried once, else a message asks."""
+    """Reads of the parameter servers of this node, through shared memory. A read that fails goes by a message."""
 
     def __init__(self, contact: Contact):
         self._mailbox = contact.mailbox
@@ -173,7 +173,7 @@ class Servers:
 
 
 class NoServers:
-    """What a function that runs on a parameter server has in place of the parameter servers."""
+    """The stand-in for the parameter servers in a function that runs on one of them."""
 
     number = 0
 

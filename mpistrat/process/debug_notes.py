@@ -64,7 +64,7 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def draw(*args: Any, **options: Any) -> Any:
         drawn = function(*args, **options)
-        _note_draw(args if drawn is None else drawn)  # shuffle() changes what it is given
+        _note_draw(args if drawn is None else drawn)  # shuffle() changes its argument
         return drawn
 
     return draw

@@ -47,7 +47,7 @@ _start: Callable[[], object] | None = None
 def arm(rank: int, size: int, waited_for: Callable[[], bool], start: Callable[[], object] | None = None) -> None:
     """Install the hooks by which an uncaught error of this rank ends the job, if others wait for it by then.
 
-    ``start`` starts MPI once the rank has failed, where the others wait in ``MPI_Init``: nothing but MPI can tell
+    ``start`` starts MPI once the rank has failed, where the other ranks wait in ``MPI_Init``: only MPI can tell
     them.
     """
     global _name, _process, _waited_for, _start
@@ -122,7 +122,7 @@ def share(node: Any) -> None:
 def revoke_at_end(comm: Any) -> None:
     """Revoke a communicator before this rank ends the whole job, so that calls of other ranks on it raise an error.
 
-    With ULFM ``MPI_Abort`` of Open MPI 5.0 does not end all other ranks: they have to be told.
+    With ULFM ``MPI_Abort`` of Open MPI 5.0 does not end all other ranks: an error of the revoked communicator does.
     """
     _revoked_at_end.append(comm)
 

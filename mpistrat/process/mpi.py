@@ -67,10 +67,10 @@ def loaded_library() -> str:
 
 
 def end_job_on_error() -> None:
-    """End the job at an uncaught error of this rank from now on, if MPI runs by then, whoever has started it.
+    """End the job at an uncaught error of this rank from now on, if MPI runs by then, also if the program started it.
 
-    Else the rank would wait in ``MPI_Finalize`` for the others, and these for it. Does not start MPI, unless the job
-    survives the loss of ranks: then its launcher would leave the others in ``MPI_Init`` for ever.
+    Else the rank would wait in ``MPI_Finalize`` for the other ranks, and they for it. Does not start MPI, unless the
+    job survives the loss of ranks: then its launcher would leave the other ranks in ``MPI_Init`` for ever.
     """
     world = _running_world()
     numbered = launch.rank_and_size(os.environ) if world is None else (world.rank, world.size)

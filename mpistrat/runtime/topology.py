@@ -50,7 +50,7 @@ def creation(comm: Any, activity: str) -> Creation:
 
 
 def _start_of_mpi() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which all ranks start MPI, each of which waits there for the others."""
+    """Return a context in which all ranks start MPI. Each rank waits there for the other ranks."""
     rank, size = launch.rank_and_size(os.environ) or (0, 1)
     if size == 1 or _is_started_by_rank():
         return contextlib.nullcontext()
@@ -156,7 +156,7 @@ _alone = ""  # what this rank does without the others, such as a function that a
 
 @contextlib.contextmanager
 def alone(activity: str) -> Iterator[None]:
-    """Refuse topologies of several ranks: the others would not come to their first collective."""
+    """Refuse topologies of several ranks: other ranks would not come to their first collective."""
     global _alone
     before, _alone = _alone, activity
     try:
@@ -333,7 +333,7 @@ class Topology(ObjectCollectives):
 
     @property
     def node_memory(self) -> NodeMemory:
-        """What the ranks of this node share, where they do: `memory`, which is not None."""
+        """The shared memory of this node: `memory`, where it is not None."""
         assert self.memory is not None
         return self.memory
 
@@ -371,7 +371,7 @@ class Topology(ObjectCollectives):
                 slot.finish()
         while True:
             try:
-                self.lock.reopen()  # the others may still wait for this rank: without a limit, or to be told
+                self.lock.reopen()  # other ranks may still wait for this one, without a limit, or for its report
                 self.lock.compare(_END)
                 if self.checks & {"output", "random"} and self.size == mpi.start().COMM_WORLD.size:
                     debug_notes.report(self.world)

@@ -1,8 +1,8 @@
 """Moves between the memories of GPUs by a CUDA-aware MPI library, which takes device pointers.
 
 Only blocking operations that were found to work are used, and never a reduction. Libraries reduce through pageable
-memory of the host, or not at all. The library maps and registers the memory that it is given and never releases it, so
-it always gets the same few buffers.
+memory of the host, or not at all. The library maps and registers the memory that it gets and never releases it, so it
+always gets the same few buffers.
 
 A library does not tell reliably what works, and a wrong yes ends the program. So ``mpistrat check --gpu-direct`` tries
 each operation once. The *verdict* is kept for this MPI library and its options, the driver and the GPU, and for one

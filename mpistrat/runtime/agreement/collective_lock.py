@@ -225,7 +225,7 @@ class CollectiveLock:
         """Tell the other ranks of the node that this one has left a collective: all ranks raise."""
         memory = self._memory
         assert memory is not None
-        # In a meeting where the tokens differed, this rank was interrupted before it told the others what it does.
+        # In a meeting where the tokens differed, this rank was interrupted before it told the other ranks what it does.
         if memory.meetings == self._settled or memory.agreed():
             memory.barrier_with_token(_OUT_OF_STEP | self.rank)
         self.disagree(operation)

@@ -1,1 +1,1 @@
-"""What ranks tell each other where they cannot call MPI, through directories that they share."""
+"""Messages between ranks that cannot call MPI, through directories that they share."""
