@@ -297,6 +297,19 @@ on_nodes() {  # COMMAND: a lost node takes 10 s
     printf '%%s\n' "${nodes[@]}" | xargs -P 64 -I{} timeout 10 \
         srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist={} bash -c "$command" {} 2>/dev/null || :
 }
+# With --no-kill Slurm keeps a job that has lost this node, and no script runs in it, until its time limit. So another
+# node asks Slurm whether this one is down, which takes SlurmdTimeout (300 s by default), and requeues the job.
+guard() {
+    local node
+    for node in "${nodes[@]}"; do [ "$node" = "$SLURMD_NODENAME" ] || break; done
+    guard=
+    [ "$node" != "$SLURMD_NODENAME" ] || return 0
+    srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist="$node" bash -c '
+        while sleep 30; do
+            case $(sinfo -h -n "$0" -o %%T) in down*) scontrol requeue "$SLURM_JOB_ID" ;; esac
+        done' "$SLURMD_NODENAME" </dev/null &>/dev/null &
+    guard=$!
+}
 trap 'on_nodes "rm -rf $memory-*"' EXIT
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A loss is a rank that a signal ended (but Ctrl-C and SIGTERM, which are for the job), a collective that hung, or a
@@ -316,10 +329,12 @@ used=$((SLURM_JOB_NUM_NODES - %(spare)s))  # nodes of a run
 without=0  # losses in a row without a new copy
 for ((restart = 0; restart <= 100; restart++)); do
     status=0
+    guard
     MPISTRAT_RESTART=$restart srun --mpi="$mpi" --overlap --kill-on-bad-exit=1 --wait=60 \
         --nodes="$used" --nodelist="$(IFS=,; echo "${nodes[*]:0:used}")" \
         --ntasks="$((used * SLURM_NTASKS_PER_NODE))" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" \
         bash -c "$rank" rank %(command)s || status=$?
+    [ -z "$guard" ] || kill "$guard" 2>/dev/null || :  # its node may be the lost one
     answers=$(on_nodes "$answer")
     mapfile -t nodes < <(cut -d " " -f 1 <<<"$answers" | sort -V)
     end=$(awk -v status="$status" -- "$judge" <<<"$answers")

@@ -323,6 +323,7 @@ def test_elastic(ends, status, runs, queued):
         "SLURM_JOB_NODELIST": "node0",
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_NTASKS_PER_NODE": "2",
+        "SLURMD_NODENAME": "node0",
         "PYTHON": str(folder.absolute() / "python"),
     }
     ended = subprocess.run(["bash", "script"], env=environ, timeout=60, check=False)

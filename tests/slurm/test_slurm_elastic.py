@@ -102,3 +102,17 @@ def test_lost_node(can_run, environ, program, result, tmp_path):
     assert 4 <= second < STEPS
     assert ranks == (4, 2)
     assert result in output
+
+
+def test_lost_batch_host(can_run, environ, program, result, tmp_path):
+    """Slurm keeps such a job, in which no script runs any more: another node puts it back into the queue."""
+    environ = {**environ, "MPISTRAT_HANG_ABORT_SECONDS": "5"}
+    with clusters.Cluster(4, "SlurmdTimeout=20\n") as cluster:
+        options = "--exclude=node0", "--nodes=2", "--ntasks-per-node=2"
+        job = submitted(cluster, tmp_path, *options, SCRIPTS / "elastic.sbatch", program, "lost", "slow", **environ)
+        job.wait_until("its first steps", lambda: "five steps" in job.output)
+        cluster.lose(int(job.facts()["BatchHost"].removeprefix("node")))
+        job.wait_until("its end", lambda: "result " in job.output, 400)
+        assert len(starts(job.output)) == 2
+        assert result in job.output
+        assert job.facts()["Restarts"] == "1"
