@@ -72,7 +72,10 @@ def of_package(frame: Frame) -> bool:
 def _is_users(frame: Frame) -> bool:
     # Frames of the standard library below the program (runpy, pdb, cProfile) are not the user's, nor are frozen ones:
     # a report that names them says nothing of the line that waits. What pip installed counts as the user's choice.
-    return "site-packages" in frame.file or not frame.file.startswith((_PACKAGE, _STANDARD_LIBRARY, "<frozen"))
+    # This package may be there, too.
+    return not of_package(frame) and (
+        "site-packages" in frame.file or not frame.file.startswith((_STANDARD_LIBRARY, "<frozen"))
+    )
 
 
 def _of_an_end(evidence: Evidence) -> Iterator[Verdict]:

@@ -1,7 +1,10 @@
 """The causes of a job that has ended: which rank has failed, and which ones the launcher has ended then."""
 
+from pathlib import Path
+
 import pytest
 
+import mpistrat
 from mpistrat.monitor import last, report, waits
 from mpistrat.monitor.process import ProcessFacts, gone
 from mpistrat.monitor.view import JobView
@@ -50,6 +53,25 @@ def test_a_rank_that_is_gone_while_the_job_runs_was_not_ended_with_it():
     facts[records[1].key] = gone()
     verdicts = report.judge(JobView(9.0, records, facts, {}, frozenset()), waits.waits(records, ()))
     assert verdicts[records[1].key].cause == "killed"
+
+
+INSTALLED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from mpistrat.monitor import causes, stacks
+def line(file):
+    return stacks.Frame(file, 7, "wait")
+theirs = sys.argv[1] + "/solver/solve.py"
+print(causes.user_frame(stacks.Stacks((line(causes.__file__), line(theirs)))).file == theirs, causes.__file__)
+"""
+
+
+def test_the_line_of_the_program_where_the_package_is_installed(run_alone, tmp_path):
+    """Beside what else pip has installed, which may be where a program waits."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "mpistrat").symlink_to(Path(mpistrat.__file__).parent)
+    run_alone("-c", INSTALLED, folder).check().shows(f"True {folder}")
 
 
 @pytest.mark.parametrize(
