@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import lazy_loader
 
 from mpistrat import absent
-from mpistrat.launch import launch
 from mpistrat.record import lifetime
 from mpistrat.version import __version__
 
@@ -29,7 +28,7 @@ def _watch(record: FlightRecord) -> None:
     watchdog.watch(record)
 
 
-if launch.rank_and_size(os.environ) is not None:
+if any(name.endswith(("RANK", "RANKID", "PROCID")) for name in os.environ):  # as launchers number their ranks
     from mpistrat.process import mpi as _mpi  # a late import: takes 15 ms
 
     _mpi.end_job_on_error()
