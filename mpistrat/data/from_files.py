@@ -154,7 +154,7 @@ class FromFiles:
         """
         from mpistrat.data.formats.npy import Npy
 
-        files = [files] if isinstance(files, (str, bytes, os.PathLike)) else [*files]
+        files = [files] if isinstance(files, (str, bytes, os.PathLike)) else [*files]  # of an iterator, once
         if arrays is None and not all(os.fsdecode(path).endswith(".npz") for path in files):
             # An npy file has one array, without a name.
             arrays = "x"

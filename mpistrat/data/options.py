@@ -194,7 +194,7 @@ def check_input_options(options: InputOptions | None) -> None:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool)  # True is an int
 
 
 class _Settable:

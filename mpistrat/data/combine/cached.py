@@ -46,7 +46,7 @@ class CachedSource(CombinedSource):
     def __init__(self, parts: Sequence[DatasetPart]):
         super().__init__(parts)
         (self._part,) = parts
-        self._lock = MakingLock()
+        self._lock = MakingLock()  # datasets made of this one may be read ahead at the same time
         self._held: np.ndarray | None = None
         self._columns: list[_Column] = []
         self._rebuild: Any = None
@@ -166,6 +166,7 @@ class CachedInFolder(CombinedSource):
         from mpistrat.data.write.shared_file import writers  # late imports: load h5py
 
         super().agree(ranks)
+        # Each rank has drawn seeds of its own: all take the order of rank 0.
         part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))
         # Who only reads needs no right to write.
         written = ranks.all_true((self._folder / _RECORD).exists())

@@ -154,6 +154,7 @@ class DistributedDataset(Generic[Element]):
             raise TypeError(f"a distributed dataset of {self._facts()['steps']} length has no len()")
         return self.cardinality
 
+    # Without this method, bool() would call len(), which raises for endless datasets.
     def __bool__(self) -> bool:
         return True
 

@@ -101,6 +101,7 @@ def resumed(whole: Division, state: Mapping[str, Any]) -> tuple[Division, Positi
             require_same(f"dataset of replica {replica}", then, own, "let dataset_fn return that of the saved run")
     seeds = now["seeds"]
     if seeds:
+        # Blocks of another size would make another order of the same seeds.
         blocks = "shuffled blocks (rows, blocks of a window)"
         require_same(
             blocks,

@@ -84,6 +84,7 @@ class Select(Chosen):
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             raise TypeError(f"select() needs a sequence of integers, not {indices!r:.100}")
         self._indices = array.astype(np.int64)
+        # The place of a negative number is known with the length only.
         self.ascending = bool((self._indices[1:] > self._indices[:-1]).all() and (self._indices >= 0).all())
 
     def numbers(self, n: int) -> np.ndarray:
@@ -213,6 +214,7 @@ class SplitParts:
 
     def __call__(self, n: int) -> np.ndarray:
         """Return the part of each of ``n`` elements."""
+        # The datasets of all parts ask for the same division.
         if self._cached is None or self._cached[0] != n:
             self._cached = n, self._divide(n)
         return self._cached[1]

@@ -227,6 +227,7 @@ class Repeat(Transform):
     count: int | None
 
     def length(self, n: int | None) -> int | None:
+        # No rows stay no rows, also when they are repeated without end.
         if n is None or n == 0 or self.count == 0:
             return 0 if self.count == 0 else n
         return None if self.count is None else n * self.count

@@ -145,6 +145,7 @@ class _Layout:
         in_whole = numbers < self.in_whole
         block, inside = np.divmod(numbers[in_whole], self._size)
         file = np.searchsorted(self._whole_ends, block, side="right")
+        # No rows precede file 0, whose index -1 would count all of them.
         before = self._whole_ends[file - 1] * (file > 0)
         rows[in_whole] = self._starts[file] + (block - before) * self._size + inside
         rest = numbers[~in_whole] - self.in_whole

@@ -89,6 +89,7 @@ class Feistel:
         low = (numbers & self._masks[0]).astype(kind, copy=False)
         high = (numbers >> self._low).astype(kind, copy=False)
         for number, key in enumerate(self._keys):
+            # Rounds change the halves in turn.
             into, other = (low, high) if number % 2 == 0 else (high, low)
             if tables is None:
                 mixed = self._round(other, key, tweak)
