@@ -64,18 +64,18 @@ def rows(number: int) -> dict[str, float]:
     limits = reduction.MessageSizes(math.inf, math.inf, math.inf)
     key = tuple((each.dtype, each.shape) for each in gradients)
     (message,) = reduction.packed_messages(ReduceOp.SUM, key, 2, {np.dtype(np.float32): limits})
-    places, out = on_gpu.Places.of(message), [None] * number
-    send = on_gpu.pack_values(places, gradients).send
+    layout, out = on_gpu.MessageLayout.of(message), [None] * number
+    send = on_gpu.pack_values(layout, gradients).send
     total = cupy.empty(message.length, message.result)
     # The pool gives the same memory in each step of a training loop.
     original, cupy.empty = cupy.empty, lambda shape, dtype: send if dtype == message.source else total
-    packed = microseconds(lambda: on_gpu.pack_values(places, gradients))
+    packed = microseconds(lambda: on_gpu.pack_values(layout, gradients))
     cupy.empty = original
     kernel, scalars = Adam(0.001).on_gpu(1, 0.001)
     lists_of_adam = [gradients, *state]
     return {
         "pack": packed,
-        "unpack": microseconds(lambda: on_gpu.unpack(places, total, out)),
+        "unpack": microseconds(lambda: on_gpu.unpack(layout, total, out)),
         "the least of unpack: a view of each, by CuPy": microseconds(lambda: [each.view() for each in gradients]),
         "Adam": microseconds(lambda: kernel(lists_of_adam, scalars)),
     }
