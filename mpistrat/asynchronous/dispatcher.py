@@ -74,10 +74,10 @@ class Task:
 
 
 _log = logging.getLogger(__name__)
-_QUICK = 0.002  # seconds; a worker whose last task took less gets a second task ahead
+_SHORT_TASK_S = 0.002  # seconds; a worker whose last task took less gets a second task ahead
 
 
-class Decisions:
+class WriteCommits:
     """The tasks whose writes are being committed by parameter servers. ``servers`` are the ranks of these servers."""
 
     def __init__(self, mailbox: Mailbox, servers: tuple[int, ...]):
@@ -158,7 +158,7 @@ class Dispatcher:
         self._cancelling: dict[int, Callable[[], BaseException]] = {}  # by owner
         self._ended: deque[Task] = deque()
         self._notifying: set[int] = set()  # threads that call `Task.ended` of owners
-        self._decisions = Decisions(contact.mailbox, contact.roles.parameter_servers)
+        self._commits = WriteCommits(contact.mailbox, contact.roles.parameter_servers)
         self._failed: list[Task] = []  # tasks of several ranks of which some have failed and some run
         self._clock = Clock()
         self.lock = contact.mailbox.lock
@@ -304,7 +304,7 @@ class Dispatcher:
             for task in reversed(tasks):
                 if task.ranks is None:
                     if task.once:  # it may be prepared on some servers
-                        self._decisions.abort(task.number)
+                        self._commits.abort(task.number)
                     task.running.remove(worker.rank)
                     self._queue_again(task, self._queue.appendleft)
                 else:  # Open MPI 5.0 mixes up messages after a communicator was made with a lost rank
@@ -316,7 +316,7 @@ class Dispatcher:
 
     def _take(self, message: ReceivedMessage) -> None:
         if message.kind == "committed":
-            decided = self._decisions.committed(message)
+            decided = self._commits.committed(message)
             if decided is not None:
                 task, value, error = decided
                 if task.workers[0] in self._workers:
@@ -338,7 +338,7 @@ class Dispatcher:
     def _take_outcome(self, worker: _Worker, message: ReceivedMessage) -> None:
         number, seconds, servers = message.head
         task = worker.tasks.pop(number)
-        worker.quick, worker.since = seconds < _QUICK, time.monotonic()
+        worker.quick, worker.since = seconds < _SHORT_TASK_S, time.monotonic()
         worker.ended += task.calls
         worker.busy += seconds
         value: Any = None
@@ -351,11 +351,11 @@ class Dispatcher:
             value, error = None, value.error()
         worker.failed += error is not None
         if servers and error is None:
-            self._decisions.commit(task, value, servers)
+            self._commits.commit(task, value, servers)
             worker.deciding = True
             return
         if servers:
-            self._decisions.abort(number, servers)
+            self._commits.abort(number, servers)
         self._take_end(task, worker.rank, value, error)
 
     def _take_end(self, task: Task, rank: int, value: Any, error: BaseException | None) -> None:
@@ -448,7 +448,7 @@ class Dispatcher:
             return
         now = time.monotonic()
         for worker in self._ahead:
-            if now > worker.since + _QUICK:
+            if now > worker.since + _SHORT_TASK_S:
                 self._ask_back(worker)
 
     def _ask_back(self, worker: _Worker) -> None:

@@ -26,7 +26,7 @@ from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
 from mpistrat.strategies.parameter_server import ParameterServerStrategy
 
-_IDLE = 1.0  # seconds that rank 0 waits for its only worker before it logs that
+_IDLE_S = 1.0  # seconds that rank 0 waits for its only worker before it logs that
 _log = logging.getLogger(__name__)
 
 
@@ -407,7 +407,7 @@ class Executor(concurrent.futures.Executor):
 
     def _make_progress(self) -> None:
         backoff = Backoff()
-        idle_from = time.monotonic() + _IDLE if self._has_two_ranks else None
+        idle_from = time.monotonic() + _IDLE_S if self._has_two_ranks else None
         while not self._contact.mailbox.closed:
             with self._lock:
                 if not self._open:

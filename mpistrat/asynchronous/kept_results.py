@@ -24,8 +24,8 @@ from mpistrat.messages.fingerprint import fingerprint
 from mpistrat.process import failure
 from mpistrat.process.files import appearing, local_path
 
-_PAUSE = 19  # times the seconds of a write, until the next one: writes take 5 % of the time at most
-_DEEPEST = 100  # levels of lists, tuples and dicts: a reader of JSON has a limit, too
+_PAUSE_FACTOR = 19  # times the seconds of a write, until the next one: writes take 5 % of the time at most
+_MAX_DEPTH = 100  # levels of lists, tuples and dicts: a reader of JSON has a limit, too
 
 
 class KeptResults:
@@ -108,7 +108,7 @@ class KeptResults:
                 self._error = self._error or error
                 return
             self._saved = len(self._texts)
-            due = time.monotonic() + _PAUSE * (time.monotonic() - start)
+            due = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - start)
 
     def _write(self, columns: dict[str, Any]) -> None:
         members = ",".join(f'"{number}":{text}' for number, text in sorted(self._texts.items()))
@@ -174,8 +174,8 @@ def _encoded(value: Any, depth: int = 0) -> Any:
         return {"float": np.float64(value).tobytes().hex()}
     if value is None or kind in (bool, float):
         return value
-    if depth > _DEEPEST:
-        raise TypeError(f"keep= keeps at most {_DEEPEST} levels of lists, tuples and dicts")
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"keep= keeps at most {_MAX_DEPTH} levels of lists, tuples and dicts")
     if kind is complex:
         return {"complex": [_encoded(value.real), _encoded(value.imag)]}
     if kind in (list, tuple):

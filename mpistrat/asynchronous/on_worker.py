@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from mpistrat.messages.pickling import refer, refuse
 
 
-class OwnParts:
+class WorkerParts:
     """The parts of per-worker values on this worker."""
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class OwnParts:
         self._parts.pop(key, None)
 
 
-_parts: OwnParts | None = None
+_parts: WorkerParts | None = None
 _number: int | None = None
 _comm: Any = None  # of the call that runs, if it has several ranks
 
 
 @contextmanager
-def worker(number: int) -> Iterator[OwnParts]:
+def worker(number: int) -> Iterator[WorkerParts]:
     """Make this process worker ``number`` in the block. It may be a worker of another executor outside of it."""
     global _parts, _number
     before = _parts, _number
-    _parts, _number = OwnParts(), number
+    _parts, _number = WorkerParts(), number
     try:
         yield _parts
     finally:
@@ -81,12 +81,12 @@ def is_worker() -> bool:
     return _number is not None
 
 
-def part_here(key: int) -> Any:
+def part_of_this_worker(key: int) -> Any:
     assert _parts is not None
     return _parts.part(key)
 
 
-def own_of(values: tuple[Any, ...]) -> Any:
+def value_of_this_worker(values: tuple[Any, ...]) -> Any:
     assert _number is not None
     return values[_number]
 
@@ -215,7 +215,7 @@ class PerWorkerValue:
     def __reduce__(self) -> Any:
         if not refer(self):
             refuse("a PerWorkerValue")
-        return own_of, (tuple(value.fetch() for value in self._values),)
+        return value_of_this_worker, (tuple(value.fetch() for value in self._values),)
 
 
 class KeptOnWorkers(PerWorkerValue):
@@ -233,7 +233,7 @@ class KeptOnWorkers(PerWorkerValue):
     def __reduce__(self) -> Any:
         if not refer(self):
             refuse("a PerWorkerValue")
-        return part_here, (self._key,)
+        return part_of_this_worker, (self._key,)
 
     def __del__(self) -> None:
         self._freed.append(self._key)

@@ -32,12 +32,12 @@ from mpistrat.strategies.parameter_server import strategy_of
 from mpistrat.variables.exactly_once import KeptWrites, NotPreparedError, PreparedWrites
 from mpistrat.variables.on_server import ServerVariable, VariableStore
 
-_LONGEST = 1e9  # seconds, 30 years: a timer does not take any number
-_AGAIN = 0.001  # seconds until the next attempt, if the function is within a message
+_MAX_TIMER_S = 1e9  # seconds, 30 years: a timer does not take any number
+_RETRY_S = 0.001  # seconds until the next attempt, if the function is within a message
 _UNLIMITED = nullcontext()
-_GRACE = 1.0  # seconds; after an error the thread may wait for the rest of a message until the job ends
-_LOOK = 0.005  # seconds between looks for messages while a task runs; a look costs about 10 us
-_REST = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
+_JOIN_TIMEOUT_S = 1.0  # seconds; after an error the thread may wait for the rest of a message until the job ends
+_POLL_S = 0.005  # seconds between looks for messages while a task runs; a look costs about 10 us
+_FIRST_POLL_S = 0.02  # seconds until the first look: an idle worker should use less than 2 % of a core
 
 
 def time_limit(seconds: float | None, mailbox: Mailbox) -> AbstractContextManager[None]:
@@ -55,17 +55,17 @@ def _limited(seconds: float, mailbox: Mailbox) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if mailbox.between_messages:
             raise error
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
 
     def ignored(unraisable: Any) -> None:
         if unraisable.exc_value is error:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
         else:
             report(unraisable)
 
     report, sys.unraisablehook = sys.unraisablehook, ignored
     before: Any = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST))
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _MAX_TIMER_S))
     try:
         try:
             yield
@@ -80,7 +80,7 @@ def serve(contact: Contact) -> None:
     """Serve the coordinator until its program ends; as a parameter server, serve all ranks that run the program."""
     job, number = contact.roles.task_of(contact.mailbox.rank)
     phase = flight_record.phase(Phase.SERVING)
-    with phase, _noticed_at_exit(), alone(f"{contact.role} runs a function alone"):
+    with phase, _exit_by_signal(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
             _serve_variables(contact)
             return
@@ -89,7 +89,7 @@ def serve(contact: Contact) -> None:
 
 
 @contextmanager
-def _noticed_at_exit() -> Iterator[None]:
+def _exit_by_signal() -> Iterator[None]:
     """End a process that calls ``os._exit`` in the block by a signal: PRRTE 3 tells other ranks of signals only."""
     if not mpi.survives_losses():
         yield
@@ -147,7 +147,7 @@ def _confirm_shutdown(contact: Contact, message: ReceivedMessage) -> None:
 class _Worker:
     """A worker: handles messages one after the other, in the order in which they arrive."""
 
-    def __init__(self, contact: Contact, parts: on_worker.OwnParts):
+    def __init__(self, contact: Contact, parts: on_worker.WorkerParts):
         self._contact, self._mailbox = contact, contact.mailbox
         self._functions = FunctionKeeper()
         self._messages: deque[ReceivedMessage] = deque()
@@ -156,7 +156,7 @@ class _Worker:
         self._running: object = None  # message of the task that runs
 
     def serve(self) -> None:
-        with self._looking():
+        with self._polling():
             backoff = Backoff()
             while True:
                 with self._mailbox.lock:
@@ -173,25 +173,25 @@ class _Worker:
                 self._handle(message)
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
+    def _polling(self) -> Iterator[None]:
         """Look for messages in a thread while a task runs, so that the task after it can be taken back."""
         MPI = mpi.start()
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             yield
             return
         ended = threading.Event()
-        thread = threading.Thread(target=self._look, args=(ended,), name="mpistrat-worker", daemon=True)
+        thread = threading.Thread(target=self._poll, args=(ended,), name="mpistrat-worker", daemon=True)
         thread.start()
         try:
             yield
         finally:
             ended.set()
-            thread.join(_GRACE)
+            thread.join(_JOIN_TIMEOUT_S)
 
-    def _look(self, ended: threading.Event) -> None:
+    def _poll(self, ended: threading.Event) -> None:
         seen = None
         with suppress(RuntimeError):  # of an interrupted message: the main thread raises it, too
-            while not ended.wait(_LOOK if seen is not None else _REST):
+            while not ended.wait(_POLL_S if seen is not None else _FIRST_POLL_S):
                 if self._running is not None and self._running is seen:
                     with self._mailbox.lock:  # the main thread waits: messages stay in order, tasks begin or go back
                         while self._take_message():

@@ -162,7 +162,7 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     the resolver and MPI differ. Raise the resolver's own exception on the ranks where it fails, and RuntimeError on the
     others.
     """
-    asked = asked_once(resolver, topology)
+    asked = resolved_once(resolver, topology)
     everyone = _gathered(topology, lambda: _differences(asked, topology, world))
     reports = [texts if failed is None else (f"the resolver fails: {failed}", "") for failed, texts in everyone]
     ranks = [rank for rank, report in enumerate(reports) if report is not None]
@@ -176,7 +176,7 @@ def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> No
     )
 
 
-def asked_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
+def resolved_once(resolver: ClusterResolver, topology: Topology) -> ClusterResolver:
     """Return the resolver, or rank 0's answer if the resolver asks a network service. Collective.
 
     A service may refuse thousands of ranks that ask at the same time, or give them different answers. Raise the
@@ -230,7 +230,7 @@ def agreed_roles(resolver: ClusterResolver, topology: Topology) -> Roles:
     """
     if not isinstance(resolver, ClusterResolver):
         raise TypeError(f"cluster_resolver must be a ClusterResolver object, not {resolver!r}")
-    resolver = asked_once(resolver, topology)
+    resolver = resolved_once(resolver, topology)
     by_rank = _gathered(topology, lambda: (resolver.tasks(), (resolver.task_type, resolver.task_id)))
     for rank, (failed, _) in enumerate(by_rank):
         if failed is not None:

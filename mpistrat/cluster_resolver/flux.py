@@ -70,7 +70,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
             unknown.
         """
         if self._placement.nodes is None:
-            self._placement = self._placement_on(self._asked())
+            self._placement = self._placement_on(self._node_names())
         return super().cluster_spec()
 
     def _placement_on(self, nodes: list[str] | None) -> Placement:
@@ -93,7 +93,7 @@ class FluxClusterResolver(LaunchedClusterResolver):
             placement = replace(placement, nodes=None, allocation=None, host=by.host)
         return placement
 
-    def _asked(self) -> list[str]:
+    def _node_names(self) -> list[str]:
         command = ["flux", "jobs", "-n", "-o", "{nodelist}", self._environ.get("FLUX_JOB_ID", "")]
         try:
             ended = subprocess.run(

@@ -28,7 +28,7 @@ from mpistrat.cluster_resolver.placement import (
     with_facts,
 )
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, requested_jobs, same_task
+from mpistrat.cluster_resolver.roles import WORKER, Roles, checked_task, dealt, requested_jobs
 from mpistrat.launch.launchers import FLUX, JSRUN, MPIRUN, OPEN_MPI, LauncherVariables
 from mpistrat.launch.slurm import expand_hostlist, parsed
 from mpistrat.process import mpi
@@ -176,7 +176,7 @@ class LaunchedClusterResolver(ClusterResolver):
         counts, source = requested_jobs(jobs, environ)
         counts = {WORKER: placement.size} if counts is None else counts
         self.roles: Roles = dealt(counts, placement.size, spread, placement.ranks_by_node, source)
-        self.task_type, self.task_id = same_task(self.roles, placement.rank, environ)
+        self.task_type, self.task_id = checked_task(self.roles, placement.rank, environ)
 
     def tasks(self) -> dict[str, tuple[int, ...]]:
         """Return the task numbers of each job."""
@@ -265,12 +265,12 @@ def _host(
         return started.host, started.sources["host"]
     if here and any(position_of(own_host(), allocation.nodes) is not None for allocation in allocations):
         return own_host(), "the name of this machine"
-    if environ.get("SLURMD_NODENAME") and not _handed_on(environ, started):
+    if environ.get("SLURMD_NODENAME") and not _is_inherited(environ, started):
         return environ["SLURMD_NODENAME"], "SLURMD_NODENAME"
     return (own_host(), "the name of this machine") if here else (None, "")
 
 
-def _handed_on(environ: Mapping[str, str], started: Launched) -> bool:
+def _is_inherited(environ: Mapping[str, str], started: Launched) -> bool:
     """Return whether ``SLURMD_NODENAME`` may name the node where the launcher was called, not the rank's.
 
     Launchers that start ranks by ssh, or from brokers, pass on their own environment: a batch script's, or a shell's in
@@ -441,7 +441,7 @@ class MpiClusterResolver(LaunchedClusterResolver):
         here = environ is None
         environ = os.environ if environ is None else environ
         if comm is not None:
-            placement = _asked(comm, environ)
+            placement = _placement_by_mpi(comm, environ)
         else:
             allocations, job = allocations_of(environ)
             started = by_jsrun(environ) or launched(environ) or ALONE
@@ -458,7 +458,7 @@ def allocations_of(environ: Mapping[str, str]) -> tuple[list[Allocation], tuple[
     return [], None
 
 
-def _asked(comm: Any, environ: Mapping[str, str]) -> Placement:
+def _placement_by_mpi(comm: Any, environ: Mapping[str, str]) -> Placement:
     """Return the placement of this rank as MPI knows it. Collective."""
     from mpistrat.runtime.topology import Topology
 

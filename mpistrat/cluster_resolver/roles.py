@@ -304,7 +304,7 @@ def dealt(
     return Roles(ranks, source)
 
 
-def same_task(roles: Roles, rank: int, environ: Mapping[str, str]) -> tuple[str, int]:
+def checked_task(roles: Roles, rank: int, environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the task of a rank, which ``TF_CONFIG`` must not contradict if it tells the jobs.
 
     Raise RuntimeError if ``TF_CONFIG`` gives this rank another task.

@@ -29,7 +29,7 @@ from mpistrat.cluster_resolver.placement import (
     with_facts,
 )
 from mpistrat.cluster_resolver.resolver import ClusterResolver
-from mpistrat.cluster_resolver.roles import WORKER, Roles, dealt, requested_jobs, same_task
+from mpistrat.cluster_resolver.roles import WORKER, Roles, checked_task, dealt, requested_jobs
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.slurm import expand_counts, expand_hostlist, groups, left_over, parsed
 from mpistrat.process import mpi
@@ -356,7 +356,7 @@ class SlurmClusterResolver(ClusterResolver):
         self._check_gpus()
         by_name = dict(sorted(self._jobs.items()))
         self.roles: Roles = dealt(by_name, self._step.size, spread, self.placement.ranks_by_node, source)
-        self.task_type, self.task_id = same_task(self.roles, rank, self._environ)
+        self.task_type, self.task_id = checked_task(self.roles, rank, self._environ)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the addresses of all tasks. With ``auto_set_gpu``, also set ``CUDA_VISIBLE_DEVICES``.

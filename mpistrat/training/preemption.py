@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.cluster_resolver.compare import asked_once
+from mpistrat.cluster_resolver.compare import resolved_once
 from mpistrat.context import require_cross_replica
 from mpistrat.engine import Engine
 from mpistrat.process import mpi
@@ -483,7 +483,7 @@ def _refuse_parameter_servers(cluster_resolver: Any, topology: Topology) -> None
     if cluster_resolver is None:
         return
     try:
-        jobs = asked_once(cluster_resolver, topology).cluster_spec().jobs
+        jobs = resolved_once(cluster_resolver, topology).cluster_spec().jobs
     except RuntimeError:  # the resolver does not know where all ranks are
         return
     if "ps" in jobs:

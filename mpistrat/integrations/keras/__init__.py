@@ -30,7 +30,7 @@ for _kind in (hooks.keras.metrics.Mean, hooks.keras.metrics.Sum):
     _kind.update_state = step.averaged_over_ranks(_kind.update_state)
 hooks.wrap_optimizers(step.applied_over_ranks, step.scaled_over_ranks)
 hooks.note_assignments()
-hooks.keep_backups_whole()
+hooks.make_backups_atomic()
 keras_models.train_by(train)
 # These functions would write on each rank.
 hooks.keras.saving.save_model = hooks.keras.models.save_model = hooks.keras.Model.save

@@ -107,4 +107,4 @@ def _sum(step: RankStep) -> Callable[[Any], Any]:
 # The name under which files keep the layer. Keras alone then loads its own, which is the same on one process.
 SyncBatchNormalization.__name__ = "BatchNormalization"
 SyncBatchNormalization.__module__ = "keras.layers"
-hooks.unpack_values(SyncBatchNormalization, _MARK)
+hooks.replace_loaded_class(SyncBatchNormalization, _MARK)

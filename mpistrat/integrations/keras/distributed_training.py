@@ -91,7 +91,7 @@ class DistributedTraining:
         chief_has_more = self.topology.broadcast_object(chief_has_more)  # the list may be the chief's alone
         agreement = LastCallback(self.ranks, self._send_restored if chief_has_more else None, self._require_alike)
         arguments = {**with_input(values, parts), **self._quiet(values), "callbacks": [*callbacks, agreement]}
-        with self._over_ranks(parts, fitting=True), self._noting_alone(callbacks):
+        with self._over_ranks(parts, fitting=True), self._counting_alone(callbacks):
             history = method(**arguments)
         self._require_alike("after fit")
         return history
@@ -102,7 +102,7 @@ class DistributedTraining:
         callbacks, _ = self._callbacks(values)
         arguments = {**with_input(values, parts), **self._quiet(values), "callbacks": callbacks}
         nested = self._depth > 0
-        with self._over_ranks(parts), self._noting_alone(callbacks):
+        with self._over_ranks(parts), self._counting_alone(callbacks):
             logs = method(**arguments)
         # A callback of `fit` evaluates within an epoch: Keras adds the rest of the epoch to these totals, and the ranks
         # add them up at its end. They must count once.
@@ -131,7 +131,7 @@ class DistributedTraining:
         if not self._depth:  # else the ranks agree since `fit` began
             hooks.build_to_predict(self.model, parts.first())
             self._agree_on_weights(fitting=False)
-        with self._noting_alone(callbacks):
+        with self._counting_alone(callbacks):
             outputs = method(**{**with_input(values, parts), **self._quiet(values), "callbacks": callbacks})
         if len({*self.topology.all_gather_object((len(parts.rows), parts.seen))}) > 1:
             raise ValueError(OTHER_BATCHES)
@@ -165,7 +165,7 @@ class DistributedTraining:
 
     def _parts(self, values: dict[str, Any], steps: int | None, shuffle: Any = False, **more: Any) -> PartsOfRank:
         """Return this rank's parts of the input of a call. All ranks must be given the same arrays."""
-        seed = self.topology.broadcast_object(hooks.drawn_seed()) if shuffle else 0
+        seed = self.topology.broadcast_object(hooks.draw_seed()) if shuffle else 0
         source = source_of(values, steps, self.ranks.engine, shuffle)
         parts = self._with_parts(source, seed=seed, **more)
         arrays = [array for array in parts.arrays if not array.dtype.hasobject]
@@ -189,7 +189,7 @@ class DistributedTraining:
         return own, any(map(is_chief_only, callbacks))
 
     @contextmanager
-    def _noting_alone(self, callbacks: list[Any]) -> Iterator[None]:
+    def _counting_alone(self, callbacks: list[Any]) -> Iterator[None]:
         """Context in which `alone` counts the running methods of callbacks that only the chief calls."""
 
         def noting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -365,10 +365,10 @@ class DistributedTraining:
             model.jit_compile = False  # of the step as a whole, since XLA cannot call a function on the host
         for name, function in self._functions.items():
             setattr(model, name, function)
-        overridden = [o for o in hooks.optimizers_of(model) if BACKEND != "jax" and hooks.has_own("apply", o)]
+        overridden = [o for o in hooks.optimizers_of(model) if BACKEND != "jax" and hooks.is_overridden("apply", o)]
         for optimizer in overridden:  # its `apply` must get the gradients of the whole batch
             object.__setattr__(optimizer, "apply", MethodType(applied_over_ranks(type(optimizer).apply), optimizer))
-        hooks.put_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
+        hooks.set_methods(model, *steps, lambda iterator=None, data_batch=None: None, self._logs)
         self._move_seeds(1)
         self._depth, self._fitting = 1, fitting
         self.busy.append(model)
@@ -377,7 +377,7 @@ class DistributedTraining:
         finally:
             self.busy.remove(model)
             self._depth, self._fitting = 0, False
-            hooks.put_back_methods(model)
+            hooks.restore_methods(model)
             for optimizer in overridden:
                 object.__delattr__(optimizer, "apply")
             self._functions = {name: getattr(model, name) for name in self._functions}
@@ -392,7 +392,7 @@ class DistributedTraining:
         """
 
         model = self.model
-        by_xla = BACKEND == "tensorflow" and model.jit_compile and not hooks.has_own("train_step", model)
+        by_xla = BACKEND == "tensorflow" and model.jit_compile and not hooks.is_overridden("train_step", model)
 
         def with_state(state: Any, data: Any) -> Any:
             batch, info, *_ = data
@@ -438,7 +438,7 @@ class DistributedTraining:
         size = self.topology.size
         own = [*_values(metrics), *[statistic.astype(np.float64) / size for statistic in _values(moving)]]
         marks = [parts.seen for parts in self._inputs]
-        own_step = hooks.has_own("train_step", self.model) or hooks.has_own("test_step", self.model)
+        own_step = hooks.is_overridden("train_step", self.model) or hooks.is_overridden("test_step", self.model)
         local = self.model.get_metrics_result() if own_step else {}
         for variable, total in zip([*metrics, *moving], self.ranks.sums(own, marks), strict=True):
             variable.assign(total.astype(variable.dtype))

@@ -170,7 +170,7 @@ def optimizers_of(model: Any) -> list[Any]:
     return [*{id(value): value for value in values if isinstance(value, keras.optimizers.Optimizer)}.values()]
 
 
-def mark_of_compile(model: Any) -> Any:
+def compile_marker(model: Any) -> Any:
     """Return an object that each `compile` creates anew, so that a later `compile` can be noticed."""
     return getattr(model, "_loss_tracker", None)
 
@@ -275,12 +275,12 @@ def assigned(variable: Any) -> bool:
     return getattr(variable, "_mpistrat_assigned", False)
 
 
-def drawn_seed() -> int:
+def draw_seed() -> int:
     """Return a number of NumPy's global generator, which `keras.utils.set_random_seed` seeds."""
     return int(np.random.randint(1 << 31))  # noqa: NPY002
 
 
-def has_own(name: str, model: Any) -> bool:
+def is_overridden(name: str, model: Any) -> bool:
     """Return whether a method of a model or an optimizer is from a class of the program, not of Keras."""
     return not getattr(type(model), name).__module__.startswith("keras.")
 
@@ -288,14 +288,14 @@ def has_own(name: str, model: Any) -> bool:
 METHODS = ("train_step", "test_step", "_symbolic_build", "_get_metrics_result_or_logs")
 
 
-def put_methods(model: Any, *methods: Callable[..., Any]) -> None:
+def set_methods(model: Any, *methods: Callable[..., Any]) -> None:
     """Replace the methods `METHODS` of one model."""
     for name, method in zip(METHODS, methods, strict=True):
         object.__setattr__(model, name, method)
 
 
-def put_back_methods(model: Any) -> None:
-    """Undo `put_methods`."""
+def restore_methods(model: Any) -> None:
+    """Undo `set_methods`."""
     for name in METHODS:
         vars(model).pop(name, None)
 
@@ -326,7 +326,7 @@ def with_strings(array: Any) -> Any:
     return tf.convert_to_tensor(array)
 
 
-class Sliced:
+class ArrayBatches:
     """The arrays of an `ArrayDataAdapter`, of which batches are cut."""
 
     def __init__(self, adapter: Any):
@@ -401,7 +401,7 @@ def seed_states(model: Any) -> list[Any]:
 # --- backups ---------------------------------------------------------------------------------
 
 
-def unpack_values(layer: type, mark: str) -> None:
+def replace_loaded_class(layer: type, mark: str) -> None:
     """Load ``layer`` from files in place of Keras' class of the same name, if its build configuration has ``mark``."""
     saving = _resolve("keras.src.saving.serialization_lib")
     retrieve = saving._retrieve_class_or_fn
@@ -415,7 +415,7 @@ def unpack_values(layer: type, mark: str) -> None:
     saving._retrieve_class_or_fn = retrieved
 
 
-def keep_backups_whole() -> None:
+def make_backups_atomic() -> None:
     """Let `BackupAndRestore` leave a whole backup wherever the process ends.
 
     Keras overwrites the weights and the epoch number of the last backup one after the other: a process that ends in

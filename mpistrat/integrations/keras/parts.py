@@ -125,7 +125,7 @@ class PartsOfRank(hooks.DataAdapter):
         self._begin, self._note = begin, note
         self._epoch: Iterator[int] | None = None
         self._seen: list[Any] = []
-        self._sliced = hooks.Sliced(source) if isinstance(source, hooks.ArrayDataAdapter) else None
+        self._sliced = hooks.ArrayBatches(source) if isinstance(source, hooks.ArrayDataAdapter) else None
 
     @property
     def arrays(self) -> list[np.ndarray]:
@@ -275,16 +275,16 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         batches = self._parts.batches()
-        return _EndsAsInGraph(batches) if BACKEND == "tensorflow" else batches
+        return _TensorFlowBatches(batches) if BACKEND == "tensorflow" else batches
 
 
-class _EndsAsInGraph:
+class _TensorFlowBatches:
     """An iterator that ends with OutOfRangeError, since TensorFlow's trainer takes ``StopIteration`` for a step."""
 
     def __init__(self, batches: Iterator[Any]):
         self._batches = batches
 
-    def __iter__(self) -> _EndsAsInGraph:
+    def __iter__(self) -> _TensorFlowBatches:
         return self
 
     def __next__(self) -> Any:

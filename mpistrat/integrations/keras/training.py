@@ -60,7 +60,7 @@ def train(strategy: Any, model: Any, method: Any, args: tuple[Any, ...], kwargs:
             "chief_only = True"
         )
     training = vars(model).get(_KEPT)
-    compiled = hooks.mark_of_compile(model)
+    compiled = hooks.compile_marker(model)
     if training is None or training.ranks.engine is not engine or training.compiled is not compiled:
         training = DistributedTraining(model, engine, compiled)
         object.__setattr__(model, _KEPT, training)
@@ -101,7 +101,7 @@ def _on_one_rank(model: Any, name: str, values: dict[str, Any], engine: Any, ela
     if is_dataset(x) or elastic or (fits and isinstance(x, keras.utils.PyDataset)) or (shuffled and arrays):
         steps = values.get("steps_per_epoch" if fits else "steps")
         source = source_of(values, steps, engine, values.get("shuffle", True))
-        seed = hooks.drawn_seed() if shuffled else 0
+        seed = hooks.draw_seed() if shuffled else 0
         begin = functools.partial(hooks.begin, model, values) if fits else None
         parts = PartsOfRank(source, 0, 1, with_info=False, seed=seed, begin=begin)
         values = with_input(values, parts)

@@ -33,7 +33,7 @@ from mpistrat.runtime.agreement.operation import MismatchError, ranks_in_words
 from mpistrat.runtime.topology import Topology
 
 _TO_FIRST, _FROM_FIRST, _OF_GROUPS = 0, 1, 2  # tags: Open MPI makes a group by messages of its tag
-_LOOK = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
+_CHECK_INTERVAL_S = 0.5  # seconds of waiting between looks for members with other ranks, and for ranks that have ended
 _comm: Any = None  # of all ranks, for this file alone
 _here: dict[int, Attempt] = {}  # by rank: attempts of which this rank is the first member
 _staying: dict[int, Attempt] = {}  # by rank: attempts in which the rank has promised to stay
@@ -112,7 +112,7 @@ class _Decision(NamedTuple):
     cause: tuple[int, Attempt] | None = None  # instead of ``error``: a rank that makes another attempt
 
 
-class _Meeting:
+class _GroupAgreement:
     """A meeting of the members of one group.
 
     ``name`` is torch's name of the group. ``store`` only tells why members do not come. Its part for the n-th group has
@@ -127,7 +127,7 @@ class _Meeting:
         self._attempt = _attempts.begin(ranks, name)
         self._cause: tuple[int, Attempt] | None = None  # why it fails: a rank that makes another attempt
 
-    def hold(self) -> None:
+    def agree(self) -> None:
         self._store.set(self._key(_comm.rank), json.dumps(self._attempt))
         try:
             if _comm.rank == self._first:
@@ -242,7 +242,7 @@ class _Meeting:
         ``stays()`` tells whether this rank has promised to wait for the first member.
         """
         start = time.monotonic()
-        every = min(_LOOK, self._seconds / 4)
+        every = min(_CHECK_INTERVAL_S, self._seconds / 4)
         backoff, next_look = Backoff(), every
         ended: list[int] = []
         while not done():
@@ -345,7 +345,7 @@ def communicator(described: Any) -> Any:
     timeout = described.timeout
     seconds = _JOIN_TIMEOUT_S if timeout == default_pg_timeout else timeout.total_seconds()
     if len(ranks) > 1:
-        _Meeting(tuple(ranks), described.group_id, described.store, seconds).hold()
+        _GroupAgreement(tuple(ranks), described.group_id, described.store, seconds).agree()
     return _comm.Create_group(_comm.group.Incl(ranks), _OF_GROUPS)
 
 

@@ -26,14 +26,14 @@ _VERSION = 1
 _LOCATED_AT_ONCE = 4096  # rows, of several batches: 30 calls of NumPy for each batch would cost more than its rows
 
 
-class _Taking(Iterator[Any]):
+class _SamplerIterator(Iterator[Any]):
     """An iterator that counts the items ``taken`` from it. ``got`` is how many of these the loop has, if known.
 
     `StatefulDataLoader` of torchdata asks it for its state after each item, and keeps the state until the loop has the
     batch.
     """
 
-    def __init__(self, sampler: _Divided):
+    def __init__(self, sampler: _RankSampler):
         self._sampler = sampler
         self._begin()
 
@@ -66,7 +66,7 @@ class _Taking(Iterator[Any]):
         self._begin()
 
 
-class _Divided(torch.utils.data.Sampler):
+class _RankSampler(torch.utils.data.Sampler):
     """A rank's part of an order of rows, which is cut into steps of ``_unit`` rows of all ranks."""
 
     _items = "batches"
@@ -104,8 +104,8 @@ class _Divided(torch.utils.data.Sampler):
         self._length = len(dataset)
         self._order = Order(self._length, transforms)
         self._rows: int = self._order.length or 0
-        self._about = f"{transforms[0].without_numbers()} by seed {seed}" if transforms else "that of the dataset"
-        self._drops, self._pad = bool(drop_last), pad
+        self._order_id = f"{transforms[0].without_numbers()} by seed {seed}" if transforms else "that of the dataset"
+        self._drop_last, self._pad = bool(drop_last), pad
         size, own = _ranks() if num_replicas is None or rank is None else (1, 0)
         self.num_replicas = integer(size if num_replicas is None else num_replicas, "num_replicas", 1)
         self.rank = integer(own if rank is None else rank, "rank", 0)
@@ -116,7 +116,7 @@ class _Divided(torch.utils.data.Sampler):
         else:
             self._unit = integer(global_batch_size, "global_batch_size", self.num_replicas)
         self.epoch, self._restored = 0, (0, 0)
-        self._latest: _Taking | None = None
+        self._latest: _SamplerIterator | None = None
         self._steps(0)
 
     @property
@@ -148,7 +148,7 @@ class _Divided(torch.utils.data.Sampler):
                 f"rank {self.rank}: the sampler has divided the rows by {self.num_replicas} ranks, and accelerate "
                 "would divide them again: leave the loader out of prepare()"
             )
-        return _Taking(self)
+        return _SamplerIterator(self)
 
     def _listed(self, epoch: int, start: int) -> Iterator[Any]:
         """Yield the index lists of this rank, from a row of the epoch on."""
@@ -174,7 +174,7 @@ class _Divided(torch.utils.data.Sampler):
     def _steps(self, start: int) -> tuple[int, list[int]]:
         """Return the number of full steps from a row on, and the rows of each other step after them."""
         full, rest = divmod(self._rows - start, self._unit)
-        if not rest or self._drops:
+        if not rest or self._drop_last:
             return full, []
         if self._pad:
             return full, [-(-rest // self.num_replicas) * self.num_replicas]
@@ -212,7 +212,7 @@ class _Divided(torch.utils.data.Sampler):
         ValueError
             If it is left out elsewhere, since workers take batches ahead of the loop, or is more than was taken.
         """
-        latest = self._latest or _Taking(self)
+        latest = self._latest or _SamplerIterator(self)
         got = latest.got if got is None else integer(got, f"the number of {self._items}", 0)
         # torchdata keeps the state beside the batch that was taken last, until the loop has that batch.
         if got is None and sys._getframe(1).f_globals.get("__name__", "").startswith("torchdata."):
@@ -229,7 +229,7 @@ class _Divided(torch.utils.data.Sampler):
             )
         return self._state_after(latest, got or 0)
 
-    def _state_after(self, taking: _Taking, got: int) -> dict[str, Any]:
+    def _state_after(self, taking: _SamplerIterator, got: int) -> dict[str, Any]:
         """Return the state after so many items of an iteration."""
         full, last = self._steps(taking.start)
         position = taking.start + min(got, full) * self._unit + sum(last[: max(0, got - full)])
@@ -238,7 +238,7 @@ class _Divided(torch.utils.data.Sampler):
             "epoch": taking.epoch,
             "position": self._rows if got == full + len(last) else position,  # the last step may drop or repeat rows
             "length": self._length,
-            "order": self._about,
+            "order": self._order_id,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -262,7 +262,7 @@ class _Divided(torch.utils.data.Sampler):
         epoch, position = state["epoch"], state["position"]
         require_same("version", state.get("version"), _VERSION, "load it with the mpistrat that wrote it")
         require_same("number of rows", state["length"], self._length, "give the dataset of the saved run")
-        require_same("order", state.get("order"), self._about, "give the shuffle, seed and weights of the saved run")
+        require_same("order", state.get("order"), self._order_id, "give the shuffle, seed and weights of the saved run")
         if position > self._rows:
             raise ValueError(f"the state cannot be restored: its position is {position}, of {self._rows} rows")
         self._steps(position)
@@ -271,7 +271,7 @@ class _Divided(torch.utils.data.Sampler):
         self.epoch = epoch + (position == self._rows)
 
 
-class Sampler(_Divided):
+class Sampler(_RankSampler):
     """The rows of a rank, one by one: in place of torch's `DistributedSampler`, and resumed on any number of ranks.
 
     The order of an epoch follows from the seed and the epoch alone. Rank r of R has its rows r, r + R, r + 2R, ...
@@ -325,7 +325,7 @@ class Sampler(_Divided):
         return chain.from_iterable(super()._listed(epoch, start))
 
 
-class BatchSampler(_Divided):
+class BatchSampler(_RankSampler):
     """Batches of the rows of a rank, for ``DataLoader(batch_sampler=...)``, resumed on any number of ranks.
 
     Every rank has as many batches, and no row is lost or repeated. If the last step of all ranks would have less than
@@ -415,10 +415,10 @@ class CountedLoader:
 
     def __init__(self, loader: Any):
         choices = [getattr(loader, name, None) for name in ("batch_sampler", "sampler")]
-        samplers = [sampler for sampler in choices if isinstance(sampler, _Divided)]
+        samplers = [sampler for sampler in choices if isinstance(sampler, _RankSampler)]
         if not samplers:
             raise TypeError(f"CountedLoader needs a DataLoader with mpistrat's BatchSampler or Sampler, got {choices}")
-        self._loader, self._divided = loader, samplers[0]
+        self._loader, self._sampler = loader, samplers[0]
         self._size = 1 if samplers[0] is choices[0] else loader.batch_size or 1
 
     def __getattr__(self, name: str) -> Any:
@@ -433,19 +433,19 @@ class CountedLoader:
         taking: Any = None
         for batch in self._loader:
             # This iteration is the latest again, if the program has looked at a batch of another since.
-            taking = self._divided._latest = taking or self._divided._latest
+            taking = self._sampler._latest = taking or self._sampler._latest
             taking.got = min((taking.got or 0) + self._size, taking.taken)
             yield batch
         if taking:
-            self._divided._latest, taking.got = taking, taking.taken  # with rows that the loader has dropped
+            self._sampler._latest, taking.got = taking, taking.taken  # with rows that the loader has dropped
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the sampler after the batches that the loop has got."""
-        return self._divided.state_dict()
+        return self._sampler.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at a state."""
-        self._divided.load_state_dict(state_dict)
+        self._sampler.load_state_dict(state_dict)
 
 
 def _ranks() -> tuple[int, int]:

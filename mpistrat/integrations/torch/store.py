@@ -59,7 +59,7 @@ class MpiStore(torch.distributed.Store):
             self._in_job: list[int] = self._comm.allgather(world.rank)
         self._values: dict[str, bytes] = {}
         self._answers: dict[int, bytes] = {}
-        self._asked = 0
+        self._request_number = 0
         self._sent: list[Any] = []  # requests of messages
 
     # --- what torch calls ------------------------------------------------------------
@@ -178,18 +178,18 @@ class MpiStore(torch.distributed.Store):
         if self._comm.rank == _OWNER:
             self._read()
             return self._as_owner(kind, key, *operands)
-        self._asked += 1
-        self._send(("ask", self._asked, kind, key, *operands), _OWNER)
+        self._request_number += 1
+        self._send(("ask", self._request_number, kind, key, *operands), _OWNER)
 
         def answered() -> bool:
             self._read()
-            return self._asked in self._answers
+            return self._request_number in self._answers
 
         def unanswered() -> str:
             return f"rank {_OWNER} must make a call, and did not answer {kind}({key!r})"
 
         self._wait_until(answered, unanswered, [_OWNER], self.timeout.total_seconds())
-        return self._answers.pop(self._asked)
+        return self._answers.pop(self._request_number)
 
     def _as_owner(self, kind: str, key: str, *operands: Any) -> bytes:
         """Change a key on all ranks and return its new value. On rank 0 only."""

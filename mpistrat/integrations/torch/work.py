@@ -264,7 +264,7 @@ class _Future(torch.futures.Future):
 # --- which ranks have ended their programs: no message of theirs will come -------------------------------
 
 _TAG = 0  # on a communicator of its own
-_LOOK = 1.0  # seconds of waiting between looks for ranks that have ended
+_CHECK_INTERVAL_S = 1.0  # seconds of waiting between looks for ranks that have ended
 _ends: _Ends | None = None
 
 
@@ -314,7 +314,7 @@ def wait_until(
     these ranks have ended; its text ends with ``gone``.
     """
     start, pauses = time.monotonic(), backoff or Backoff()
-    look, were_gone = _LOOK, False
+    look, were_gone = _CHECK_INTERVAL_S, False
     while not done():
         waited = time.monotonic() - start
         if waited > seconds:
@@ -322,5 +322,5 @@ def wait_until(
         if waited > look:
             if were_gone:  # ended before the last look, so their last messages have been read since
                 raise RuntimeError(f"{problem()}{gone}")
-            were_gone, look = ended(), waited + _LOOK
+            were_gone, look = ended(), waited + _CHECK_INTERVAL_S
         pauses.pause()

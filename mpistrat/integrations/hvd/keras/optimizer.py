@@ -21,7 +21,7 @@ from mpistrat.integrations.keras.step import RankStep, combine_by
 Compression = types.SimpleNamespace(none=None, fp16="float16")
 
 
-class _OwnBatches(RankStep):
+class _EqualWeightStep(RankStep):
     """Steps in which each rank has a batch of its own, and all weigh the same."""
 
     def __init__(self, engine: Engine, op: Op, factor: int, compression: str | None, sparse_as_dense: bool):
@@ -130,7 +130,7 @@ def DistributedOptimizer(
         optimizer.gradient_accumulation_steps = passes
     engine = Engine(process_set.topology if process_set.included() is not False else None)
     factor = 1 if average_aggregated_gradients else passes
-    step = _OwnBatches(engine, op, factor, compression, sparse_as_dense)
+    step = _EqualWeightStep(engine, op, factor, compression, sparse_as_dense)
     step.local = [variable for layer in layers for variable in layer.trainable_variables]
     step.local_weight = factor / (engine.topology.size if scale_local_gradients else 1)
     combine_by(optimizer, step)

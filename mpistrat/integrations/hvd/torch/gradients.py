@@ -253,7 +253,7 @@ def sparse_allreduce_async(
     return lambda: total
 
 
-class _Described:
+class _TensorLike:
     """The dtype, shape and device of a tensor, which stands for it in a structure that is pickled."""
 
     def __init__(self, tensor: torch.Tensor):
@@ -346,17 +346,17 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
             raise ValueError("cannot broadcast torch.optim.LBFGS state: use broadcast_object(state_dict())")
     own, rebuild = nest.flatten(optimizer.state_dict())
     is_root = job.rank() == root_rank
-    skeleton = rebuild([_Described(leaf) if torch.is_tensor(leaf) else leaf for leaf in own])
+    skeleton = rebuild([_TensorLike(leaf) if torch.is_tensor(leaf) else leaf for leaf in own])
     skeleton = moves.broadcast_object(skeleton if is_root else None, root_rank)
     leaves, rebuild = nest.flatten(skeleton)
     if is_root:
         state = [leaf for leaf in own if torch.is_tensor(leaf)]
     else:
-        state = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves if isinstance(leaf, _Described)]
+        state = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves if isinstance(leaf, _TensorLike)]
     _broadcast(state, root_rank, "the state of an optimizer")
     if not is_root:
         tensors = iter(state)
-        state_dict = rebuild([next(tensors) if isinstance(leaf, _Described) else leaf for leaf in leaves])
+        state_dict = rebuild([next(tensors) if isinstance(leaf, _TensorLike) else leaf for leaf in leaves])
         # Without the state: load_state_dict casts it to the dtypes of the parameters, and makes sequences anew.
         optimizer.load_state_dict({**state_dict, "state": {}})
         parameters = dict(zip(_parameters_of(state_dict), _parameters_of(vars(optimizer)), strict=True))
@@ -366,7 +366,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
             likes = nest.flatten(skeleton["state"][key])[0]
             placed = [
                 leaf.to(getattr(parameter, "device", "cpu"))
-                if isinstance(like, _Described) and not like.on_host
+                if isinstance(like, _TensorLike) and not like.on_host
                 else leaf
                 for leaf, like in zip(leaves, likes, strict=True)
             ]
