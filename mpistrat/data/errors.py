@@ -257,10 +257,8 @@ def what_it_is(path: str) -> str:
     first = b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         first = file.read(_LONGEST)
-    for signature, what, reader in _SIGNATURES:
-        if first.startswith(signature):
-            return f"it is {what}; fix: use {reader}"
-    return ""
+    texts = (f"it is {what}; fix: use {reader}" for start, what, reader in _SIGNATURES if first.startswith(start))
+    return next(texts, "")
 
 
 def not_of_format(path: str, reader: str, what: str) -> DataFileError:

@@ -105,8 +105,7 @@ class Workers:
         if self.chooses:
             self._times = deque(maxlen=_MEASURED)
             cores = affinity.cores_of_machine()
-            own_cores = len(affinity.cores() or range(cores))
-            self.count = max(1, min(own_cores, cores // launch.ranks_here(os.environ)))
+            self.count = max(1, min(len(affinity.cores() or range(cores)), cores // launch.ranks_here(os.environ)))
         self._seconds = _AT_ONCE  # of a call
         self._forget()
 
