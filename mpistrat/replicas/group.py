@@ -82,8 +82,8 @@ class ReplicaGroup:
         return int(replica)  # ranks compare it: one may give a NumPy scalar
 
     def __repr__(self) -> str:
-        own = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
-        return f"<ReplicaGroup: {own} of {self.size} replicas>"
+        numbers = f"{self.first}" if self.count == 1 else f"{self.first}-{self.first + self.count - 1}"
+        return f"<ReplicaGroup: {numbers} of {self.size} replicas>"
 
 
 def random_stream(seed: int | Sequence[int], replica: int) -> np.random.Generator:

@@ -65,8 +65,8 @@ class CentralStorageStrategy(Strategy):
         topology = topology_of(comm)
         replicas = ReplicaGroup(topology)
         _check(topology, replicas, compute, parameters)
-        own = None if compute is None else compute[replicas.first]
-        device = own_device(topology, own, same=len({*(compute or ())}) <= 1)
+        name = None if compute is None else compute[replicas.first]
+        device = own_device(topology, name, same=len({*(compute or ())}) <= 1)
         if parameters is None:
             # Ranks share memory of the host only.
             parameters = device if replicas.size == 1 else _HOST

@@ -146,14 +146,14 @@ class LogicalDevices:
             logical devices.
         """
         _, shape = arrays.dtype_and_shape(tensor)
-        given, count = [*partition_dimensions], self._logical_devices
-        if len(given) != len(shape):
-            raise ValueError(f"partition_dimensions {given} must have a number for each axis of the shape {shape}")
-        for size, parts in zip(shape, given, strict=True):
+        counts, count = [*partition_dimensions], self._logical_devices
+        if len(counts) != len(shape):
+            raise ValueError(f"partition_dimensions {counts} must have a number for each axis of the shape {shape}")
+        for size, parts in zip(shape, counts, strict=True):
             if parts < 1 or size % parts:
-                raise ValueError(f"partition_dimensions {given} do not divide the shape {shape}: {size} by {parts}")
-        if math.prod(given) != count:
-            raise ValueError(f"partition_dimensions {given} must make as many parts as a replica has devices: {count}")
+                raise ValueError(f"partition_dimensions {counts} do not divide the shape {shape}: {size} by {parts}")
+        if math.prod(counts) != count:
+            raise ValueError(f"partition_dimensions {counts} must make as many parts as a replica has devices: {count}")
         return tensor
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:

@@ -247,8 +247,8 @@ class Collectives:
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be broadcast: broadcast their values and indices")
             # A rank that plays other replicas gives the dtypes and shapes of its first one.
-            own = src - replicas.first if src in replicas.local else 0
-            leaves = [components_of(leaf, replicas.count)[own] for leaf in leaves]
+            index = src - replicas.first if src in replicas.local else 0
+            leaves = [components_of(leaf, replicas.count)[index] for leaf in leaves]
             hosts = [to_host(leaf) for leaf in leaves]
         received = moves.broadcast(topology, hosts, form, root=replicas.rank_of(src))
         return rebuild([from_host(*pair) for pair in zip(received, leaves, strict=True)])

@@ -87,8 +87,8 @@ class _ReduceCall:
         self._called: tuple[Any, ...] = ()
         self._rebuild: list[Callable[[list[Any]], Any]] = []
 
-    def give(self, given: tuple[Op, Any, CommunicationOptions]) -> None:
-        op, value, options = given
+    def give(self, operands: tuple[Op, Any, CommunicationOptions]) -> None:
+        op, value, options = operands
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, DistributedValues):
             leaves = [reducible(op, leaf) for leaf in leaves]
@@ -119,8 +119,8 @@ class _MergeCall:
         self._strategy, self._function = strategy, function
         self._given: list[Any] = []
 
-    def give(self, given: Any) -> None:
-        self._given.append(apart(given))
+    def give(self, arguments: Any) -> None:
+        self._given.append(apart(arguments))
 
     def make(self) -> list[Any]:
         args, kwargs = regrouped(self._given)
@@ -134,8 +134,8 @@ class _MergeCall:
             for i, replica in enumerate(contexts):
                 stack.append(replica.mode)
                 # In the replica's own context, which says whose components these are.
-                own = components_but_variables(result)
-                results.append(own if i == 0 else apart(own))
+                components = components_but_variables(result)
+                results.append(components if i == 0 else apart(components))
                 stack.pop()
         finally:
             del stack[depth:]

@@ -479,8 +479,8 @@ class GatherOfReplicas:
         self._engine = engine
         self._given: list[list[Any]] = []
 
-    def give(self, given: tuple[Any, int, float | None]) -> None:
-        value, axis, seconds = given
+    def give(self, operands: tuple[Any, int, float | None]) -> None:
+        value, axis, seconds = operands
         leaves, rebuild, form = nest.take_apart(value)
         if nest.holds(leaves, IndexedSlices):
             raise NotImplementedError(NOT_GATHERED)

@@ -73,8 +73,8 @@ def _combined(count: float, mean: Any, deviations: Any) -> tuple[float, Any, Any
         total = _summed([counts, (count * mean).ravel(), squares.ravel(), deviations.ravel()])
         count = float(total[0])
         # The count is the same for all channels, so it is sent once, and not for each.
-        own, squares, deviations = total[1:].reshape(3, *mean.shape)
-        mean = own / max(count, 1.0)
+        weighted, squares, deviations = total[1:].reshape(3, *mean.shape)
+        mean = weighted / max(count, 1.0)
     # Squared deviations of the means of replicas from the mean of all. Rounding makes them negative for equal means.
     between = (squares - count * mean**2).clip(0.0, None)
     return count, mean, (deviations + between) / max(count, 1.0)
@@ -292,7 +292,7 @@ class BatchNormalization:
         parts = [wide.sum(axes, dtype=np.float64), (wide * normalized).sum(axes, dtype=np.float64)]
         by_kind = [part.astype(self._dtype) for part in parts[::-1]]  # by gamma, by beta
         has = (self.gamma is not None, self.beta is not None)
-        own = [gradient for gradient, is_there in zip(by_kind, has, strict=True) if is_there]
+        gradients = [gradient for gradient, is_there in zip(by_kind, has, strict=True) if is_there]
         total = parts
         if self.synchronized and context.current().replica_context is not None:
             total = _summed(parts).reshape(2, -1)
@@ -300,7 +300,7 @@ class BatchNormalization:
         dx = inverse * (wide - mean - normalized * along)
         if self.gamma is not None:
             dx = dx * self._along(wide, self.gamma.read_value())
-        return _like(dx, gradient), own
+        return _like(dx, gradient), gradients
 
     def _axes(self, x: Any) -> tuple[int, ...]:
         return tuple(axis for axis in range(x.ndim) if axis != self.axis % x.ndim)

@@ -405,11 +405,11 @@ class PreemptionCheckpointHandler:
 
     def _notified(self) -> bool:
         """Return whether any rank was told to stop. If so, share the notices of all ranks."""
-        own = self._own_notice()
-        if self._topology.all_true(own is None):
+        notice = self._own_notice()
+        if self._topology.all_true(notice is None):
             return False
         # Only now: a step without a notice costs one small all-reduce.
-        of_ranks = self._topology.all_gather_object(own and tuple(own))
+        of_ranks = self._topology.all_gather_object(notice and tuple(notice))
         self._notices = {rank: Notice(*fields) for rank, fields in enumerate(of_ranks) if fields is not None}
         return True
 

@@ -152,10 +152,10 @@ class PerReplica(DistributedValues):
                 "components differ between replicas: use it in strategy.run, or combine it by strategy.reduce, "
                 "strategy.gather or strategy.experimental_local_results"
             )
-        own = component(self)
-        array = arrays.as_numpy(own, dtype)
-        if copy is False and array is not own:
-            raise ValueError(f"a copy is needed for an array of {array.dtype} from {own!r}")
+        value = component(self)
+        array = arrays.as_numpy(value, dtype)
+        if copy is False and array is not value:
+            raise ValueError(f"a copy is needed for an array of {array.dtype} from {value!r}")
         return array.copy() if copy else array
 
 
@@ -173,8 +173,8 @@ class Mirrored(ArrayLike, DistributedValues):
     __slots__ = ()
 
     def _read(self) -> np.ndarray:
-        own = self._components[0]
-        return arrays.to_cupy(own) if arrays.on_gpu(own) else arrays.as_numpy(own)
+        value = self._components[0]
+        return arrays.to_cupy(value) if arrays.on_gpu(value) else arrays.as_numpy(value)
 
     def __getattr__(self, name: str) -> Any:
         # Copies ask before __init__, where the lookup below would recurse.

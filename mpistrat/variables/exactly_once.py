@@ -139,9 +139,9 @@ class KeptWrites:
                     self._keep(_KeptWrite(Write(key, head[0], b"", packed), (known(key),), None, references))
                     written.add(key)
                 elif key in written:
-                    own = self._own(key)
+                    copy = self._own(key)
                     # A copy, which later writes do not change.
-                    replies[i] = np.array(own if kind == "read" else own[value])
+                    replies[i] = np.array(copy if kind == "read" else copy[value])
                 else:
                     others.append(i)
             if others:

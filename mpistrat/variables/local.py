@@ -36,9 +36,9 @@ def placed_beside(value: np.ndarray, kind: Hashable) -> np.ndarray:
             # The rest of the last block stays unused: its pages take no memory.
             block, used = np.empty(_BLOCK // value.itemsize, value.dtype), 0
         _blocks[key] = block, used + value.size
-    own = block[used : used + value.size].reshape(value.shape)
-    own[...] = value
-    return own
+    array = block[used : used + value.size].reshape(value.shape)
+    array[...] = value
+    return array
 
 
 def follows(last: np.ndarray, array: np.ndarray) -> bool:

@@ -201,15 +201,15 @@ class ServerVariable(Variable):
         cut = [self._cut(value) for value in (*args, *kwargs.values())]
         calls: list[Update] = []
         for i, shard in enumerate(self.shards):
-            own = [values[i] for values in cut]
-            named = dict(zip(kwargs, own[len(args) :], strict=True))
-            calls.append((shard, function, tuple(own[: len(args)]), named))
+            parts = [values[i] for values in cut]
+            named = dict(zip(kwargs, parts[len(args) :], strict=True))
+            calls.append((shard, function, tuple(parts[: len(args)]), named))
         return calls
 
     def result_of_update(self, results: Iterator[Any]) -> Any:
         """Return the result of an `update` from the next results of its calls."""
-        own = tuple(itertools.islice(results, len(self.shards)))
-        return own if self._shards else own[0]
+        results_of_shards = tuple(itertools.islice(results, len(self.shards)))
+        return results_of_shards if self._shards else results_of_shards[0]
 
 
 def read_all(variables: Sequence[Any]) -> list[np.ndarray]:

@@ -163,8 +163,8 @@ class Slice:
 
 
 def _own_values(variable: Any) -> str:
-    own = arrays.to_host(variable.own_copy())
-    return np.array2string(own, threshold=8, edgeitems=2, separator=" ").replace("\n", "")
+    values = arrays.to_host(variable.own_copy())
+    return np.array2string(values, threshold=8, edgeitems=2, separator=" ").replace("\n", "")
 
 
 def as_text(variable: Any) -> str:

@@ -32,10 +32,10 @@ class SyncOnReadVariable(DistributedVariable):
     def _read(self) -> np.ndarray:
         if self._is_own():
             return self.own_copy()
-        engine, own = self._engine, self.own_copy()  # of the first replica of this rank
+        engine, array = self._engine, self.own_copy()  # of the first replica of this rank
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
-            return any_library.broadcasted(engine.topology, own)
+            return any_library.broadcasted(engine.topology, array)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "

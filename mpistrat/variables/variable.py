@@ -417,8 +417,8 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
         return [self.own_copy()]
 
     def _shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype]:
-        own = self.own_copy()
-        return own.shape, own.dtype
+        array = self.own_copy()
+        return array.shape, array.dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """Return another variable of this strategy with the same value. Never communicates.

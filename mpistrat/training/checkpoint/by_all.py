@@ -511,10 +511,10 @@ def prepare_by_ranks(
         with ended:
             offsets = new.lay_out()
             _write_report(marks, 0, offsets)
-            own = write(offsets)
+            checksums = write(offsets)
             # A generator: `finish` waits for a rank only when it comes to its checksums.
             others = (_await_report(marks, slot * i, i, lost) if new.shares[i] else [] for i in range(1, ranks.size))
-            new.finish(temporary, [own, *others])
+            new.finish(temporary, [checksums, *others])
 
     return write_part if rank else write_and_finish
 

@@ -203,8 +203,8 @@ class Checkpoint:
         """
         graph, topology, _ = _compared(self, call, *parts)
         texts = {}
-        own = topology.on_all_ranks(lambda: [pack_state(state.get()) for state in graph.states.values()])
-        for (name, state), of_ranks in zip(graph.states.items(), zip(*own, strict=True), strict=True):
+        texts_of_ranks = topology.on_all_ranks(lambda: [pack_state(state.get()) for state in graph.states.values()])
+        for (name, state), of_ranks in zip(graph.states.items(), zip(*texts_of_ranks, strict=True), strict=True):
             # One text if the ranks agree: then any number of ranks can restore the state.
             different: Sequence[bytes] = of_ranks if len({*of_ranks}) > 1 else of_ranks[:1]
             if state.replicas is not None:  # a list of each rank, in the order of replicas: without its brackets
@@ -333,19 +333,19 @@ class _PendingRestore:
         states = {name: state for name, state in graph.states.items() if name in self.unmatched}
         arrays = self._read([*states, *self.unmatched & {_COUNTER}])
         # All that may be wrong in the file comes before the first change.
-        own: dict[str, Any] = {}
+        new_states: dict[str, Any] = {}
         own_states = {name: block.get() for name, block in graph.own.items() if _below(name, self.unmatched)}
 
         def set_states() -> None:
             for name, state in states.items():
-                state.set(own[name])
+                state.set(new_states[name])
 
         if states:  # a program's function may fail on one rank, and the ranks would go on with other states
             counts = [state.replicas for state in states.values()]
             of_ranks = [counts] if {*counts} == {None} else self._topology.all_gather_object(counts)
             by_state = zip(states.items(), zip(*of_ranks, strict=True), strict=True)
             restored = ((name, self._own_state(name, arrays[name], state, dealt)) for (name, state), dealt in by_state)
-            self._topology.on_all_ranks(lambda: own.update(restored))
+            self._topology.on_all_ranks(lambda: new_states.update(restored))
         if leaves or own_states:
             load(leaves, self._path, own=own_states or None)
         for name, state in own_states.items():

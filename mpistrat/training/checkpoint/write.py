@@ -150,8 +150,8 @@ class NewCheckpoint:
                 for part, value in share:
                     # The checksums of compared arrays are known for all their pieces.
                     known = of_all.get(part.name)
-                    own = known[part.start // self.piece] if known else checksum(as_bytes(value).data, part.name)
-                    checksums.append(own)
+                    digest = known[part.start // self.piece] if known else checksum(as_bytes(value).data, part.name)
+                    checksums.append(digest)
                 for future in written:
                     future.result()
             finally:

@@ -369,11 +369,11 @@ class _AtThresholds(ThresholdMetric):
     """A metric with a result at one threshold or at several, in the order of the argument."""
 
     def __init__(self, thresholds: float | Sequence[float] | None = None, name: str | None = None):
-        given = 0.5 if thresholds is None else thresholds
-        self._single = np.ndim(given) == 0
-        super().__init__(name, np.atleast_1d(given).tolist())
+        numbers = 0.5 if thresholds is None else thresholds
+        self._single = np.ndim(numbers) == 0
+        super().__init__(name, np.atleast_1d(numbers).tolist())
         # The position of each threshold among the sorted ones: results are in the order of the argument.
-        self._order = np.argsort(np.argsort(np.atleast_1d(given), kind="stable"), kind="stable")
+        self._order = np.argsort(np.argsort(np.atleast_1d(numbers), kind="stable"), kind="stable")
 
     @abstractmethod
     def _value(self, counts: Counts) -> np.ndarray:

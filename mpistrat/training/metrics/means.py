@@ -364,8 +364,8 @@ class SparseTopKCategoricalAccuracy(Accuracy):
         labels = sparse_labels(y_true, y_pred).astype(np.int64)
         known = (labels >= 0) & (labels < y_pred.shape[-1])
         # Index 0 stands in for unknown labels, which `known` excludes.
-        own = np.take_along_axis(y_pred, np.where(known, labels, 0)[..., None], -1)
-        return known & ((y_pred > own).sum(-1) < self._k) & np.isfinite(own[..., 0])
+        of_label = np.take_along_axis(y_pred, np.where(known, labels, 0)[..., None], -1)
+        return known & ((y_pred > of_label).sum(-1) < self._k) & np.isfinite(of_label[..., 0])
 
 
 class TopKCategoricalAccuracy(SparseTopKCategoricalAccuracy):

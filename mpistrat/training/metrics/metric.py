@@ -77,13 +77,13 @@ class ExactTotal(Total):
 
     def add(self, values: np.ndarray) -> None:
         """Add float64 values of any shape to the sum of this replica."""
-        own = self.variable.own_copy()
-        words = own.copy()
+        before = self.variable.own_copy()
+        words = before.copy()
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CALL):
             words += _digits_of(flat[start : start + _CALL]) << _GUARD
             _carry(words[:_DIGITS], _GUARD)
-        self.variable.assign_add(words - own)
+        self.variable.assign_add(words - before)
 
     def of(self, words: np.ndarray) -> Any:
         digits = ((words + (1 << (_GUARD - 1))) >> _GUARD).tolist()

@@ -142,8 +142,8 @@ class GroupExchange:
 
     def _owned(self, values: list[Any], owners: Sequence[int]) -> list[np.ndarray]:
         """Return the values that this rank owns, as they are, and memory for the others, which come from theirs."""
-        wide, own = map(_wide, values), self._groups.group.rank
-        return [array if owner == own else np.empty_like(array) for array, owner in zip(wide, owners, strict=True)]
+        wide, rank = map(_wide, values), self._groups.group.rank
+        return [array if owner == rank else np.empty_like(array) for array, owner in zip(wide, owners, strict=True)]
 
     def _compare(
         self, number: int, variables: Sequence[Variable], settled: Set[int] = frozenset(), more: Sequence[str] = ()
@@ -174,8 +174,8 @@ class GroupExchange:
         self, values: list[np.ndarray], variables: Sequence[Variable], settled: Set[int] = frozenset()
     ) -> None:
         """Replace the arrays that this rank owns by their weighted sums over the groups. Collective over its rail."""
-        own = self._kept.keys() - settled
-        memories = {i: self._kept[id(variable)] for i, variable in enumerate(variables) if id(variable) in own}
+        keys = self._kept.keys() - settled
+        memories = {i: self._kept[id(variable)] for i, variable in enumerate(variables) if id(variable) in keys}
         # Of a variable that has two gradients, the first is sent whole: there is one error.
         thin = [*{id(variables[i]): i for i in memories if "error" in memories[i]}.values()]
         rest = [i for i in memories if i not in thin]

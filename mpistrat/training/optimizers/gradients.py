@@ -101,13 +101,13 @@ def form_of(
     return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")
 
 
-def fitting_pairs(extended: StrategyExtended, given: Pairs) -> Pairs:
+def fitting_pairs(extended: StrategyExtended, all_pairs: Pairs) -> Pairs:
     """Return the pairs that have a gradient, each of them `fitting` its variable.
 
     Raise ValueError if there is none, if a variable belongs to another strategy, and as `fitting`. Raise TypeError for
     what is not a variable.
     """
-    pairs = [pair for pair in given if pair[0] is not None]
+    pairs = [pair for pair in all_pairs if pair[0] is not None]
     if not pairs:
         raise ValueError("No gradients provided for any variable")
     for _, variable in pairs:
@@ -160,8 +160,8 @@ def copy_overlapping(gradients: Sequence[Any], spans: np.ndarray) -> list[Any]:
             first, end = _span(array) if array.size else (0, 0)
             before = spans[:, 0].searchsorted(np.uint64(end))  # as many begin before the gradient ends
             if before and spans[before - 1, 1] > first:
-                own = array.copy()
-                gradient = IndexedSlices(own, plain.indices, plain.dense_shape) if rows else own
+                copied = array.copy()
+                gradient = IndexedSlices(copied, plain.indices, plain.dense_shape) if rows else copied
         summed.append(gradient)
     return summed
 

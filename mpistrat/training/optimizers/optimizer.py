@@ -389,8 +389,8 @@ class Optimizer(ABC):
         try:  # as `collective_call`, without its cost
             aggregate = experimental_aggregate_gradients
             if self._accumulation is not None:
-                given = list(grads_and_vars)
-                grads_and_vars = self._accumulation.step_of(mode.replica_context, given, aggregate, self._create)
+                all_pairs = list(grads_and_vars)
+                grads_and_vars = self._accumulation.step_of(mode.replica_context, all_pairs, aggregate, self._create)
                 if not grads_and_vars:
                     return
                 aggregate = False
@@ -488,9 +488,9 @@ class Optimizer(ABC):
         """Raise MismatchError on every rank if some have set another rate or option since the last step. Collective."""
         if self._state.iterations is not None and self._state.iterations.each_replica_writes:
             rate = comparable_text(self.get_config()["learning_rate"])
-            own = [f"{name} set to {value!r}" for name, value in options_of(self).items()]
+            options = [f"{name} set to {value!r}" for name, value in options_of(self).items()]
             topology = extended.engine.topology
-            structures.agree(topology, "apply_gradients", self._name, f"learning_rate set to {rate}", *own)
+            structures.agree(topology, "apply_gradients", self._name, f"learning_rate set to {rate}", *options)
         self._is_rate_new = False
 
     def _prepared(self, extended: StrategyExtended, pairs: Pairs) -> tuple[Step, list[Any]]:
@@ -531,8 +531,8 @@ class Optimizer(ABC):
         parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
         # Zeros need not be sent. Values of a function of the program, and averages of weights, may differ.
         zeros = function is Optimizer.initial_state and self._average is None
-        own = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, float)}
-        options = own | options_of(self) | self._config
+        numbers = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, float)}
+        options = numbers | options_of(self) | self._config
         self._state.create(variables, slots, self._initial_state, zeros, options, parts)
         if self._accumulation is not None:
             self._accumulation.create(variables)

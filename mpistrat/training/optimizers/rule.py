@@ -217,12 +217,12 @@ class OptimizerOptions(TypedDict, total=False):
 
 def spell_out_options(init: Callable[..., None], of_base: Callable[..., None]) -> None:
     """Let the signature of a constructor show each of its `OptimizerOptions`, as in the base class."""
-    own = inspect.signature(init)
-    *others, last = own.parameters.values()
+    signature = inspect.signature(init)
+    *others, last = signature.parameters.values()
     if "OptimizerOptions" in str(last.annotation):
         known = inspect.signature(of_base).parameters
         options = [known[name] for name in OptimizerOptions.__annotations__]
-        init.__signature__ = own.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
+        init.__signature__ = signature.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
 
 
 def is_of_package(function: Callable[..., Any]) -> bool:

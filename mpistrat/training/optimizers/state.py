@@ -226,8 +226,8 @@ class State:
         Raise ValueError if two trained variables have one name.
         """
         rate = self.first_rate if self.lacks_rate else self.learning_rate
-        own: dict[str, Any] = {"iterations": self.iterations, "learning_rate": rate}
-        named = {name: variable for name, variable in own.items() if variable is not None}
+        scalars: dict[str, Any] = {"iterations": self.iterations, "learning_rate": rate}
+        named = {name: variable for name, variable in scalars.items() if variable is not None}
         for variable, of_variable in self.slots.values():
             for slot, slot_variable in zip(slots, of_variable, strict=True):
                 add_named(named, slot, variable, slot_variable, name_of)
@@ -292,7 +292,7 @@ class State:
             self.slots[id(variable)] = variable, tuple(created[id(variable), slot] for slot in slots)
 
 
-def add_named(named: dict[str, Any], slot: str, variable: Variable, own: Variable, name_of: NameOf) -> None:
+def add_named(named: dict[str, Any], slot: str, variable: Variable, state: Variable, name_of: NameOf) -> None:
     """Add what an optimizer keeps in a slot for a variable, under the name that it has in a checkpoint.
 
     Raise ValueError if there is another variable of this name.
@@ -303,7 +303,7 @@ def add_named(named: dict[str, Any], slot: str, variable: Variable, own: Variabl
             f"an optimizer trains two variables of the name {variable.name!r}: give them to the checkpoint too, under "
             "names of their own"
         )
-    named[name] = own
+    named[name] = state
 
 
 class Accumulation:
@@ -358,18 +358,18 @@ class Accumulation:
             self._sums[id(variable)] = variable, total
 
     def step_of(
-        self, replica: ReplicaContext, given: Pairs, aggregate: bool, create: Callable[[list[Variable]], None]
+        self, replica: ReplicaContext, all_pairs: Pairs, aggregate: bool, create: Callable[[list[Variable]], None]
     ) -> Pairs:
         """Add this replica's gradients to its sums. Return the mean gradients at the last call of a step, else none.
 
-        ``replica`` is the current one. At the last call of a step, each of the ``given`` variables that has a sum gets
+        ``replica`` is the current one. At the last call of a step, each variable of ``all_pairs`` that has a sum gets
         a gradient, and ``aggregate`` says whether to add up the sums of the replicas. ``create`` creates the state of
         variables, in cross-replica context. Raise as `Optimizer.apply_gradients`.
         """
         extended = replica.strategy.extended
         last = self.calls_of_this_step() + 1 >= self.calls
         try:
-            pairs = fitting_pairs(extended, given)
+            pairs = fitting_pairs(extended, all_pairs)
             for _, variable in pairs:
                 if not variable.each_replica_writes:
                     raise ValueError(
@@ -392,7 +392,7 @@ class Accumulation:
         if not last:
             replica.merge_call(self._count)
             return []
-        held = list({id(variable): variable for _, variable in given if id(variable) in self._sums}.values())
+        held = list({id(variable): variable for _, variable in all_pairs if id(variable) in self._sums}.values())
         return list(zip(replica.merge_call(self._means, (held, aggregate)), held, strict=True))
 
     def calls_of_this_step(self) -> int:

@@ -274,22 +274,22 @@ class ShardedStep:
         self._messages = [
             [i for i, other in enumerate(self.dtypes) if other == dtype] for dtype in dict.fromkeys(self.dtypes)
         ]
-        own = [(i, slice(*ends[i][topology.rank :][:2])) for i in itertools.chain(*self._messages)]
-        self._own = own = [(i, where) for i, where in own if where.start < where.stop]
-        slots = [state.slots[id(variables[i])][1] for i, _ in own]
+        slices = [(i, slice(*ends[i][topology.rank :][:2])) for i in itertools.chain(*self._messages)]
+        self._slices = slices = [(i, span) for i, span in slices if span.start < span.stop]
+        slots = [state.slots[id(variables[i])][1] for i, _ in slices]
         held = [
-            [weights[i][where], *(slot.own_copy() for slot in of)] for (i, where), of in zip(own, slots, strict=True)
+            [weights[i][span], *(slot.own_copy() for slot in of)] for (i, span), of in zip(slices, slots, strict=True)
         ]
         if not self._elementwise:
             # From the parts of all ranks, so that all raise.
             if any(0 < b - a < of_array[-1] for of_array in ends for a, b in itertools.pairwise(of_array)):
                 raise ValueError("shard_state=True: set `update` of an optimizer before its state is created")
-            shapes = [[array.shape for array in (variables[i], *of)] for (i, _), of in zip(own, slots, strict=True)]
+            shapes = [[array.shape for array in (variables[i], *of)] for (i, _), of in zip(slices, slots, strict=True)]
             held = [[*map(np.reshape, *pair)] for pair in zip(held, shapes, strict=True)]
         self._of_parts = FlatStep(
-            [variables[i] for i, _ in own],
+            [variables[i] for i, _ in slices],
             held,
-            [self.dtypes[i] for i, _ in own],
+            [self.dtypes[i] for i, _ in slices],
             (),
             state.iterations,
             state.learning_rate,
@@ -317,12 +317,12 @@ class ShardedStep:
         number, topology = self.completed.item(), self._engine.topology
         # A schedule may fail, so it is called before the first collective.
         rate: float = self._rate.item() if schedule is None else float(schedule(number))
-        own = self._reduced([np.ascontiguousarray(gradient).reshape(-1) for gradient in gradients], engine)
-        norms = [] if clipping is None or not clipping.by_norm else self._norms(own, clipping)
+        parts = self._reduced([np.ascontiguousarray(gradient).reshape(-1) for gradient in gradients], engine)
+        norms = [] if clipping is None or not clipping.by_norm else self._norms(parts, clipping)
         try:
             if clipping is not None:
-                own = clipping.clipped(own, norms)
-            self._of_parts.take(rule, own, None if schedule is None else lambda number: rate, None, None)
+                parts = clipping.clipped(parts, norms)
+            self._of_parts.take(rule, parts, None if schedule is None else lambda number: rate, None, None)
         except Exception as error:
             # The others are in the gather below.
             structures.refuse("apply_gradients", topology, error, self._engine.options.timeout_seconds)
@@ -343,23 +343,23 @@ class ShardedStep:
             if total is None:
                 if engine is not None:
                     flat = engine.all_reduce(ReduceOp.SUM, [*flat], None, self.form)
-                return [flat[i][where] for i, where in self._own]
+                return [flat[i][span] for i, span in self._slices]
             ends = [*itertools.accumulate(map(len, parts[self._engine.topology.rank]))]
             totals += np.split(total, ends)[:-1]
         return totals
 
-    def _norms(self, own: Sequence[np.ndarray], clipping: Clipping) -> list[float]:
+    def _norms(self, parts: Sequence[np.ndarray], clipping: Clipping) -> list[float]:
         """Return the norms of the gradients of this rank's parts, added in the order of `Clipping`."""
         squares = [np.empty(ends[-1]) for ends in self._square_ends]
-        for (i, where), part in zip(self._own, own, strict=True):
-            first = where.start // _norm_block(part.dtype)
+        for (i, span), part in zip(self._slices, parts, strict=True):
+            first = span.start // _norm_block(part.dtype)
             of_blocks = [*squares_of_blocks(part.view(part.real.dtype))]
             squares[i][first : first + len(of_blocks)] = of_blocks
         # All blocks on all ranks: each adds them in the same order, as a step without shards does.
-        parts = parts_of([*map(as_bytes, squares)], scaled(self._square_ends, [8] * len(squares)))
-        all_gather_parts(self._engine.topology, parts, self.form, self._engine.options.timeout_seconds)
+        of_ranks = parts_of([*map(as_bytes, squares)], scaled(self._square_ends, [8] * len(squares)))
+        all_gather_parts(self._engine.topology, of_ranks, self.form, self._engine.options.timeout_seconds)
         norms = clipping.norms([added(block_squares.tolist()) for block_squares in squares])
-        return [norms[i] for i, _ in self._own]
+        return [norms[i] for i, _ in self._slices]
 
 
 def _norm_block(dtype: np.dtype) -> int:
@@ -481,7 +481,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
     def step_for(
         self,
         extended: StrategyExtended,
-        given: Pairs,
+        all_pairs: Pairs,
         state: State,
         elementwise: bool,
         create: Callable[[list[Variable]], None] | None,
@@ -490,17 +490,17 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
 
         ``elementwise`` says whether the rule is. With ``create``, which creates the ``state``, the state is sharded.
         """
-        pairs = fitting_pairs(extended, given)
+        pairs = fitting_pairs(extended, all_pairs)
         engine, variables = extended.engine, [variable for _, variable in pairs]
         gradients = [gradient for gradient, _ in pairs]
         if create is not None:
             require(engine, variables, gradients)
-        known, completed, names = state.slots, state.iterations, names_of(given)
+        known, completed, names = state.slots, state.iterations, names_of(all_pairs)
         joins = completed is not None and not state.lacks_rate and may_join(engine, known, gradients, variables)
         if create is None and not joins:
             return SeparateStep(extended, variables, known, names), gradients
         gradients = [*map(arrays.to_host, gradients)]
-        key = (extended, *[None if gradient is None else id(variable) for gradient, variable in given])
+        key = (extended, *[None if gradient is None else id(variable) for gradient, variable in all_pairs])
         step, kinds = self.get(key), ([*map(_dtype, gradients)], [*map(_shape, gradients)])
         if step is None or (step.dtypes, step.shapes) != kinds:
             if create is not None:
@@ -510,7 +510,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
                 how = completed, state.learning_rate, engine.topology.limits.alone_bytes, elementwise
                 step = FlatStep(variables, held, kinds[0], names, *how)
             self.keep(key, step)
-        if len(pairs) == len(given):
+        if len(pairs) == len(all_pairs):
             self.owner, self.last = extended, step
         return step, gradients
 
@@ -549,12 +549,12 @@ class ReplicasStep:
         self._total: IncrementalAllReduce | None = None
         self._reduced: list[object] = []
 
-    def give(self, given: tuple[Pairs, bool]) -> None:
+    def give(self, operands: tuple[Pairs, bool]) -> None:
         """Add the gradients of the next replica. With False they are reduced, and equal on all replicas.
 
         Raise as `Optimizer.apply_gradients`.
         """
-        all_pairs, aggregate = given
+        all_pairs, aggregate = operands
         trained = [None if gradient is None else variable for gradient, variable in all_pairs]
         gradients = [gradient for gradient, _ in all_pairs if gradient is not None]
         if self._checks:
