@@ -465,7 +465,6 @@ class _OfPositives(_AtThresholds):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if self._top_k is not None and self._top_k < predictions.shape[-1]:
             left = np.argsort(-predictions, axis=-1, kind="stable")[..., self._top_k :]
-            # The caller's array must not change.
             predictions = predictions.copy()
             np.put_along_axis(predictions, left, -np.inf, axis=-1)
         if self._class_id is None:
@@ -524,8 +523,7 @@ class Recall(_OfPositives):
 class AUC(ThresholdMetric):
     """The area under the ROC curve or the precision-recall curve, approximated at thresholds.
 
-    The value is the same as of one process with the examples of all replicas. More thresholds approximate the area
-    better.
+    The value is as of one process with the examples of all replicas. More thresholds approximate the area better.
 
     Parameters
     ----------

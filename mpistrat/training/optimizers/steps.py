@@ -386,9 +386,8 @@ class SeparateStep:
     def changed(self) -> list[np.ndarray]:
         """Return the arrays of this process that `update` changes."""
         members = [(variable, *self._slots[id(variable)][1]) for variable in self.variables]
-        held = [component(member) for member in itertools.chain.from_iterable(members)]
-        arrays_of = [held_by.array for held_by in held if isinstance(held_by, LocalVariable)]
-        return [array for array in arrays_of if isinstance(array, np.ndarray)]
+        held = map(component, itertools.chain.from_iterable(members))
+        return [v.array for v in held if isinstance(v, LocalVariable) and isinstance(v.array, np.ndarray)]
 
     def update(self, rule: Rule, gradients: Sequence[Any], step: int, rate: float) -> None:
         """Update the variables with the reduced gradients."""
@@ -535,8 +534,7 @@ _ARRAYS = {np.ndarray}
 class ReplicasStep:
     """The call of ``apply_gradients`` by all replicas of a rank. Each gives its gradients, which are added at once.
 
-    ``update`` gets the reduced gradients with their variables, and updates these. ``number`` returns the number of the
-    step.
+    ``update`` gets the reduced gradients with their variables, and updates these. ``number`` returns the step's number.
     """
 
     def __init__(self, update: Callable[[Pairs], None], extended: StrategyExtended, number: Callable[[], int]):
