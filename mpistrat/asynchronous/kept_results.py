@@ -113,6 +113,7 @@ class KeptResults:
     def _write(self, columns: dict[str, Any]) -> None:
         members = ",".join(f'"{number}":{text}' for number, text in sorted(self._texts.items()))
         with appearing(self._path, replace=True) as temporary, h5py.File(temporary, "w") as file:
+            # fletcher32: reading a damaged file raises.
             for name, text in (("results", f"{{{members}}}"), ("calls", json.dumps(self._digests))):
                 file.create_dataset(name, data=np.frombuffer(text.encode(), np.uint8), chunks=True, fletcher32=True)
             for name, column in columns.items():
@@ -148,6 +149,7 @@ os.register_at_fork(after_in_child=_open.clear)  # the thread that writes is not
 
 
 def _replace_handler(before: Any, after: Any) -> None:
+    # Python lets only the main thread set handlers. A handler of the program stays.
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is before:
         signal.signal(signal.SIGTERM, after)
 

@@ -173,7 +173,7 @@ class ScheduledValue(RemoteValue):
         if not self._ended:
             self._wait(lambda: self._ended)
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.with_traceback(None)  # each raise would add its frames to the error's traceback
         return self._value
 
     def __reduce__(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The place of this rank among the ranks of its job, and the nodes and variables that tell it."""
+"""The placement of this rank in its job, and the nodes and variables from which it is read."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Roles:
 
 
 def requested_jobs(jobs: Mapping[str, int] | None, environ: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
-    """Return the number of tasks of each job, and what tells it; None if all ranks are workers.
+    """Return the number of tasks of each job and its source; None instead of the numbers if all ranks are workers.
 
     The argument comes before the environment: ``MPISTRAT_ROLES``, or a ``TF_CONFIG`` that has parameter servers. Raise
     RuntimeError if the variables of the environment contradict each other, and TypeError or ValueError if ``jobs`` or a

@@ -25,6 +25,7 @@ class _EqualWeightStep(RankStep):
     """Steps in which each rank has a batch of its own, and all weigh the same."""
 
     def __init__(self, engine: Engine, op: Op, factor: int, compression: str | None, sparse_as_dense: bool):
+        # In place of rows of this rank and of the batch, whose ratio is the weight of the rank's gradients.
         info = [factor, engine.topology.size if op is Average else 1, 0]
         super().__init__(TrainingRanks(engine), np.array(info, np.float32))
         self._compression, self._sparse_as_dense = compression, sparse_as_dense

@@ -352,6 +352,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     if is_root:
         state = [leaf for leaf in own if torch.is_tensor(leaf)]
     else:
+        # On the host, whatever the root's device: the bytes arrive there.
         state = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves if isinstance(leaf, _TensorLike)]
     _broadcast(state, root_rank, "the state of an optimizer")
     if not is_root:
