@@ -158,7 +158,7 @@ class Strategy(Collectives, FormerNames):
             return random_stream(seed, before + replica.replica_id_in_sync_group)
         if self._extended.meeting is None and not replicas.is_virtual:
             return random_stream(seed, before + replicas.first)
-        return PerReplica([random_stream(seed, replica) for replica in replicas.local])
+        return PerReplica([random_stream(seed, number) for number in replicas.local])
 
     def barrier(self) -> None:
         """Wait until all replicas have called this."""

@@ -292,7 +292,7 @@ class BatchNormalization:
         parts = [wide.sum(axes, dtype=np.float64), (wide * normalized).sum(axes, dtype=np.float64)]
         by_kind = [part.astype(self._dtype) for part in parts[::-1]]  # by gamma, by beta
         has = (self.gamma is not None, self.beta is not None)
-        gradients = [gradient for gradient, is_there in zip(by_kind, has, strict=True) if is_there]
+        gradients = [value for value, is_there in zip(by_kind, has, strict=True) if is_there]
         total = parts
         if self.synchronized and context.current().replica_context is not None:
             total = _summed(parts).reshape(2, -1)

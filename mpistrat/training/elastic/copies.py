@@ -136,7 +136,7 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
         return newest_copy and newest_copy[0]
 
     steps = topology.on_all_ranks(look)
-    step = max((step for step in steps if step is not None), default=None)
+    step = max((s for s in steps if s is not None), default=None)
     if step is None:
         return None
     holder = steps.index(step)
@@ -149,7 +149,7 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
 def newest_steps(folder: Path) -> list[int]:
     """Return the step of the newest copy of each `Copying` of a program. Reads no array."""
     folders = sorted((int(entry.name), entry) for entry in folder.iterdir() if entry.name.isdecimal())
-    return [max((step for step, _ in _complete_copies(folder)), default=0) for _, folder in folders]
+    return [max((step for step, _ in _complete_copies(path)), default=0) for _, path in folders]
 
 
 def _digest(header: _Header, content: memoryview) -> int:
