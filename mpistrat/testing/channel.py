@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from _pytest._code.code import ReprExceptionInfo
 
 
+#: Begins the title of a rank that a deadline found in no test.
+WAITS = "waits for the other ranks "
+
+
 class RankEnd:
     """The channel of a rank to the session that has started its job."""
 

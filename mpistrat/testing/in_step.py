@@ -9,6 +9,7 @@ job as well. Only rank 0 reports: to the terminal, or to the session outside tha
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -29,7 +30,7 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
-from mpistrat.testing.channel import RankEnd, error_shown
+from mpistrat.testing.channel import WAITS, RankEnd, error_shown
 from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds_of
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -170,7 +171,11 @@ class InStep:
         for thread, frame in sys._current_frames().items():
             if thread != threading.get_ident():
                 stack = traceback.extract_stack(frame)
-                users = [number for number, entry in enumerate(stack) if _is_users(entry.filename)] or [0, -1]
+                users = [number for number, entry in enumerate(stack) if _is_users(entry.filename)]
+                if thread == threading.main_thread().ident and not users and stack[-1].name == _wait.__name__:
+                    location = WAITS
+                    continue
+                users = users or [0, -1]
                 stacks += [f"{names.get(thread, thread)}:\n", *traceback.format_list(stack[users[0] :])]
                 if thread == threading.main_thread().ident:
                     last = stack[users[-1]]
@@ -186,6 +191,15 @@ class InStep:
             return (yield)
         finally:
             self._expect("", math.inf)
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        """Take over from the thread of pytest-timeout, which would end this rank and not say which rank is late."""
+        if settings.method != "thread":
+            return None
+        self._expect(item.nodeid, settings.timeout)
+        item.cancel_timeout = lambda: self._expect(item.nodeid, seconds_of(item))  # type: ignore[attr-defined]
+        return True
 
     # --- collection --------------------------------------------------------------------------------------
 
@@ -231,15 +245,17 @@ class InStep:
             return None
         items = {name_of(item): item for item in session.items}
         self._tell_outside("ready", (self._names_by_rank, self._collected))
-        following = None
+        item = following = None
         while (request := self._outside.receive()) is not None:
-            item, announced, following = items[request[0]], following, items.get(request[1])
-            if announced not in (item, None):
-                teardown = pytest.CallInfo.from_call(lambda item=item: pytest_runtest_teardown(item, item), "teardown")
-                report = self._config.hook.pytest_runtest_makereport(item=item, call=teardown)
+            last, announced = item, following
+            item, following = (items.get(name) for name in request)
+            if announced not in (item, None):  # what the last test has left for a test that did not follow
+                teardown = pytest.CallInfo.from_call(functools.partial(pytest_runtest_teardown, last, item), "teardown")
+                report = self._config.hook.pytest_runtest_makereport(item=item or last, call=teardown)
                 if report.failed:
                     self._config.hook.pytest_runtest_logreport(report=report)
-            self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if item is not None:
+                self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._tell_outside("done", None)
         return True
 

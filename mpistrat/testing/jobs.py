@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +33,7 @@ class RanksJobs:
         self._jobs: dict[int, RanksJob] = {}
         self._items: dict[int, list[pytest.Item]] = {}  # by the number of ranks
         self._following: dict[str, str] = {}  # a test -> the next one of the same job
+        self._last: dict[int, pytest.Item] = {}
         self._not_started: dict[int, JobEndError] = {}
 
     # --- collection --------------------------------------------------------------------------------------
@@ -92,11 +93,8 @@ class RanksJobs:
             if hasattr(self._config, "workerinput"):  # pytest-xdist shares the tests out
                 same = nextitem is not None and requirements.size_of(nextitem, self._preferred) == size
                 following = requirements.name_of(nextitem) if nextitem is not None and same else None
-            for kind, content in job.run(name, following, requirements.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
-                if kind == "warning":
-                    self._warn(item, *content)
-                    continue
-                report = self._config.hook.pytest_report_from_serializable(config=self._config, data=content)
+            self._last[size] = item
+            for report in self._reports_of_job(job, item, name, following):
                 if report.when == "call" or not report.passed:
                     phase = "teardown"
                 yield report
@@ -105,6 +103,16 @@ class RanksJobs:
         except BaseException:
             self._end(at_once=True)
             raise
+
+    def _reports_of_job(
+        self, job: RanksJob, item: pytest.Item, name: str | None, following: str | None
+    ) -> Iterator[pytest.TestReport]:
+        """Let a job run a test, or the teardown of ``item`` if ``name`` is None."""
+        for kind, content in job.run(name, following, requirements.seconds_of(item) + _GRACE_AFTER_TIMEOUT_S):
+            if kind == "warning":
+                self._warn(item, *content)
+            else:
+                yield self._config.hook.pytest_report_from_serializable(config=self._config, data=content)
 
     def _job(self, size: int) -> RanksJob:
         """Return the job of some ranks. Start it if it does not run."""
@@ -120,7 +128,8 @@ class RanksJobs:
             directory = self._config.invocation_params.dir
             shown = self._config.getoption("capture") == "no"
             try:
-                job = self._jobs[size] = RanksJob(size, self._arguments(), directory, files, shown=shown)
+                job = RanksJob(size, self._arguments(), directory, files, self._environ(), shown=shown)
+                self._jobs[size] = job
                 job.wait_for_start(
                     max(_START_LIMIT_S, self._config.getoption("--ranks-timeout")) + _GRACE_AFTER_TIMEOUT_S
                 )
@@ -140,6 +149,14 @@ class RanksJobs:
         plugins = self._config.pluginmanager
         return [*map(str, own), *(option for name, option in without.items() if plugins.hasplugin(name))]
 
+    def _environ(self) -> dict[str, str]:
+        """Return variables by which coverage measures the ranks, if pytest-cov measures this session."""
+        controller = getattr(self._config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+        if controller is None or not hasattr(controller.cov.config, "serialize"):  # before coverage 7.10
+            return {}
+        controller.cov.set_option("run:parallel", True)  # a file for each rank, which pytest-cov then combines
+        return {"COVERAGE_PROCESS_CONFIG": controller.cov.config.serialize()}
+
     def _warn(self, item: pytest.Item, text: str, kind: str, file: str, line: int, *details: Any) -> None:
         """Show a warning of rank 0 among the warnings of this session."""
         category = getattr(builtins, kind, None)
@@ -151,9 +168,30 @@ class RanksJobs:
             kwargs={"warning_message": message, **dict(zip(names, details, strict=True))}
         )
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
-        self._end(at_once=False)
+    @pytest.hookimpl(wrapper=True, trylast=True)  # before pytest-cov combines what the ranks have written at their end
+    def pytest_runtestloop(self) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        finally:
+            self._tear_down()
+            self._end(at_once=False)
+
+    def _tear_down(self) -> None:
+        """Let each job tear down what its last test has left, since a session may end before the test that follows."""
+        if not self._jobs:
+            return
+        from mpistrat.testing.ranks_job import JobEndError
+
+        for size, job in self._jobs.items():
+            if not job.runs() or (item := self._last.get(size)) is None:
+                continue
+            start = time.time()
+            try:
+                reports = list(self._reports_of_job(job, item, None, None))
+            except JobEndError as error:
+                reports = [_failure(item, "teardown", error.title, error.text, start)]
+            for report in reports:
+                item.ihook.pytest_runtest_logreport(report=report)
 
     def _end(self, *, at_once: bool) -> None:
         while self._jobs:

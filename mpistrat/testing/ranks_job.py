@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.process import children
+from mpistrat.testing.channel import WAITS
 from mpistrat.testing.programs import OWN_GROUP
 
 _LAUNCHER_S = 5.0  # for the launcher to end a job, once a rank has ended
@@ -35,7 +36,16 @@ class JobEndError(Exception):
 class RanksJob:
     """A job of some ranks that collect tests of ``files``, by the arguments of a session of pytest."""
 
-    def __init__(self, size: int, arguments: list[str], directory: Path, files: list[str], *, shown: bool):
+    def __init__(
+        self,
+        size: int,
+        arguments: list[str],
+        directory: Path,
+        files: list[str],
+        environ: dict[str, str],
+        *,
+        shown: bool,
+    ):
         self._size = size
         self._files = files
         short = "/tmp" if len(tempfile.gettempdir()) > _LONGEST_FOLDER else None
@@ -57,6 +67,7 @@ class RanksJob:
         self._process = subprocess.Popen(
             children.running("mpistrat", "run", "-n", str(size), *program, *arguments, f"--ranks-job={address}"),
             cwd=directory,
+            env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=None if shown else self._output,
             stderr=None if shown else subprocess.STDOUT,
@@ -76,9 +87,12 @@ class RanksJob:
                 return
         raise self._error("the collection", seconds)
 
-    def run(self, test: str, following: str | None, seconds: float) -> Iterator[tuple[str, Any]]:
-        """Run a test, and yield its reports and warnings. Raise JobEndError if the job ends or takes too long."""
-        if without := [rank for rank, tests in enumerate(self._tests) if test not in tests]:
+    def run(self, test: str | None, following: str | None, seconds: float) -> Iterator[tuple[str, Any]]:
+        """Run a test, and yield its reports and warnings. Raise JobEndError if the job ends or takes too long.
+
+        Without a test, tear down what the last one has left.
+        """
+        if without := [rank for rank, tests in enumerate(self._tests) if test and test not in tests]:
             title = f"{self._name(*without)} did not collect this test"
             raise JobEndError(title, f"{title}\n{self._collected}")
         self._output_before = self._output.seek(0, os.SEEK_END)
@@ -89,7 +103,7 @@ class RanksJob:
             if kind == "done":
                 return
             yield kind, content
-        raise self._error(test, seconds)
+        raise self._error(test or "the last teardown", seconds)
 
     def _messages(self, seconds: float) -> Iterator[tuple[str, Any]]:
         """Yield the messages of rank 0, until the job has ended or the time is over."""
@@ -129,7 +143,7 @@ class RanksJob:
         for rank, (title, _) in sorted(self._abort_reasons.items()):
             alike.setdefault(title, []).append(rank)
         if alike:  # what one rank says first: the others wait for it
-            titles = sorted(alike.items(), key=lambda pair: len(pair[1]))
+            titles = sorted(alike.items(), key=lambda pair: (pair[0].startswith(WAITS), len(pair[1])))
             title = "; ".join(f"{self._name(*ranks)}: {title}" for title, ranks in titles)
         elif self._ended:
             reasons = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("mpistrat run: ")]

@@ -1,5 +1,6 @@
 """Tests that ask for ranks where no launcher has started pytest: names, options, and markers of other plugins."""
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -141,6 +142,67 @@ def test_a_test_that_ends_too_late_fails_and_not_the_next_one(run_pytest):
         "--ranks-timeout=2",
     )
     ended.shows("FAILED test_it.py::test_late[ranks2] - ranks 0, 1 of 2: at test_it.py:5", "1 failed, 1 passed")
+
+
+@pytest.mark.full
+def test_the_thread_of_pytest_timeout_gives_way_to_a_report_that_names_the_late_rank(run_pytest):
+    ended = run_pytest(
+        """
+        import time
+        pytestmark = pytest.mark.ranks(2)
+        @pytest.mark.timeout(2, method="thread")
+        def test_late(comm, rank):
+            if rank == 1: time.sleep(99)
+        @pytest.mark.timeout(2, method="thread", func_only=True)
+        def test_function(comm): pass
+        """
+    )
+    ended.shows(
+        "rank 1 of 2: at test_it.py:7 in test_late after 2 s; rank 0 of 2: waits for the other ranks after 2 s",
+        "1 failed, 1 passed",
+    )
+
+
+@pytest.mark.full
+def test_the_teardown_after_the_last_test_of_a_session_that_stops_is_shown(run_pytest):
+    ended = run_pytest(
+        """
+        @pytest.fixture(scope="module")
+        def resource():
+            yield
+            raise OSError("still in use")
+        @pytest.mark.ranks(1)
+        def test_one(resource): pass
+        @pytest.mark.ranks(2)
+        def test_fails(resource): assert False
+        @pytest.mark.ranks(1, 2)
+        def test_next(resource): pass
+        """,
+        *("-x", "-p", "no:randomly"),
+    )
+    assert ended.status == 1, ended
+    ended.shows(
+        "ERROR test_it.py::test_one[ranks1] - OSError: still in use",
+        "ERROR test_it.py::test_fails[ranks2] - OSError: still in use",
+        "1 failed, 1 passed, 2 errors",
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [(), ("-n2",)])
+def test_coverage_of_ranks_is_combined(run_pytest, tmp_path, options):
+    pytest.importorskip("pytest_cov")
+    lines = [f"    if rank == {rank}: return\n    _ = {rank}" for rank in range(3)]
+    (tmp_path / "measured.py").write_text("\n".join(["def run(rank):", *lines]))
+    ended = run_pytest(
+        """
+        import measured
+        @pytest.mark.ranks(3)
+        def test(rank): measured.run(rank)
+        """,
+        *("--cov=measured", "--cov-report=term-missing", *options),
+    ).check()
+    assert re.search(r"measured.py +7 +1 +86% +7\n", ended.output), ended
 
 
 @pytest.mark.full
