@@ -183,6 +183,7 @@ def test_different_collection_of_a_job(outside):
     assert found["test_parametrize[7-ranks3]"] == ""
 
 
+@pytest.mark.mpich
 def test_faults_under_a_launcher_that_do_not_end_the_job(run_ranks, tmp_path):
     names = [name for name, fault in FAULTS.items() if not fault.ends]
     text = source(*names)
