@@ -31,5 +31,5 @@ def _watch(record: FlightRecord) -> None:
 if any(name.endswith(("RANK", "RANKID", "PROCID")) for name in os.environ):  # as launchers number their ranks
     from mpistrat.process import mpi as _mpi  # a late import: takes 15 ms
 
-    _mpi.end_job_on_error()
+    _mpi.end_job_on_later_error()
 lifetime.when_started(_watch)  # here, since any part of the package may be the first that communicates

@@ -67,16 +67,26 @@ def loaded_library() -> str:
 
 
 def end_job_on_error() -> None:
-    """End the job at an uncaught error of this rank from now on, if MPI runs by then, also if the program started it.
+    """End the job at an uncaught error of this rank from now on, if the program has started MPI.
 
-    Else the rank would wait in ``MPI_Finalize`` for the other ranks, and they for it. Does not start MPI, unless the
-    job survives the loss of ranks: then its launcher would leave the other ranks in ``MPI_Init`` for ever.
+    Else the rank would wait in ``MPI_Finalize`` for the other ranks, and they for it. Does not start MPI.
     """
-    world = _running_world()
-    numbered = launch.rank_and_size(os.environ) if world is None else (world.rank, world.size)
-    if numbered is None or numbered[1] == 1:
-        return
-    rank, size = numbered
+    if (world := _running_world()) is not None and world.size > 1:
+        _end_job_on_error(world.rank, world.size)
+
+
+def end_job_on_later_error() -> None:
+    """End the job at an uncaught error of this rank, as its launcher numbers it, if MPI runs by then.
+
+    A job that survives the loss of ranks ends also if MPI does not run: its launcher would leave the other ranks in
+    ``MPI_Init`` for ever.
+    """
+    numbered = launch.rank_and_size(os.environ)
+    if numbered is not None and numbered[1] > 1:
+        _end_job_on_error(*numbered)
+
+
+def _end_job_on_error(rank: int, size: int) -> None:
     if survives_losses():
         failure.arm(rank, size, lambda: True, start)
     else:
