@@ -197,7 +197,7 @@ class InStep:
         """Take over from the thread of pytest-timeout, which would end this rank and not say which rank is late."""
         if settings.method != "thread":
             return None
-        self._expect(item.nodeid, settings.timeout)
+        self._expect(item.nodeid, min(settings.timeout, seconds_of(item)))
         item.cancel_timeout = lambda: self._expect(item.nodeid, seconds_of(item))  # type: ignore[attr-defined]
         return True
 
