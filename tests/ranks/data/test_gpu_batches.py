@@ -149,7 +149,7 @@ def test_memory_goes_back_when_the_gpu_is_done(cupy, on_gpu):
         cupy.cuda.get_current_stream().synchronize()
     cupy.cuda.Device().synchronize()
     del batch
-    assert not [each.left for each in device_feed._idle_feeds[0] if each.left]
+    assert not [feed.released for feed in device_feed._idle_feeds[0] if feed.released]
 
 
 def test_two_datasets_at_once(cupy, on_gpu):
