@@ -304,10 +304,13 @@ guard() {
     for node in "${nodes[@]}"; do [ "$node" = "$SLURMD_NODENAME" ] || break; done
     guard=
     [ "$node" != "$SLURMD_NODENAME" ] || return 0
-    srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist="$node" bash -c '
-        while sleep 30; do
-            case $(sinfo -h -n "$0" -o %%T) in down*) scontrol requeue "$SLURM_JOB_ID" ;; esac
-        done' "$SLURMD_NODENAME" </dev/null &>/dev/null &
+    {
+        sleep 10  # a slurmd of 22.05 may die when two steps start at the same moment
+        exec srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist="$node" bash -c '
+            while sleep 30; do
+                case $(sinfo -h -n "$0" -o %%T) in down*) scontrol requeue "$SLURM_JOB_ID" ;; esac
+            done' "$SLURMD_NODENAME"
+    } </dev/null &>/dev/null &
     guard=$!
 }
 trap 'on_nodes "rm -rf $memory-*"' EXIT

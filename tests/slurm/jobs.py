@@ -91,6 +91,11 @@ class Job:
         said = self.cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", self.number).stdout
         return said.split()
 
+    def steps(self) -> list[str]:
+        """The steps that srun has started and that have not ended, as JOB.NUMBER."""
+        listed = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
+        return [step for step in listed if step.rpartition(".")[2].isdecimal()]
+
     def is_stuck(self) -> bool:
         """Whether Slurm itself keeps it from its end.
 
@@ -101,8 +106,7 @@ class Job:
             return True
         if time.monotonic() > self._looked + 1:  # to ask takes the processor from the job
             self._looked = time.monotonic()
-            steps = self.cluster.run("squeue", "-h", "--steps", "-o", "%i", "-j", self.number).stdout.split()
-            if self.states()[:1] != ["RUNNING"] or any(step.rpartition(".")[2].isdecimal() for step in steps):
+            if self.states()[:1] != ["RUNNING"] or self.steps():
                 self._without_step = None
             elif self._without_step is None:
                 self._without_step = time.monotonic()
