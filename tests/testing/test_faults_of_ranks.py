@@ -38,7 +38,7 @@ FAULTS = {
     "sys_exit": Fault("if rank == 1: sys.exit(3)  # LINE", "failed on rank 1 of 3: SystemExit: 3"),
     "os_exit": Fault("if rank == 1: os._exit(3)\ncomm.Barrier()", ENDED, ends=True, found=False),
     "os_exit_0": Fault("if rank == 1: os._exit(0)\ncomm.Barrier()", ENDED, ends=True, found=False),
-    "abort": Fault("if rank == 1: comm.Abort(7)\ncomm.Barrier()", " has ended", ends=True, found=False),
+    "abort": Fault("if rank == 1: comm.Abort(7)\ncomm.Barrier()", " ended", ends=True, found=False),
     "SIGSEGV": Fault("if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)  # LINE\ncomm.Barrier()", ENDED, ends=True),
     "SIGKILL": Fault(
         "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncomm.Barrier()", ENDED, ends=True, found=False

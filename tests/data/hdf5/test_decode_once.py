@@ -1,5 +1,6 @@
 """Tests that chunks that must be decoded as wholes are decoded once in an epoch, shuffled or not."""
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -31,22 +32,24 @@ def small(monkeypatch):
 @pytest.fixture
 def decodes(monkeypatch):
     """Count how often each chunk is decoded, by its content, or by the place of a read through HDF5."""
-    found = Counter()
+    counts, lock = Counter(), threading.Lock()  # several threads decode
     real, real_run = chunks.decode, _OpenColumn._read_run
 
     def decode(raw, *more):
-        found[bytes(raw)] += 1
+        with lock:
+            counts[bytes(raw)] += 1
         return real(raw, *more)
 
     def read_run(self, first, last, out):
         if self.column.decoded:
             size = self.column.chunk_rows
-            found.update((self._id.id, number) for number in range(first // size, -(-last // size)))
+            with lock:
+                counts.update((self._id.id, number) for number in range(first // size, -(-last // size)))
         real_run(self, first, last, out)
 
     monkeypatch.setattr(chunks, "decode", decode)
     monkeypatch.setattr(_OpenColumn, "_read_run", read_run)
-    return found
+    return counts
 
 
 def written(folder, sizes, chunk, name="x", shape=(ROW // 4,), across=None, **how):
