@@ -45,3 +45,12 @@ def test_another_job_can_be_started_from_a_rank():
         environ = dict.fromkeys((*launcher.rank, *launcher.size), "1")
         left = without_launcher({**environ, "HOME": "/"})
         assert left == ({"HOME": "/"} if launcher in MPIRUN and launcher is not PALS else {**environ, "HOME": "/"})
+
+
+def test_a_rank_of_each_launcher_ends_the_job_on_errors(run_alone):
+    """Once the package is imported, whichever variables number the rank."""
+    for launcher in LAUNCHERS:
+        if launcher.size:
+            environ = {launcher.rank[0]: "1", launcher.size[0]: "2"}
+            code = "import sys, mpistrat; print('own hook', sys.excepthook is not sys.__excepthook__)"
+            run_alone("-c", code, **environ).check().shows("own hook True")

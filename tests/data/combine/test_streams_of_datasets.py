@@ -123,3 +123,11 @@ def test_datasets_that_follow_each_other_must_be_alike():
             list(wrong)
     ragged = Dataset.from_iterable([[1, 2]]).concatenate(Dataset.from_iterable([[1]]))
     assert lists(ragged.padded_batch(2)) == [[[1, 2], [1, 0]]]
+
+
+@pytest.mark.parametrize("other", [np.zeros(2), np.float64(1)], ids=["shorter", "scalar"])
+@pytest.mark.parametrize(("name", "arguments"), [("unbatch", ()), ("pack", (4,))])
+def test_elements_that_are_taken_apart_need_one_length(name, arguments, other):
+    dataset = getattr(Dataset.range(2).map(lambda _: (np.zeros(3), other)), name)(*arguments)
+    with pytest.raises(ValueError, match=rf"{name}\(\) needs arrays of one length along axis 0, .*\(3,\)"):
+        list(dataset)
