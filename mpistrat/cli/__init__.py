@@ -47,6 +47,12 @@ class _Commands(click.Group):
             if type(error) is not click.ClickException:  # of the command line
                 raise
             raise click.ClickException(printable(error.message)) from error
+        except ValueError as error:
+            from mpistrat.runtime.environment import OptionError
+
+            if not isinstance(error, OptionError):
+                raise
+            raise click.ClickException(str(error)) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)

@@ -14,6 +14,7 @@ from mpistrat.cli.run import job
 from mpistrat.cli.sbatch import Resources, Script, text
 from mpistrat.launch.launch import srun_plugin
 from mpistrat.process.files import appearing
+from mpistrat.runtime.environment import rc
 
 _COUNT = click.IntRange(min=1)
 
@@ -60,7 +61,8 @@ class _Heterogeneous(click.Command):
         self.params = [*_RESOURCES, *self.params]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = {name for option in self.params if getattr(option, "is_flag", False) for name in option.opts}
+        options = [option for option in self.params if getattr(option, "is_flag", False)]
+        flags = {name for option in options for name in (*option.opts, *option.secondary_opts)}
         flags.update(self.get_help_option_names(ctx))
         resources = {name for option in _RESOURCES for name in option.opts}
         components: list[list[str]] = [[]]
@@ -153,11 +155,15 @@ def command() -> None:
     type=_Pattern("indices", r"\d[\d,:-]*(%\d+)?", "0-7"),
     help="Indices of a job array. In ARGS, %a is the index.",
 )
-@click.option("--mpirun", is_flag=True, help="Start the ranks with mpirun in place of srun.")
+@click.option(
+    "--mpirun/--srun",
+    default=lambda: rc.launcher == "mpirun",
+    help="Start the ranks with mpirun in place of srun.  [default: rc.launcher, else srun]",
+)
 @click.option(
     "--mpi",
     type=_Pattern("type", r"\w+", "pmix"),
-    help="Value of `srun --mpi=`.  [default: that of the MPI library of this Python]",
+    help="Value of `srun --mpi=`.  [default: rc.srun_mpi, else that of the MPI library of this Python]",
 )
 @click.option("--python", help="The Python with mpistrat.  [default: this one]")
 @click.option("--container", metavar="IMAGE", help="Run in an Apptainer image.")
@@ -212,7 +218,7 @@ def _script(ctx: click.Context, arguments: tuple[str, ...], values: dict[str, An
     program = _program(arguments, container is not None)
     if by_mpirun and (requeue or container is not None or len(components) > 1):
         what = "let a signal of SLURM reach the ranks" if requeue else "start a container or a heterogeneous job"
-        raise click.UsageError(f"--mpirun cannot {what}: omit it, and srun starts the ranks")
+        raise click.UsageError(f"--mpirun cannot {what}: give --srun in place of it")
     if values["array"] and len(components) > 1:
         raise click.UsageError("SLURM has no arrays of heterogeneous jobs: omit --array, or the `:`")
     signalled = requeue or farm or elastic is not None
@@ -264,6 +270,8 @@ def _mpi(python: str, container: str | None) -> str:
     """Return the value of ``srun --mpi=``."""
     if container is not None:
         raise click.UsageError("say which MPI is in the image: --mpi pmix for Open MPI, --mpi pmi2 for MPICH")
+    if rc.srun_mpi:
+        return rc.srun_mpi
     family = job.library_of(python)
     plugin = srun_plugin(family)
     if plugin is None:

@@ -1,12 +1,15 @@
-"""The options of ``mpistrat.rc``: attributes of the program, and ``MPISTRAT_*`` environment variables.
+"""The options of ``mpistrat.rc``: attributes, ``MPISTRAT_*`` environment variables, and the site file.
 
-The argument of a call comes before the attribute, the attribute before the variable, the variable before the default.
+The argument of a call comes before the attribute, the attribute before the variable, the variable before the site file,
+and the site file before the default.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -15,6 +18,8 @@ from mpistrat.process import failure
 
 _T = TypeVar("_T")
 _MOST_CHARACTERS = 80
+_MOST_SITE_BYTES = 1 << 16
+GPU_VERDICTS = "gpu_verdicts"  # the key of the site file that is not an option
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -65,21 +70,28 @@ class Option(Generic[_T]):
         return self.value_in(os.environ)
 
     def value_in(self, environ: Mapping[str, str]) -> _T:
-        """Return the value that an environment gives, or the default."""
-        text = environ.get(self.variable, "").strip()
-        return self._checked(text, self.variable) if text else self.default
+        """Return the value that an environment gives, or the one of the site file, or the default."""
+        if text := environ.get(self.variable, "").strip():
+            return self._checked(text, self.variable)
+        if self.attribute != "site" and self.attribute in (site := site_file()):
+            return self._checked(site[self.attribute], f"{rc.site}: {self.attribute}")
+        return self.default
 
     def __set__(self, rc: RuntimeOptions, value: Any) -> None:
         vars(rc)[self.attribute] = self._checked(value, f"mpistrat.rc.{self.attribute}")
+        site_file.cache_clear()
 
     def __delete__(self, rc: RuntimeOptions) -> None:
         vars(rc).pop(self.attribute, None)
+        site_file.cache_clear()
 
     def origin(self, rc: RuntimeOptions) -> str:
-        """Return the name of what sets the value: the attribute, the variable, or ``"default"``."""
+        """Return the name of what sets the value: the attribute, the variable, the site file, or ``"default"``."""
         if self.attribute in vars(rc):
             return f"mpistrat.rc.{self.attribute}"
-        return self.variable if os.environ.get(self.variable, "").strip() else "default"
+        if os.environ.get(self.variable, "").strip():
+            return self.variable
+        return rc.site if self.attribute != "site" and self.attribute in site_file() else "default"
 
     def refusal(self, rc: RuntimeOptions, values: str) -> OptionError:
         """Return the error for a value that the code using the option rejects. ``values`` are the accepted ones."""
@@ -224,6 +236,8 @@ class RuntimeOptions:
         After how many seconds of waiting in a collective the job is ended, with exit status 43; 0 for never.
     hang_seconds : float
         After how many seconds of waiting in a collective the ranks report which rank they wait for; 0 for never.
+    launcher : str
+        What starts the ranks in the scripts of ``mpistrat slurm write``.
     nccl_half : bool
         Whether NCCL adds float16 and bfloat16 as they are: half the bytes, and a sum that is rounded at each step.
     progress : bool or None
@@ -237,6 +251,12 @@ class RuntimeOptions:
         How many runs of the program were lost before this one.
     roles : str
         Number of tasks of each job where a cluster resolver is not given ``jobs``; empty if all ranks are workers.
+    scratch : str
+        The directory that ``mpistrat check`` tries where it gets no ``--data``. It may name variables, as in $USER.
+    site : str
+        The site file: defaults for all users of a machine, in TOML. Read once, and again after an option was set.
+    srun_mpi : str
+        The value of ``srun --mpi=`` in scripts of ``mpistrat slurm write``; empty for what the MPI library needs.
     stack_signal : int
         The signal that makes a rank write its stack where it keeps the interpreter's lock; 0 for none.
     trace : str
@@ -271,12 +291,16 @@ class RuntimeOptions:
     gpu_direct = Option("auto", _one_of("auto", "on", "off"), "auto, on or off")
     hang_abort_seconds = Option(0.0, _seconds, "seconds, or 0 for never", same=False)
     hang_seconds = Option(120.0, _seconds, "seconds, or 0 for never", same=False)
+    launcher = Option("auto", _one_of("auto", "srun", "mpirun"), "auto, srun or mpirun", same=False)
     nccl_half = Option(False, _flag, "1 or 0")
     progress = Option[bool | None](None, _flag_or_none, "auto, 1 or 0", same=False)
     record = Option(True, _flag, "1 or 0", same=False)
     record_dir = Option("", os.fspath, "a directory", same=False)
     restart = Option(0, _not_negative, "a number")
     roles = Option("", _roles, "the tasks of each job, as in chief=1,worker=5,ps=2")
+    scratch = Option("", os.fspath, "a directory", same=False)
+    site = Option("/etc/mpistrat.toml", os.fspath, "a file of TOML", same=False)
+    srun_mpi = Option("", _word, "a type that `srun --mpi=list` shows", same=False)
     stack_signal = Option(
         int(signal.SIGRTMIN) + 7 if hasattr(signal, "SIGRTMIN") else 0,
         _signal,
@@ -353,6 +377,39 @@ def _unknown(name: str) -> str:
 
 
 rc = RuntimeOptions()
+
+
+@functools.cache
+def site_file() -> Mapping[str, Any]:
+    """Return the values of the site file: of options, and of `GPU_VERDICTS`. Empty if there is no default one.
+
+    Raise OptionError if it cannot be read, or has a key that is not an option.
+    """
+    path, site = rc.site, RuntimeOptions.site
+    try:
+        # O_NONBLOCK: a pipe of this name would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            data = file.read(_MOST_SITE_BYTES + 1) or b""
+        if len(data) > _MOST_SITE_BYTES:
+            raise ValueError(f"it has more than {_MOST_SITE_BYTES} bytes")
+        if not data:  # /dev/null
+            return {}
+        if sys.version_info >= (3, 11):  # a late import: takes 5 ms
+            import tomllib
+        else:
+            import tomli as tomllib
+        values: dict[str, Any] = tomllib.loads(data.decode())
+        if not isinstance(values.get(GPU_VERDICTS, []), list):
+            raise ValueError(f"{GPU_VERDICTS} is not an array of tables")
+        known = {option.attribute for option in options()} - {"site"} | {GPU_VERDICTS}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"it has no option {unknown[0]!r}: `mpistrat info` lists them")
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, FileNotFoundError) and path == site.default:
+            return {}
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(site, site.variable, path, f"{site.values} ({reason}), or /dev/null") from None
+    return values
 
 
 def _debugs() -> bool:

@@ -228,6 +228,16 @@ def test_mpi_of_an_unknown_library(monkeypatch):
     assert "give --mpi; `srun --mpi=list` shows all types" in write("prog.py")
 
 
+def test_defaults_of_the_site(monkeypatch):
+    monkeypatch.setenv("MPISTRAT_SRUN_MPI", "cray_shasta")
+    monkeypatch.setenv("MPISTRAT_LAUNCHER", "mpirun")
+    assert "exec mpirun" in write("prog.py")
+    assert "mpi=${MPISTRAT_SRUN_MPI:-cray_shasta}\n" in write("--srun", "prog.py")
+    assert "mpi=${MPISTRAT_SRUN_MPI:-pmix}\n" in write("--srun", "--mpi", "pmix", "prog.py")
+    monkeypatch.setenv("MPISTRAT_LAUNCHER", "ssh")
+    assert "MPISTRAT_LAUNCHER=ssh cannot be read: use auto, srun or mpirun" in write("prog.py")
+
+
 def test_mpi_of_no_python():
     assert "/no/python: No such file" in write("--python", "/no/python", "prog.py")
     assert "does not load an MPI library" in write("--python", "/bin/false", "prog.py")

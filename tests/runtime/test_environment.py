@@ -1,6 +1,7 @@
 """The options of ``mpistrat.rc``."""
 
 import ast
+import os
 import re
 import signal
 import subprocess
@@ -31,12 +32,16 @@ CASES = {
     "gpu_direct": ("ON", "on", "off", "perhaps"),
     "hang_abort_seconds": ("60", 60.0, 1, "soon"),
     "hang_seconds": ("2.5", 2.5, 0, "-1"),
+    "launcher": ("SRUN", "srun", "mpirun", "ssh"),
     "nccl_half": ("1", True, False, "2"),
     "progress": ("0", False, True, "2"),
     "record": ("no", False, True, "2"),
     "record_dir": ("here", "here", "there", None),
     "restart": ("2", 2, 1, "-1"),
     "roles": ("chief=1, worker=2", "chief=1,worker=2", "ps=1", "chief"),
+    "scratch": ("here", "here", "there", None),
+    "site": ("here", "here", "there", None),
+    "srun_mpi": ("PMIx", "pmix", "pmi2", None),
     "stack_signal": ("12", 12, 0, "9"),
     "trace": ("here", "here", "there", None),
     "trace_bytes": ("1000000", 1000000, 500000, "0"),
@@ -109,6 +114,62 @@ def test_values_that_cannot_be_read(monkeypatch, attribute):
             setattr(mpistrat.rc, attribute, value)
     monkeypatch.delenv(variable(attribute))
     getattr(mpistrat.rc, attribute)  # nothing of it was kept
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Make a text the site file, and return its path."""
+
+    def write(text):
+        path = tmp_path / "site.toml"
+        path.write_text(text)
+        monkeypatch.setenv("MPISTRAT_SITE", str(path))
+        del mpistrat.rc.site  # so that it is read again
+        return path
+
+    return write
+
+
+def test_site_file_comes_before_defaults_only(site, monkeypatch):
+    path = site('hang_seconds = 300\ntuned = true\ndebug = ["data", "output"]\ndevice = "auto"\nprogress = "auto"')
+    rc, options = mpistrat.rc, {option.attribute: option for option in environment.options()}
+    assert (rc.hang_seconds, rc.tuned, rc.debug, rc.progress) == (300.0, True, {"data", "output"}, None)
+    assert (options["tuned"].origin(rc), options["record"].origin(rc)) == (str(path), "default")
+    monkeypatch.setenv("MPISTRAT_DEVICE", "cuda:1")
+    assert (rc.device, options["device"].origin(rc)) == ("cuda:1", "MPISTRAT_DEVICE")
+    rc.device = "cpu"
+    assert (rc.device, options["device"].origin(rc)) == ("cpu", "mpistrat.rc.device")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hang_seconds = 'soon'", "{}: hang_seconds='soon' cannot be read: use seconds, or 0 for never"),
+        ("hang_seconds = [1]", "{}: hang_seconds=[1] cannot be read: use seconds, or 0 for never"),
+        ("hang_second = 1", "(it has no option 'hang_second': `mpistrat info` lists them), or /dev/null"),
+        ("site = 'another'", "(it has no option 'site'"),
+        ("gpu_verdicts = 1", "(gpu_verdicts is not an array of tables)"),
+        ("hang_seconds", "MPISTRAT_SITE={} cannot be read: use a file of TOML (Expected '='"),
+        ("# " + "x" * 70_000, "(it has more than 65536 bytes)"),
+        ("a = " + "[" * 60_000, "MPISTRAT_SITE={} cannot be read"),
+        (None, "MPISTRAT_SITE={} cannot be read: use a file of TOML (No such file or directory), or /dev/null"),
+    ],
+)
+def test_site_file_that_cannot_be_read(site, text, said):
+    path = site(text or "")
+    if text is None:
+        path.unlink()
+    shown = str(path)[:80] if said.startswith("MPISTRAT_SITE") else str(path)
+    with pytest.raises(OptionError, match=re.escape(said.format(shown))):
+        getattr(mpistrat.rc, "hang_seconds")  # noqa: B009 - reading it is the test
+
+
+def test_site_file_that_never_ends(monkeypatch, tmp_path):
+    """A pipe without a writer does not block, and the null device is an empty file."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null"):
+        mpistrat.rc.site = path
+        assert mpistrat.rc.hang_seconds == 120.0
 
 
 def test_ways_to_write_a_flag(monkeypatch):

@@ -24,6 +24,7 @@ from mpistrat.cli.check.job import START, Blame, Check, CheckedJob, CheckOptions
 from mpistrat.cluster_resolver import resolve
 from mpistrat.launch.launchers import key_of
 from mpistrat.process import children
+from mpistrat.runtime.environment import rc
 from mpistrat.runtime.without_mpi.board import FileQueue, Inbox
 
 _LOOK_AROUND = 0.5  # seconds between two reads of the mailbox
@@ -267,7 +268,11 @@ _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "
 
 
 @click.command()
-@click.option("--data", metavar="DIR", help="The directory where the program reads data and writes checkpoints.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    help="The directory where the program reads data and writes checkpoints.  [default: rc.scratch]",
+)
 @click.option(
     "--limit",
     type=click.FloatRange(1),
@@ -281,7 +286,8 @@ _COLOURS = {"ok": "green", "look": "yellow", "fix": "bold red", "not checked": "
     is_flag=True,
     help="Only test which operations of the MPI library work on GPU memory, and store the result.",
 )
-def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> None:
+@click.option("--site", is_flag=True, help="Only print a site file for this machine: --site > FILE")
+def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool, site: bool) -> None:
     """Find what will break a job. Start it like the job itself.
 
     \b
@@ -296,6 +302,12 @@ def command(data: str | None, limit: float, as_json: bool, gpu_direct: bool) -> 
     if gpu_direct:
         raise SystemExit(_probe(limit))
     try:
+        if site:
+            from mpistrat.cli.check.site import text  # a late import: seldom needed
+
+            click.echo(text(), nl=False)
+            return
+        data = data or os.path.expandvars(os.path.expanduser(rc.scratch)) or None
         placement = resolve().placement
     except (RuntimeError, ValueError) as error:
         raise click.ClickException(f"the environment of this process cannot be read: {error}") from error
