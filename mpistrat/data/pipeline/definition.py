@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpistrat.data.options import Options
-from mpistrat.data.pipeline.plan import PipelinePlan
-from mpistrat.data.pipeline.stream import StreamPlan
+from mpistrat.data.pipeline.plan import PipelinePlan, StreamPlan
 from mpistrat.data.pipeline.transforms import Batch, Seeded, Shard, Shuffle, Transform, before_batch, length_of
 from mpistrat.data.rows.contracts import Seed, warn_together
 from mpistrat.runtime.topology import Topology
