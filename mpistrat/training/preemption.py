@@ -30,7 +30,7 @@ from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.kept_checkpoints import CheckpointManager
 from mpistrat.training.checkpoint.names import named_variables
 from mpistrat.training.checkpoint.variables import load, save
-from mpistrat.training.elastic.copying import Copying
+from mpistrat.training.elastic_copies import Copying
 from mpistrat.training.preemption_exit import PreemptionWatcher
 
 FILE = "preemption.h5"

@@ -84,13 +84,13 @@ def run_elastic(
             start(0)
             # Late imports, while the ranks import, too: NumPy, and the checkpoints.
             from mpistrat.monitor import last  # noqa: F401
-            from mpistrat.training.elastic import copies
+            from mpistrat.training import elastic_copies
 
             while True:
                 ended = jobs[0].finish(meanwhile)
                 if ended.by_signal or not (ended.status > 128 or ended.status == HANG):  # 128 + the signal of a rank
                     return ended.status
-                at.append(copies.newest_steps(folder))
+                at.append(elastic_copies.newest_steps(folder))
                 step = next((newest for newest in reversed(at[-1]) if newest), 0)
                 cause = "a hang" if ended.status == HANG else f"the loss of {ended.lost or 'a rank'}"
                 if at[-_SAME_STEP:] == [at[-1]] * _SAME_STEP or len(at) > restarts:

@@ -16,7 +16,7 @@ from mpistrat.integrations.keras import hooks, step
 from mpistrat.integrations.keras.parts import is_dataset
 from mpistrat.runtime.environment import rc
 from mpistrat.strategy import keras_models
-from mpistrat.training.elastic_state import ElasticState
+from mpistrat.training.elastic_loop import ElasticState
 
 
 class ElasticCallback(keras.callbacks.Callback):

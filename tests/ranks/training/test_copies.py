@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.elastic.copies import MemoryCopies, newest, newest_steps
+from mpistrat.training.elastic_copies import MemoryCopies, newest, newest_steps
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DTYPES = ["bool", "i1", "u8", "f2", "f4", "f8", "c16", "S3", np.dtype("bfloat16")]

@@ -19,8 +19,8 @@ import numpy as np
 
 import mpistrat
 from mpistrat.data import Dataset
-from mpistrat.training.elastic import copies
-from mpistrat.training.elastic.copies import MemoryCopies
+from mpistrat.training import elastic_copies as copies
+from mpistrat.training.elastic_copies import MemoryCopies
 
 RUN = int(os.environ.get("MPISTRAT_RESTART", "0"))
 ROWS, EPOCHS, BATCH = 41, 3, 7  # 6 steps an epoch, the last of 6 rows: some replicas get none

@@ -35,7 +35,7 @@ def test_three_losses_at_one_step_are_taken_for_the_fault_of_the_program(run):
 SIGNALLED = """
 import os, signal
 from mpistrat.cli import main
-from mpistrat.training.elastic import copies
+from mpistrat.training import elastic_copies as copies
 
 newest = copies.newest_steps
 

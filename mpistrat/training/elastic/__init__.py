@@ -1,1 +1,0 @@
-"""Copies of the state of a program in the memory of each node, for the run after the loss of a rank."""
