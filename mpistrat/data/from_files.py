@@ -278,7 +278,7 @@ class FromFiles:
         [(array([0.5, 1.5]), array([1, 0]))]
         >>> folder.cleanup()
         """
-        from mpistrat.data.formats.csv import Csv
+        from mpistrat.data.formats.text import Csv
 
         return cls._of_files(
             Csv(dtypes or {}, delimiter, header, na_values, comment, encoding, on_bad_row),
@@ -323,7 +323,7 @@ class FromFiles:
         (3, 'second', [array(['second', 'third'], dtype=object), array(['first'], dtype=object)])
         >>> folder.cleanup()
         """
-        from mpistrat.data.formats.lines import Text
+        from mpistrat.data.formats.text import Text
 
         return cls._of_files(Text(encoding, on_bad_row), files, "line", manifest, False)
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import DataFileError, Dataset, EmptyDatasetError
-from mpistrat.data.formats import csv, lines
+from mpistrat.data.formats import text as text_format
 
 ROWS = {
     b"%d,%d.5,t": lambda k: (k, k + 0.5, "t"),
@@ -41,9 +41,8 @@ def test_bad_rows_of_csv(tmp_path_factory, kinds, block_rows, piece, packed):
     bad = [k for k, kind in enumerate(kinds) if ROWS[kind] is False]
     line = 2 + sum(each.count(b"\n") + 1 for each in texts[: bad[0]]) if bad else 0
     with pytest.MonkeyPatch.context() as patch:
-        for module in csv, lines:
-            patch.setattr(module, "BLOCK_ROWS", block_rows)
-            patch.setattr(module, "_PIECE", piece)
+        patch.setattr(text_format, "BLOCK_ROWS", block_rows)
+        patch.setattr(text_format, "_PIECE_OF_CSV", piece)
         make = lambda: Dataset.from_csv(path, ("n", "x", "t"), {"n": "i4", "t": str}, on_bad_row="skip")  # noqa: E731
         if not good:
             with pytest.raises(EmptyDatasetError):
@@ -77,7 +76,7 @@ def test_bad_lines_of_text(tmp_path_factory, texts, ends, block_rows):
     good = [text.decode() for text in texts if text != b"\xff\xfe"]
     if good:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lines, "BLOCK_ROWS", block_rows)
+            patch.setattr(text_format, "BLOCK_ROWS", block_rows)
             rows, told = read(lambda: Dataset.from_text(path, on_bad_row="skip"))
         assert rows == good
         if len(good) < len(texts):
@@ -132,7 +131,7 @@ def test_blocks_of_bad_lines_only(tmp_path, monkeypatch):
     """They are not read with the block before them."""
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xff\n" * 3 + b"a\n" + b"\xff\n" * 6 + b"b\n\xff\n" + b"\xff\n" * 4)
-    monkeypatch.setattr(lines, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(text_format, "BLOCK_ROWS", 2)
     assert read(lambda: Dataset.from_text(path, on_bad_row="skip"))[0] == ["a", "b"]
 
 
