@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from mpistrat.launch import launch, proc
 from mpistrat.launch.launchers import LAUNCHERS, MPIRUN
+from mpistrat.monitor import accounting
 from mpistrat.process import program_end
 from mpistrat.process.files import write_all
 from mpistrat.process.own_files import is_of_library
@@ -60,6 +61,7 @@ def watch(record: FlightRecord) -> None:
     watchdog = Watchdog(record)
     flight_record.before_exit(watchdog.announce_exit)
     watchdog.start()
+    accounting.begin(record)
 
 
 class Watchdog(threading.Thread):
@@ -307,6 +309,8 @@ class Watchdog(threading.Thread):
             f"mpistrat: ends the job after {waited:.0f} s in one collective (MPISTRAT_HANG_ABORT_SECONDS), with exit "
             f"status {launch.HANG}\n"
         )
+
+        accounting.end(launch.HANG)
 
         def leave() -> None:
             time.sleep(_ABORTED)

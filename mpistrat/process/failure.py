@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import os
 import sys
@@ -38,7 +39,7 @@ _name = ""
 _process = -1  # the rank's process id: a forked child is not a rank
 _shared = False
 _claim: int | None = None
-_pending = False
+_pending = 0
 _revoked_at_end: list[Any] = []
 _waited_for: Callable[[], bool] = bool
 _start: Callable[[], object] | None = None
@@ -65,7 +66,7 @@ def arm(rank: int, size: int, waited_for: Callable[[], bool], start: Callable[[]
         try:
             if _is_revoked(error):
                 pass  # another rank ends the job, and says why
-            elif not _first_failure():
+            elif not first_failure():
                 time.sleep(2 * _GRACE)  # the first rank that failed is about to end the job
             elif previous is sys.__excepthook__:
                 flush()
@@ -155,8 +156,8 @@ def _is_revoked(error: BaseException) -> bool:
     return bool(error.Get_error_class() == MPI.ERR_REVOKED)
 
 
-def pending() -> bool:
-    """Return whether this rank is exiting because of an error."""
+def pending() -> int:
+    """Return the exit status with which this rank exits because of an error; 0 if it does not."""
     return _pending
 
 
@@ -190,7 +191,9 @@ def _shared_file(node: Any) -> int | None:
     return None
 
 
-def _first_failure() -> bool:
+@functools.cache
+def first_failure() -> bool:
+    """Return whether this rank is the first one of its node that fails."""
     if _claim is None:
         return True
     try:
@@ -208,12 +211,11 @@ def _first_failure() -> bool:
 
 def _abort_at_exit(status: int) -> None:
     global _pending
-    _pending = True
+    _pending = status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     if _start is not None:
         with contextlib.suppress(Exception):  # this rank fails anyway
             _start()
     _revoke_all()
-    status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
     if path := os.environ.get(ENDS):
         # On MPI_Abort, Slurm kills the step at once, with the shell that would write the status of this rank.
         with contextlib.suppress(OSError), open(path, "a", encoding="ascii") as file:

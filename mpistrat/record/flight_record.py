@@ -184,6 +184,10 @@ class FlightRecord:
             if row[0]:
                 yield row
 
+    def totals(self) -> tuple[float, float]:
+        """Return for how many seconds this process has been in collectives, and in input."""
+        return self._writer.in_collectives, self._writer.in_phase[Phase.INPUT]
+
     def finish(self) -> None:
         """Note that this rank has announced its end to the others."""
         self.phase(Phase.FAILED if failure.pending() else Phase.FINISHED)

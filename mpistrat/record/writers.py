@@ -168,20 +168,21 @@ class Flight:
 class RecordWriter:
     """What a process writes to the memory of its record while it runs.
 
-    ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry from 1 on, its
-    offset in the memory, and the index of its end in ``seconds``. No two threads get the same. ``in_collectives`` are
-    the seconds of this process in collectives, and ``total_bytes`` the bytes that collectives were given: reading the
-    totals from the memory takes longer. ``trace`` gets all that the record gets, and has room for more. ``keeper`` is
-    the communicator that last called `Flight.keep`.
+    ``words`` and ``seconds`` are views of the memory. ``next_entry()`` returns the number of a new entry from 1 on,
+    its offset in the memory, and the index of its end in ``seconds``. No two threads get the same.
+    ``in_collectives`` are the seconds of this process in collectives, ``in_phase`` those in each phase, and
+    ``total_bytes`` the bytes that collectives were given: reading the totals from the memory takes longer.
+    ``trace`` gets all that the record gets, and has room for more. ``keeper`` is the communicator that last called
+    `Flight.keep`.
     """
 
     __slots__ = (
-        "_in_phase",
         "_phase_event",
         "_phase_ring",
         "_steps",
         "_unit",
         "in_collectives",
+        "in_phase",
         "keeper",
         "memory",
         "next_entry",
@@ -199,7 +200,7 @@ class RecordWriter:
         ends = itertools.cycle([(offset >> 3) + _ENDED for offset in offsets])
         self.next_entry = zip(itertools.count(1), itertools.cycle(offsets), ends, strict=True).__next__
         self.in_collectives, self.total_bytes = 0.0, 0
-        self._in_phase = [0.0] * len(Phase)
+        self.in_phase = [0.0] * len(Phase)
         self._unit = self._steps = 0
         self.keeper: Flight | None = None
         self.trace: TraceRing | None = None
@@ -232,7 +233,7 @@ class RecordWriter:
             if unit < self._unit:
                 return
             self._unit, self._steps = unit, 0  # steps of the smaller unit do not count any more
-        number, in_phase, now = self._steps, self._in_phase, _now()
+        number, in_phase, now = self._steps, self.in_phase, _now()
         at = _STEPS + number % _MOST_STEPS * _STEP_BYTES
         _pack_step(self.memory, at, now, self.in_collectives, in_phase[1], in_phase[2])
         self.words[_AT_STEPS] = self._steps = number + 1
@@ -249,6 +250,6 @@ class RecordWriter:
             kind = _TRACED_PHASES[phase]
             self._phase_event = self.trace.begin(kind, NO_COMMUNICATOR, 0, 0, 0, 0, now)
             self._phase_ring = self.trace
-        self._in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
+        self.in_phase[last] += now - self.seconds[_AT_PHASE_SINCE]
         self.words[_AT_PHASE], self.seconds[_AT_PHASE_SINCE] = phase, now
         return last

@@ -204,6 +204,8 @@ class RuntimeOptions:
 
     Attributes
     ----------
+    accounting : str
+        Where one line of JSON is written at the end of a job of several ranks: a file, or ``"syslog"``; empty for none.
     all_reduce : str
         The all-reduce algorithm where ``CommunicationOptions`` do not name one. ``"auto"`` lets the library choose.
     contact_seconds : float
@@ -276,6 +278,7 @@ class RuntimeOptions:
     []
     """
 
+    accounting = Option("", os.fspath, "a file, or syslog")
     all_reduce = Option("auto", _word, "auto or the name of an algorithm")
     contact_seconds = Option(600.0, _positive, "a number of seconds above 0", same=False)
     data_block_bytes = Option(4 << 30, _bytes, "a number of bytes above 0", same=False)

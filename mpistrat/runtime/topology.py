@@ -148,6 +148,8 @@ Split = Sequence[Sequence[int]] | Callable[[Any], int]
 _at_finalize: int | None = None
 _AFTER_FINALIZE = "after MPI.Finalize(): finalize MPI when all strategies are done"
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
+at_end: list[Callable[[Topology], object]] = []
+"""Functions that all ranks of the job call together at its end, with a topology of all of them."""
 _Slot = TypeVar("_Slot", bound="Slot")
 _log = logging.getLogger(__name__)
 
@@ -373,8 +375,11 @@ class Topology(ObjectCollectives):
             try:
                 self.lock.reopen()  # other ranks may still wait for this one, without a limit, or for its report
                 self.lock.compare(_END)
-                if self.checks & {"output", "random"} and self.size == mpi.start().COMM_WORLD.size:
-                    debug_notes.report(self.world)
+                if self.size == mpi.start().COMM_WORLD.size:
+                    if self.checks & {"output", "random"}:
+                        debug_notes.report(self.world)
+                    while at_end:
+                        at_end.pop()(self)
                 self._close_slots()
                 if self.traced:
                     self.compare_clocks()

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 ATTRIBUTES = [option.attribute for option in environment.options()]
 # Of each option: a text of the environment, the value of it, another value for a program, and a text that has none.
 CASES = {
+    "accounting": ("here", "here", "there", None),
     "all_reduce": ("Ordered", "ordered", "mpi", None),
     "contact_seconds": ("2.5", 2.5, 10.0, "0"),
     "data_block_bytes": ("1000000", 1000000, 500000, "0"),
@@ -193,7 +194,9 @@ def test_an_algorithm_that_there_is_not(monkeypatch):
 
 def test_an_unknown_attribute():
     for use in (lambda: mpistrat.rc.devise, lambda: setattr(mpistrat.rc, "devise", "cpu")):
-        with pytest.raises(AttributeError, match="'devise': it has all_reduce, contact_seconds, data_block_bytes"):
+        with pytest.raises(
+            AttributeError, match="'devise': it has accounting, all_reduce, contact_seconds, data_block_bytes"
+        ):
             use()
     assert not hasattr(mpistrat.rc, "devise")
 

@@ -366,7 +366,7 @@ class RunningJob:
         A rank that ends without an error removes its record. A rank that leaves by ``os._exit`` lets some launchers
         succeed, and others report the ranks that they kill then.
         """
-        from mpistrat.monitor import last  # a late import: seldom needed
+        from mpistrat.monitor import accounting, last  # a late import: seldom needed
 
         order = self._ends.close()
         records = last.left(self._started, self.ranks.keys())
@@ -388,6 +388,8 @@ class RunningJob:
             and any(record.phase == Phase.SERVING for record in records)
         ):
             self._say("with --ft (mpirun --with-ft ulfm) a coordinator goes on without a lost worker")
+        killed = [rank for rank in map(self._rank_of, self._messages.banners.deaths) if rank is not None]
+        accounting.end_of_killed(records, killed, status)
         self._keep = partial(last.keep, records, [f"mpistrat run ended with exit status {status}"], bool(status), end)
         return status
 
