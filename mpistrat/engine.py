@@ -1,4 +1,4 @@
-"""The engine of a strategy: what the rooms below it need to communicate and to place values."""
+"""The engine of a strategy: what variables, data and training need to communicate and to place values."""
 
 from __future__ import annotations
 

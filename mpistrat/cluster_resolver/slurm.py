@@ -225,7 +225,7 @@ def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | No
     parts = groups(environ)
     if parts:
         return tuple(dict.fromkeys(host for part in parts for host in part)), GROUPS
-    for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+    for name in (JOB_NODELIST, "SLURM_NODELIST"):
         hosts = parsed(environ, name, expand_hostlist)
         if hosts:
             return tuple(hosts), name
@@ -234,7 +234,7 @@ def nodes_of_job(environ: Mapping[str, str]) -> tuple[tuple[str, ...], str] | No
 
 def allocations(environ: Mapping[str, str]) -> list[Allocation]:
     """Return the lists of nodes on which mpirun may have put ranks, the most reliable first."""
-    hosts = parsed(environ, "SLURM_JOB_NODELIST", expand_hostlist)
+    hosts = parsed(environ, JOB_NODELIST, expand_hostlist)
     if not hosts:
         return []
     slots, of_slots = _slots(environ, len(hosts))
@@ -246,7 +246,7 @@ def allocations(environ: Mapping[str, str]) -> list[Allocation]:
             slots_of = dict(zip(hosts, slots or (), strict=False))
             there = tuple(slots_of[host] for host in step) if slots else None
             of_step.append(Allocation(tuple(step), NODELIST, there, of_slots, all_used=True))
-    return [*of_step, Allocation(tuple(hosts), "SLURM_JOB_NODELIST", slots, of_slots)]
+    return [*of_step, Allocation(tuple(hosts), JOB_NODELIST, slots, of_slots)]
 
 
 def _slots(environ: Mapping[str, str], nodes: int) -> tuple[tuple[int, ...] | None, str]:

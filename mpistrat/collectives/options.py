@@ -21,7 +21,7 @@ class CommunicationImplementation(enum.Enum):
     AUTO
         The algorithm that is predicted to be the fastest for these values on these ranks.
     RING
-        MPI on host memory.
+        MPI on host memory, by the algorithm predicted to be the fastest; arrays of GPUs are copied there.
     NCCL
         NCCL, which needs one GPU per rank.
 

@@ -219,10 +219,10 @@ class Steps(NamedTuple):
 
     # gets the values, and returns what `combine` gets: messages, for example. Does not communicate.
     pack_values: Callable[[Sequence[Any]], Any]
-    # gets that and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks, divides for a
-    # mean, and returns what `unpack_values` gets.
+    # gets the packed values and the limit of the call in seconds. Lets an algorithm combine the messages of all ranks,
+    # divides for a mean, and returns what `unpack_values` gets.
     combine: Callable[[Any, float | None], Any]
-    # gets that, and returns the results in the order of the values. Does not communicate.
+    # gets the combined messages, and returns the results in the order of the values. Does not communicate.
     unpack_values: Callable[[Any], Any]
     meets: bool  # whether `combine` calls `CollectiveLock.meet` before it communicates in any other way
 

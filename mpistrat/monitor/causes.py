@@ -36,7 +36,7 @@ class Evidence:
     in_circle: bool = False  # whether it waits in a collective for a rank that waits for it
     waits_elsewhere: str = ""  # the collective of another communicator that it waits in, or an empty string
     stuck: bool = False  # whether all ranks are in that collective, or have left it
-    passed: bool = False  # whether it is behind the call of the others, which it has not made
+    passed: bool = False  # whether it has gone on without making the call of the others
     # what has ended the job, if all its processes are gone, such as ranks that had failed or left; empty if unknown
     ended_after: str = ""
     # ranks of which one ended first, and the launcher then ended the others: the one with the oldest sign of life

@@ -51,7 +51,7 @@ _SHARE = 1000  # of the time between two comparisons, one part at most is spent 
 _log = logging.getLogger(__name__)
 _BETWEEN = 0.002  # seconds between two samples
 _FEWEST = 5  # samples before a thread is said to stay
-_RAN = 0.01  # seconds on a core in which Python code comes to another place, told up to 0.004 late
+_MIN_CPU_S = 0.01  # on a core in the same line: longer than Python code stays there. Reported up to 0.004 late
 _IDLE, _BUSY = 0.1, 0.5  # seconds for a thread that sleeps, and for one that waits for a core
 _KEPT = 0.25  # seconds on a core while another thread waits for the lock. Python code releases it after 0.005
 
@@ -395,7 +395,7 @@ def main_thread_moves() -> bool | None:
         if sample == 1:
             began, before = time.monotonic(), _scheduled(thread)
         # A thread that waits for the lock of the interpreter looks asleep, too, but wakes every few milliseconds.
-        elif sample >= _FEWEST and (now[0] - before[0] > _RAN or (asleep and waited > _IDLE)):
+        elif sample >= _FEWEST and (now[0] - before[0] > _MIN_CPU_S or (asleep and waited > _IDLE)):
             return False
         elif waited > _BUSY:
             break

@@ -32,7 +32,7 @@ ENDS = "_MPISTRAT_ENDS_OF_RANKS"
 
 _FOLDED = "({} line{} inside mpistrat left out; MPISTRAT_DEBUG=1 shows all)\n"
 
-shows_all: Callable[[], bool] = bool  # set by the options, which are above this room
+shows_all: Callable[[], bool] = bool  # set by the options, a layer above
 explanations: dict[str, str] = {}
 """Lines to print below errors of other libraries, by a part of their text."""
 _name = ""

@@ -37,7 +37,7 @@ def around_start(context: Callable[[], AbstractContextManager[object]]) -> None:
 
 
 def refuse_start(kind: str) -> None:
-    """Let `start` raise in this process, which a rank has started, and which is one of ``what``."""
+    """Let `start` raise in this process, which a rank has started, and which is one of some ``kind``."""
     global _refusal
     _refusal = f"this process is not a rank, but one of {kind}: use MPI outside of it"
 

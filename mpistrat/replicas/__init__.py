@@ -1,4 +1,4 @@
-"""The mapping of replicas to ranks. Rooms above this one count replicas, rooms below count ranks."""
+"""The mapping of replicas to ranks. Packages above this one count replicas, packages below count ranks."""
 
 from mpistrat.replicas.group import ReplicaGroup, random_stream
 

@@ -1,1 +1,1 @@
-"""The machine: MPI, the topology of the ranks, devices, arrays."""
+"""The ranks while a program runs: their topology, the options, and agreement between them."""

@@ -221,8 +221,8 @@ def parse_points(text: str, key: Sequence[object]) -> Points:
 
 
 def _ascending(pairs: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
-    points = sorted((int(nbytes), float(seconds_of)) for nbytes, seconds_of in pairs)
-    if not points or not all(nbytes > 0 and 0 < seconds_of < math.inf for nbytes, seconds_of in points):
+    points = sorted((int(nbytes), float(seconds)) for nbytes, seconds in pairs)
+    if not points or not all(nbytes > 0 and 0 < seconds < math.inf for nbytes, seconds in points):
         raise ValueError(f"its points are not positive numbers: {points}")
     return points
 

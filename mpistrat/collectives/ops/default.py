@@ -243,7 +243,7 @@ class CollectiveAllReduce(CrossDeviceOps):
     def _reduce_on_gpu(
         self, op: Op, indices: list[int], out: list[Any], options: CommunicationOptions, form: Hashable
     ) -> None:
-        """Replace the arrays of ``out`` at the indices ``where``, which are on a GPU, by their reductions."""
+        """Replace the arrays of ``out`` at ``indices``, which are on a GPU, by their reductions."""
         from mpistrat.collectives.gpu import all_reduce as gpu_all_reduce  # most programs do not use a GPU
 
         with structures.refusals("all_reduce", self._ranks, options.timeout_seconds):

@@ -33,7 +33,7 @@ TREE, EXACT, ORDERED = "tree", "exact", "ordered"
 _MOST = 64  # reductions that are kept, with their buffers
 
 
-class _Rows:
+class _PartialSums:
     """The partial sums of one message."""
 
     def __init__(self, message: Message, trees: Sequence[range], adds: bool):
@@ -112,13 +112,13 @@ class ReplicaSums:
             if math.prod(shape):
                 groups.setdefault(dtype, []).append(i)
         size, trees = len(shares.tree), shares.of_rank[topology.rank]
-        self._rows = []
+        self._partial_sums = []
         for members in groups.values():
             message = message_of(op, key, members, size)
             # A partial sum is rounded, so an exact sum needs the values themselves: a buffer for each replica. Extremes
             # and products are combined as they come, also by "exact".
             is_exact = algorithm == EXACT and message.wire.kind in "fc"
-            self._rows.append(_Rows(message, trees, adds=not is_exact or message.combine is not np.add))
+            self._partial_sums.append(_PartialSums(message, trees, adds=not is_exact or message.combine is not np.add))
         self._empty = [
             (i, shape, result_dtype(dtype, op)) for i, (dtype, shape) in enumerate(key) if not math.prod(shape)
         ]
@@ -127,30 +127,30 @@ class ReplicaSums:
         )
 
     def begin(self) -> None:
-        for rows in self._rows:
-            rows.clear()
+        for sums in self._partial_sums:
+            sums.clear()
 
     def add(self, replica: int, values: Sequence[np.ndarray]) -> None:
         """Add the arrays of this rank's next replica. Does not communicate."""
         with np.errstate(all="ignore"):
-            for rows in self._rows:
-                rows.add(replica, values)
+            for sums in self._partial_sums:
+                sums.add(replica, values)
 
     def total(self, timeout_seconds: float | None) -> list[np.ndarray]:
         """Return the reductions of all replicas' arrays. Collective."""
         topology, out = self._topology, [np.empty(0)] * len(self.key)
-        meets = self._algorithm == TREE and topology.memory is not None and bool(self._rows)
+        meets = self._algorithm == TREE and topology.memory is not None and bool(self._partial_sums)
         with topology.lock.collective(self._operation, meets, timeout_seconds):
-            for rows in self._rows:
-                total = topology.lock.ignoring_float_errors(self._total, rows)
-                unpack_message(rows.message, total, out)
+            for sums in self._partial_sums:
+                total = topology.lock.ignoring_float_errors(self._total, sums)
+                unpack_message(sums.message, total, out)
         for i, shape, dtype in self._empty:
             out[i] = np.empty(shape, dtype)
         return out
 
-    def _total(self, rows: _Rows) -> np.ndarray:
-        topology, message = self._topology, rows.message
-        parts = [*rows.parts.values()]
+    def _total(self, sums: _PartialSums) -> np.ndarray:
+        topology, message = self._topology, sums.message
+        parts = [*sums.parts.values()]
         wide = new_array(message.length, message.wire)
         if self._algorithm == TREE:
             reduce_by_tree(topology, self._shares, message.combine, parts, wide)

@@ -238,7 +238,7 @@ class ByData(Division):
         return min(size, self.replicas.count * -(-size // self.replicas.size))
 
     def _rows(self, plan: Any, local_replicas: int, k: int, iteration: int) -> Any:
-        """Return a piece of a global batch. The pieces of this rank are consecutive, and found together."""
+        """Return the row numbers of a piece of a global batch. Those of a rank are consecutive, and found together."""
         return part_of(plan.rows(k // local_replicas, iteration, self._cut), local_replicas, k % local_replicas)
 
 

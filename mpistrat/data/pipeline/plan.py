@@ -103,7 +103,7 @@ class PipelinePlan:
         self.maps = any(isinstance(transform, Map) for transform in transforms)
 
     def together(self, share: int) -> int:
-        """Return how many batches of ``own`` rows each are best read together; 0 or 1 if none are."""
+        """Return how many batches of ``share`` rows each are best read together; 0 or 1 if none are."""
         if self.batch is None:
             return 1
         return self._source.at_once(share / self.batch.size) // share

@@ -122,7 +122,7 @@ def require_cover(name: str, of_ranks: Sequence[Sequence[Box]], global_shape: tu
 def write_box(
     descriptor: int, array: np.ndarray, offset: Sequence[int], global_shape: Sequence[int], start_of_dataset: int
 ) -> None:
-    """Write an array of the dataset's dtype as a box of a dataset at byte ``place``; one call for each run."""
+    """Write an array as a box of a dataset of its dtype that begins at ``start_of_dataset``, one call for each run."""
     count, starts = runs(offset, array.shape, global_shape)
     data, size = as_bytes(np.ascontiguousarray(array)).data, array.itemsize
     for i, start in enumerate(starts.tolist()):

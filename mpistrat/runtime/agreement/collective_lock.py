@@ -41,7 +41,7 @@ from mpistrat.runtime.agreement.operation import (
     sequence_mismatch,
 )
 
-#: Why each of these threads must not, by its identifier.
+#: Threads that must not begin a collective: the reason, by the identifier of the thread.
 forbidden_threads: dict[int, str] = {}
 MAKES_A_BATCH = (
     "was called while a batch was made, by a function given to map() perhaps: ranks read at their own pace, and would "
@@ -255,7 +255,7 @@ class CollectiveLock:
         self.state = BROKEN if self._given_up else FREE
 
     def left_call(self, name: str, error: BaseException, sequence: int) -> None:
-        """Note that an error left a call of the program that began after ``sequence`` collectives: it does not count.
+        """Record that an error left a call, so that it does not count; it began after ``sequence`` collectives.
 
         If all ranks leave it, they stay in step, else the next meeting tells them. Not for a `MismatchError`, which all
         raise.

@@ -116,7 +116,7 @@ class NewArray(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
+        """The size of the values in the file, in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 

@@ -33,7 +33,7 @@ from mpistrat.training.optimizers.rule import (
     options_of,
     spell_out_options,
 )
-from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require, unit_of
+from mpistrat.training.optimizers.state import Accumulation, State, cut, refuse_cut, require_shardable, unit_of
 from mpistrat.training.optimizers.steps import PreparedSteps, ReplicasStep, SeparateStep, Step
 from mpistrat.values import ArrayLike, IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
@@ -527,7 +527,7 @@ class Optimizer(ABC):
         by_parts = not (self._accumulation or self._shard_state or (self._clipping and self._clipping.by_norm))
         refuse_cut(variables, self._name, self.elementwise, by_parts)
         if shards := self._shards(extended):
-            require(extended.engine, variables)
+            require_shardable(extended.engine, variables)
         parts = partial(cut, ranks=extended.engine.topology.size, unit=unit) if shards else None
         # Zeros need not be sent. Values of a function of the program, and averages of weights, may differ.
         zeros = function is Optimizer.initial_state and self._average is None

@@ -74,7 +74,7 @@ def refuse_cut(variables: Sequence[Variable], name: str, elementwise: bool, by_p
             )
 
 
-def require(engine: Engine, variables: Sequence[Variable], gradients: Sequence[Any] = ()) -> None:
+def require_shardable(engine: Engine, variables: Sequence[Variable], gradients: Sequence[Any] = ()) -> None:
     """Raise ValueError if the state of variables cannot be shared out, or a gradient has sparse rows."""
     for variable in variables:
         if not variable.each_replica_writes:
@@ -171,7 +171,7 @@ def parts_of(flat: Sequence[np.ndarray], ends: Sequence[Ends]) -> list[list[np.n
 
 def scaled(ends: Sequence[Ends], factors: Sequence[int]) -> list[Ends]:
     """Return the ends of parts in bytes. ``factors`` has the itemsize of each array."""
-    return [[end * factor for end in of] for of, factor in zip(ends, factors, strict=True)]
+    return [[end * factor for end in array_ends] for array_ends, factor in zip(ends, factors, strict=True)]
 
 
 def _size(variable: Variable) -> int:

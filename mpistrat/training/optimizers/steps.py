@@ -36,7 +36,7 @@ from mpistrat.training.optimizers.gradients import (
     squares_of_blocks,
 )
 from mpistrat.training.optimizers.rule import Rule, blocks, for_update
-from mpistrat.training.optimizers.state import State, parts_of, require, scaled
+from mpistrat.training.optimizers.state import State, parts_of, require_shardable, scaled
 from mpistrat.values import IndexedSlices, ReduceOp, component, snapshot
 from mpistrat.variables import GpuVariable, LocalVariable, Variable
 from mpistrat.variables.local import follows, joined
@@ -493,7 +493,7 @@ class PreparedSteps(Cache[Hashable, FlatStep | ShardedStep]):
         engine, variables = extended.engine, [variable for _, variable in pairs]
         gradients = [gradient for gradient, _ in pairs]
         if create is not None:
-            require(engine, variables, gradients)
+            require_shardable(engine, variables, gradients)
         known, completed, names = state.slots, state.iterations, names_of(all_pairs)
         joins = completed is not None and not state.lacks_rate and may_join(engine, known, gradients, variables)
         if create is None and not joins:

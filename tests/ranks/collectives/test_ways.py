@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 import mpistrat
 from mpistrat.collectives import CollectiveAllReduce
+from mpistrat.collectives.algorithms.choose import ALGORITHMS
 from mpistrat.collectives.asynchronous import InFlight
 from mpistrat.experimental import CommunicationOptions
 from mpistrat.runtime.agreement.collective_lock import CollectiveLock
@@ -32,9 +33,7 @@ def strategy_on(layout, **options):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name", ["mpi", "mpi_nonblocking", "hierarchical", "LEADER", "hierarchical_copy", "ordered", "ring"]
-)
+@pytest.mark.parametrize("name", [*sorted({*ALGORITHMS} - {"identity"}), "LEADER", "ring"])
 def test_algorithm_by_name(name):
     for layout in LAYOUTS:
         strategy = strategy_on(layout, implementation=name)
