@@ -430,17 +430,17 @@ def _slice(topology: Topology, rows: list[np.ndarray]) -> list[OwnSlice]:
 def _combine_between_nodes(topology: Topology, message: Message, slices: OwnSlice) -> None:
     rows, total, others = slices
 
-    def gather(segment: slice) -> None:
+    def reduce_on_node(segment: slice) -> None:
         combine_rows(message.combine, [row[segment] for row in rows], total[segment])
 
     def divide(segment: slice) -> None:
         finish(total[segment], message.divisor, total[segment])
 
-    def spread(segment: slice) -> None:
+    def copy_out(segment: slice) -> None:
         for other in others:
             other[segment] = total[segment]
 
-    hooks = InMemory(gather, divide, spread)
+    hooks = InMemory(reduce_on_node, divide, copy_out)
     segmented_ring_all_reduce(topology.rail, message.combine, total, topology.limits.segment_bytes, hooks)
 
 

@@ -32,10 +32,10 @@ class InMemory(NamedTuple):
     """The hooks for work in memory on each segment. Each is called with the segment's slice of the array."""
 
     # called before the segment is first read, to make this node's own sum
-    gather: Callable[[slice], object] = _nothing
+    reduce_on_node: Callable[[slice], object] = _nothing
     # called when the segment is combined, on the rank that combined it, before other ranks get it
     finish: Callable[[slice], object] = _nothing
-    spread: Callable[[slice], object] = _nothing  # called when the segment is final
+    copy_out: Callable[[slice], object] = _nothing  # called when the segment is final
     # an iterator of other work. One item is taken before each wait; the remaining items are left.
     meanwhile: Iterator[object] = iter(())
 
@@ -77,12 +77,12 @@ class _Ring:
         self._scratch: list[np.ndarray] = []
 
     def run(self) -> None:
-        gather, finish, spread, meanwhile = self._in_memory
+        reduce_on_node, finish, copy_out, meanwhile = self._in_memory
         if self._size == 1:
             for segment in self._parts[0]:
-                gather(segment)
+                reduce_on_node(segment)
                 finish(segment)
-                spread(segment)
+                copy_out(segment)
             return
         last, ahead = 2 * self._combined, min(_AHEAD, self._segments)
         room = max(segment.stop - segment.start for part in self._parts for segment in part)
@@ -97,7 +97,7 @@ class _Ring:
             segment = self._segment(number)
             combines = number < self._combined
             if combines:
-                gather(segment)  # before the wait: the node's own sum is made while the segment is on the wire
+                reduce_on_node(segment)  # before the wait: the node's own sum is made while the segment is on the wire
             next(meanwhile, None)
             self._receives.pop(number).Wait()
             final = number >= self._combined - self._segments
@@ -113,7 +113,7 @@ class _Ring:
             if number + ahead < self._segments:
                 self._send_own(number + ahead)
             if final:
-                spread(segment)
+                copy_out(segment)
         for request in self._sends.values():
             request.Wait()
 
@@ -123,7 +123,7 @@ class _Ring:
 
     def _send_own(self, number: int) -> None:
         segment = self._parts[self._rank][number]
-        self._in_memory.gather(segment)
+        self._in_memory.reduce_on_node(segment)
         self._sends[number] = self._send(self._data[segment], tag=_OWN)
 
     def _begin(self, number: int) -> None:
@@ -175,13 +175,13 @@ def all_reduce_on_rails(topology: Topology, combine: np.ufunc, send: np.ndarray,
         if pieces.combines:
             rows, total, out = pieces.to_combine(i)
 
-            def gather(segment: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
+            def reduce_on_node(segment: slice, rows: list[np.ndarray] = rows, total: np.ndarray = total) -> None:
                 combine_rows(combine, [row[segment] for row in rows], total[segment])
 
-            def copy_result(segment: slice, total: np.ndarray = total, out: np.ndarray = out) -> None:
+            def copy_out(segment: slice, total: np.ndarray = total, out: np.ndarray = out) -> None:
                 out[segment] = total[segment]
 
-            hooks = InMemory(gather, spread=copy_result, meanwhile=meanwhile)
+            hooks = InMemory(reduce_on_node, copy_out=copy_out, meanwhile=meanwhile)
             segmented_ring_all_reduce(topology.rail, combine, total, topology.limits.segment_bytes, hooks)
         _exhaust(meanwhile)
         topology.lock.meet()

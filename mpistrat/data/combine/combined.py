@@ -154,7 +154,7 @@ class CombinedSource(OfParts, Source):
         """Whether the rows of all parts lie in memory."""
         return all(part.in_memory for part in self.parts)
 
-    def at_once(self, share: float) -> int:
+    def rows_in_two_reads(self, share: float) -> int:
         """Return the number of rows in 512 KiB if they lie in memory."""
         return IN_MEMORY_AT_ONCE // max(1, spec.row_bytes(self.element_spec())) if self.in_memory else 1
 

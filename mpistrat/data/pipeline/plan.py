@@ -106,7 +106,7 @@ class PipelinePlan:
         """Return how many batches of ``share`` rows each are best read together; 0 or 1 if none are."""
         if self.batch is None:
             return 1
-        return self._source.at_once(share / self.batch.size) // share
+        return self._source.rows_in_two_reads(share / self.batch.size) // share
 
     @property
     def in_memory(self) -> bool:

@@ -161,8 +161,11 @@ class Source(AnySource, Protocol):
         """Return which rows are best read together, or None if that makes no difference."""
         return None
 
-    def at_once(self, share: float) -> int:
-        """Return how many rows are best read in two calls, with this share of each batch; 1 for any number."""
+    def rows_in_two_reads(self, share: float) -> int:
+        """Return the best size of two reads of rows, of which ``share`` of each batch is wanted; 1 if none is better.
+
+        While the program uses the rows of one read, a thread makes the other.
+        """
         return 1
 
     def for_shuffle(

@@ -471,7 +471,7 @@ class FileSource(Source):
             self._blocks = self._manifest.blocks()
         return self._blocks
 
-    def at_once(self, share: float) -> int:
+    def rows_in_two_reads(self, share: float) -> int:
         """Return the rows in 4 MiB, since larger buffers exceed the CPU cache; in 512 KiB of rows in memory.
 
         Small rows that are shuffled and do not fit are read a window in each call, so that every row is read once.

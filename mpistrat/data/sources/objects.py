@@ -54,7 +54,7 @@ class ArraySource(Source):
             return self._rebuild([values[run].copy() for values in self._arrays])  # copied in half the time of take()
         return self._rebuild([values.take(rows, 0) for values in self._arrays])
 
-    def at_once(self, share: float) -> int:
+    def rows_in_two_reads(self, share: float) -> int:
         return self._at_once
 
     def fingerprint(self) -> Any:
@@ -87,7 +87,7 @@ class RangeSource(Source):
     def read(self, rows: np.ndarray) -> np.ndarray:
         return self._numbers.start + rows * self._numbers.step
 
-    def at_once(self, share: float) -> int:
+    def rows_in_two_reads(self, share: float) -> int:
         return IN_MEMORY_AT_ONCE // 8
 
     def __repr__(self) -> str:
