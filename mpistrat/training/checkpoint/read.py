@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +139,7 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
     size = path.stat().st_size
     with opened(str(path)) as file:
         _checked_bytes(path, file)
-        try:
+        with _refusing(path, None, "its contents cannot be read"):
             datasets = {name: _look_at(file[name]) for name in _datasets(file)}
             for name, dataset in datasets.items():
                 nbytes = math.prod(dataset.shape) * dataset.stored.itemsize
@@ -156,10 +157,6 @@ def described(path: Path) -> dict[str, tuple[np.dtype, tuple[int, ...], int]]:
                 for name, dataset in datasets.items()
                 if name not in boxes
             }
-        except DataFileError:
-            raise
-        except Exception as error:  # h5py answers damage with errors of any kind
-            _refuse(path, None, f"its contents cannot be read: {error}")
 
 
 class _Dataset(NamedTuple):
@@ -214,10 +211,8 @@ def _slabs(path: Path, name: str, file: h5py.File, entry: _Dataset, box: Box, in
     # Before its rows are read: a damaged table may claim any number of them.
     if table.stored != np.uint64 or table.shape[0] > _MOST_BOXES:
         _refuse(path, name, f"its table of boxes has the dtype {table.stored} and {table.shape[0]} rows")
-    try:
+    with _refusing(path, name, "its boxes cannot be read"):
         numbers = np.ascontiguousarray(table.dataset[()])
-    except Exception as error:
-        _refuse(path, name, f"its boxes cannot be read: {error}")
     if table.checksums != [checksum(as_bytes(numbers).data, name)]:
         raise ChecksumError(f"file {str(path)!r}, dataset {name!r}: its table of boxes is damaged; {_FIX}")
     rows = numbers.tolist()
@@ -264,10 +259,8 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
     if not _is_plain(entry, into.dtype):
         # Chunked, compressed or of another byte order: HDF5 converts it.
         offset = None
-        try:
+        with _refusing(path, name):
             entry.dataset.read_direct(into.view(stored(into.dtype)))
-        except Exception as error:
-            _refuse(path, name, f"it cannot be read: {error}")
     checksums: Sequence[int | None] = [None] if piece is None else entry.checksums or []
     step = piece or nbytes
     if -(-nbytes // step) != len(checksums):
@@ -280,13 +273,11 @@ def _pieces(path: Path, name: str, entry: _Dataset, into: np.ndarray, piece: int
 
 def _checked_bytes(path: Path, file: h5py.File) -> int | None:
     """Return the bytes per checksum, None for a file without any. Raise DataFileError for a later format."""
-    try:
+    with _refusing(path, None, "its attributes cannot be read"):
         version = int(_attribute(file, FORMAT_VERSION) or VERSION)
         checked, kind = _attribute(file, PIECE_BYTES), _attribute(file, CHECKSUM)
         piece = None if checked is None else int(checked)
         kind = None if kind is None else bytes(kind).decode()
-    except Exception as error:
-        _refuse(path, None, f"its attributes cannot be read: {error}")
     if version > VERSION:
         raise DataFileError(
             f"file {str(path)!r}: a later version of mpistrat wrote it (format {version}, and {VERSION} is the last "
@@ -306,21 +297,17 @@ def _checked_bytes(path: Path, file: h5py.File) -> int | None:
 
 
 def _shape(path: Path, file: h5py.File, name: str) -> Any:
-    try:
+    with _refusing(path, name):
         return getattr(file.get(name), "shape", None)
-    except Exception as error:  # h5py answers damage with errors of any kind
-        _refuse(path, name, f"it cannot be read: {error}")
 
 
 def _find(path: Path, file: h5py.File, name: str) -> _Dataset | None:
     """Return the dataset of a name, None without one."""
-    try:
+    with _refusing(path, name):
         if not has_no_links(file, name):
             raise ValueError("it is a link, which no checkpoint has")
         dataset = file.get(name)
         return _look_at(dataset) if isinstance(dataset, h5py.Dataset) else None
-    except Exception as error:  # h5py answers damage with errors of any kind
-        _refuse(path, name, f"it cannot be read: {error}")
 
 
 def _look_at(dataset: h5py.Dataset) -> _Dataset:
@@ -355,11 +342,20 @@ def _refuse(path: Path, name: str | None, reason: str) -> NoReturn:
     raise DataFileError(f"{location}: {reason}; {_FIX}")
 
 
-def _names(path: Path, file: h5py.File) -> str:
+@contextlib.contextmanager
+def _refusing(path: Path, name: str | None, problem: str = "it cannot be read") -> Iterator[None]:
+    """Raise any error as a DataFileError: h5py answers damage with errors of any kind."""
     try:
+        yield
+    except DataFileError:
+        raise
+    except Exception as error:
+        _refuse(path, name, f"{problem}: {error}")
+
+
+def _names(path: Path, file: h5py.File) -> str:
+    with _refusing(path, None, "its contents cannot be read"):
         names = _datasets(file)
-    except Exception as error:  # h5py answers damage with errors of any kind
-        _refuse(path, None, f"its contents cannot be read: {error}")
     return _few([repr(name) for name in names if not name.startswith(OF_REPLICAS)]) or "none"
 
 
