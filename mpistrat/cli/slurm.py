@@ -12,7 +12,7 @@ import click
 
 from mpistrat.cli.run import job
 from mpistrat.cli.sbatch import Resources, Script, text
-from mpistrat.launch.launch import srun_plugin
+from mpistrat.launch import srun_types
 from mpistrat.process.files import appearing
 from mpistrat.runtime.environment import rc
 
@@ -273,12 +273,15 @@ def _mpi(python: str, container: str | None) -> str:
     if rc.srun_mpi:
         return rc.srun_mpi
     family = job.library_of(python)
-    plugin = srun_plugin(family)
+    plugin = srun_types.srun_plugin(family)
     if plugin is None:
         raise click.UsageError(
             f"the --mpi= for the MPI library of {python} ({family}) is not known: give --mpi; `srun --mpi=list` "
             "shows all types"
         )
+    types = srun_types.offered()
+    if types and plugin not in types:
+        raise click.UsageError(f"{python}: {srun_types.remedy(family)}")
     return plugin
 
 

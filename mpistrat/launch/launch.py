@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mpistrat.launch import srun_types
 from mpistrat.launch.launchers import (
     FLUX,
     HYDRA,
@@ -58,8 +59,6 @@ _OWN_LAUNCHERS = {
     **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
     "mvapich": (HYDRA, *MVAPICH),
 }
-
-_SRUN_PLUGIN = {"openmpi": "pmix", "mpich": "pmi2", "mvapich": "pmi2", "intel": "pmi2", "cray": "cray_shasta"}
 
 # Ordered: derived libraries also contain the name of the library that they derive from.
 _LIBRARIES = (
@@ -200,11 +199,6 @@ def _started_without_mpi(environ: Mapping[str, str]) -> tuple[StartedTasks, str]
     return None
 
 
-def srun_plugin(family: str) -> str | None:
-    """Return the value of ``srun --mpi=`` for a library of this family, or None if unknown."""
-    return _SRUN_PLUGIN.get(family)
-
-
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for starting another MPI job, without the variables of this process's launcher.
 
@@ -246,13 +240,7 @@ def _remedy(started: StartedTasks, family: str, environ: Mapping[str, str]) -> s
         also = (*FLUX.size, *SRUN.size)
         by = next((name for name in also if _count(environ, name) == started.tasks), by)
     if by in SRUN.size:
-        if family not in _SRUN_PLUGIN:
-            return "Start it with `srun --mpi=...`; `srun --mpi=list` shows what this cluster has."
-        library = " and I_MPI_PMI_LIBRARY set to the path of libpmi2.so" if family == "intel" else ""
-        return (
-            f"Start it with `srun --mpi={_SRUN_PLUGIN[family]}`{library}; `srun --mpi=list` shows what this "
-            "cluster has."
-        )
+        return srun_types.remedy(family)
     if by in FLUX.size:
         plugin = "pmix" if family in ("openmpi", "spectrum") else "simple"
         return f"Start it with `flux run -o pmi={plugin}`."

