@@ -28,7 +28,7 @@ def _watch(record: FlightRecord) -> None:
     watchdog.watch(record)
 
 
-if any(name.endswith(("RANK", "RANKID", "PROCID")) for name in os.environ):  # as launchers number their ranks
+if any(name.endswith(("RANK", "RANKID", "PROCID", "vpid")) for name in os.environ):  # as launchers number their ranks
     from mpistrat.process import mpi as _mpi  # a late import: takes 15 ms
 
     _mpi.end_job_on_later_error()

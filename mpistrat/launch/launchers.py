@@ -53,7 +53,8 @@ MVAPICH = tuple(
     )
     for prefix in ("MV2", "MVP")
 )
-# PALS has no own variable for the number of ranks. srun --mpi=cray_shasta sets all of these, too.
+# PALS has no own variable for the number of ranks. srun --mpi=cray_shasta sets these, too. That of older Slurm
+# and flux run -o pmi=cray-pals set PALS_RANKID, PALS_NODEID and PALS_APID only.
 PALS = LauncherVariables(
     "mpiexec of Cray PALS",
     rank=("PALS_RANKID",),
@@ -71,6 +72,15 @@ HYDRA = LauncherVariables(
     local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
     local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     host=("PMI_HOSTNAME",),
+)
+# mpiexec of Fugaku and of its relatives. The size is the one of the job, so a script of the job has it, too.
+FUJITSU = LauncherVariables(
+    "mpiexec of Fujitsu MPI",
+    rank=("OMPI_MCA_orte_ess_vpid",),
+    size=("PJM_MPI_PROC",),
+    local_rank=("PLE_RANK_ON_NODE",),
+    local_size=("FLIB_NUM_PROCESS_ON_NODE",),
+    host=("PMIX_HOSTNAME",),
 )
 PMIX = LauncherVariables(
     "a launcher that speaks PMIx", rank=("PMIX_RANK",), size=(), host=("PMIX_HOSTNAME",), launch=("PMIX_NAMESPACE",)
@@ -110,7 +120,7 @@ HOROVODRUN = LauncherVariables("horovodrun", rank=("HOROVOD_RANK",), size=("HORO
 WITHOUT_MPI = (TORCHRUN, HOROVODRUN)
 
 # The most specific first: many launchers also set the variables of the last ones.
-MPIRUN = (OPEN_MPI, *MVAPICH, PALS, HYDRA, PMIX)
+MPIRUN = (OPEN_MPI, *MVAPICH, PALS, HYDRA, FUJITSU, PMIX)
 # The innermost first: mpirun runs inside a scheduler's step, not the other way round.
 LAUNCHERS = (*MPIRUN, JSRUN, FLUX, SRUN)
 

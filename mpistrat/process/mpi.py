@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.launch import launch
+from mpistrat.launch.machine_mpi import without_library
 from mpistrat.process import failure, program_end
 from mpistrat.process.program_end import EndStep
 
@@ -109,6 +110,11 @@ def _start() -> None:
     if MPI.Is_finalized():
         raise RuntimeError(_FINALIZED)
     if not MPI.Is_initialized():
+        try:
+            launch.check_wheel(MPI.Get_library_version(), loaded_library, os.environ)
+        except launch.AloneError:
+            failure.fold()
+            raise
         with _around_start():
             _initialize(MPI, rc)
         if not finalizes and rc.finalize not in _NO:  # mpi4py.rc.initialize = False
@@ -149,7 +155,7 @@ def _loaded(rc: Any) -> Any:
     except (ImportError, RuntimeError) as error:
         kind = ImportError if isinstance(error, ImportError) else RuntimeError
         raise kind(
-            f"mpi4py finds no MPI library ({error}): {launch.without_library(os.environ)}; `mpistrat check` says more"
+            f"mpi4py finds no MPI library ({error}): {without_library(os.environ)}; `mpistrat check` says more"
         ) from error
     finally:
         rc.initialize, rc.finalize = initialize, finalize

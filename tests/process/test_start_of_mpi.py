@@ -4,7 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import mpi4py
 import pytest
 from mpi4py import MPI
 
@@ -112,9 +114,10 @@ from mpistrat.launch import launch
 from mpistrat.process import mpi
 from mpistrat.record import flight_record
 
+launch.check_wheel = lambda *arguments: None  # the variables are not those of a true launch
 try:
     mpi.start()
-except launch.AloneError:  # the variables are not those of a true launch
+except launch.AloneError:
     pass
 print(sys.argv[1], "keeps a record", flight_record.current() is not None, flush=True)
 if sys.argv[1] == "rank":
@@ -142,6 +145,27 @@ mpistrat.MultiWorkerMirroredStrategy()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "RuntimeError: mpi4py finds no MPI library (cannot load MPI library): load the module" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "why", "told"),
+    [
+        ({}, "libmpi.so.12", "MPI4PY_LIBMPI={file}, whose name is not libmpi.so.12"),
+        ({"MPI4PY_MPIABI": "mpich"}, "libmpi.so.12", "MPI4PY_MPIABI=mpich, so it ignores MPI4PY_LIBMPI={file}"),
+    ],
+)
+def test_a_library_of_another_name(environ, why, told, run_alone, tmp_path):
+    """Cray's: mpi4py's own file is linked to the name of MPICH's, and the loader looks for that one."""
+    compiler = shutil.which("cc")
+    if compiler is None or not list(Path(mpi4py.__file__).parent.glob("MPI.mpich.*")):
+        pytest.skip("no C compiler, or not the wheel of mpi4py")
+    source, file = tmp_path / "cray.c", tmp_path / "libmpi_cray.so"
+    source.write_text("int MPI_Get_version(int *major, int *minor) { return 0; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{file.name}.12", "-o", file, source], check=True)
+    code = "import mpistrat; mpistrat.MultiWorkerMirroredStrategy()"
+    ended = run_alone("-c", code, MPI4PY_LIBMPI=str(file), LD_LIBRARY_PATH="", **environ)
+    assert ended.status == 1
+    ended.shows(f"ImportError: mpi4py finds no MPI library ({why}", told.format(file=file))
 
 
 ALONE_AND_WRONG = """

@@ -15,8 +15,9 @@ from typing import Any
 from mpistrat.cli.check import network
 from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, TimedExchange, size
 from mpistrat.cli.run.job import shared_memory
-from mpistrat.launch.launch import library_family, library_name, without_library
+from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
+from mpistrat.launch.machine_mpi import foreign_wheel, without_library
 from mpistrat.process import mpi
 from mpistrat.representation import ranges
 from mpistrat.runtime import affinity
@@ -83,7 +84,8 @@ def loaded_library(options: CheckOptions) -> dict[str, Any]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         return {**facts, "error": str(error), "remedy": without_library(os.environ)}
-    return {**facts, **describe(MPI.Get_library_version()), "file": mpi.loaded_library()}
+    found, file = describe(MPI.Get_library_version()), mpi.loaded_library()
+    return {**facts, **found, "file": file, "foreign": foreign_wheel(found["family"], file, os.environ)}
 
 
 def installed_version(package: str) -> str:
@@ -134,6 +136,8 @@ def judge_library(job: CheckedJob) -> Finding:
     levels = (report["threads"] for report in facts.values() if "threads" in report)
     level = min(levels, key=_LEVELS.index, default=None)
     text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
+    if first.get("foreign"):
+        return Finding(text, Severity.FIX, first["foreign"])
     if level in ("SINGLE", "FUNNELED"):
         return Finding(
             text, Severity.LOOK, "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?"

@@ -57,13 +57,15 @@ def main(descriptor: int, options: CheckOptions) -> None:
     wire.stage(START)
     from mpi4py import MPI
 
-    from mpistrat.launch.launch import AloneError, check_singleton
+    from mpistrat.launch.launch import AloneError, check_singleton, check_wheel
 
-    if not MPI.Is_initialized():
-        MPI.Init_thread()
-    world = MPI.COMM_WORLD
+    library = MPI.Get_library_version()
     try:
-        check_singleton(world.size, MPI.Get_library_version(), os.environ)
+        check_wheel(library, lambda: str(facts["library"]["file"]), os.environ)
+        if not MPI.Is_initialized():
+            MPI.Init_thread()
+        world = MPI.COMM_WORLD
+        check_singleton(world.size, library, os.environ)
     except AloneError as error:
         _stay(wire, alone=(error.problem, error.remedy))
     facts["library"]["threads"] = thread_level(MPI)

