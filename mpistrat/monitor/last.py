@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from mpistrat.launch import proc
 from mpistrat.monitor.waits import Wait, of_one_job, waits
+from mpistrat.process import private_file
 from mpistrat.process.files import appearing
 from mpistrat.process.waiting import within
 from mpistrat.record import read
@@ -214,13 +214,9 @@ def reports_folder() -> Path:
             raise NotADirectoryError(f"MPISTRAT_RECORD_DIR={chosen} is not a directory: choose another")
         return chosen
     path = Path(tempfile.gettempdir()) / f"mpistrat-{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
     # All users write to this place: one may have made a directory or a link of this name, to read reports or to let
     # them overwrite a file. The name is not secret, so that `mpistrat top --last` finds it.
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{path} belongs to another user, or others can write to it: set MPISTRAT_RECORD_DIR")
+    private_file.make_folder(path, "set MPISTRAT_RECORD_DIR")
     return path
 
 
@@ -231,8 +227,7 @@ def write_new(name: str, text: str) -> Path:
     directory cannot be made, or is full.
     """
     path = reports_folder() / name
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with appearing(path, replace=False) as temporary, open(os.open(temporary, flags, 0o600), "wb") as file:
+    with appearing(path, replace=False) as temporary, open(private_file.open_new(temporary), "wb") as file:
         # Names of files need not be UTF-8, and the locale need not be able to write lines of the program.
         file.write(text.encode(errors="backslashreplace"))
     return path

@@ -1,24 +1,41 @@
-"""New files for the ranks of a node, which other users cannot open."""
+"""New files and folders, such as those of the ranks of a node, which other users cannot open."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+from pathlib import Path
 from typing import Any
 
 _TOKEN_BYTES = 16
 
 
+def open_new(path: str | os.PathLike[str]) -> int:
+    """Create an empty file, and return its descriptor, which child programs do not inherit.
+
+    Raise FileExistsError if the path exists, also as a link: other users may write to its folder.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def make_folder(folder: Path, fix: str) -> None:
+    """Make a folder, unless there is one. Raise PermissionError with ``fix`` if another user has made it, or a link."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a directory of this user alone (mode 0700): {fix}")
+
+
 def create(folder: str, prefix: str = "mpistrat-") -> tuple[int, str]:
     """Create an empty file with an unpredictable name. Return its descriptor and its path.
 
-    Child programs do not inherit the descriptor. ``tempfile`` does the same, but its import takes 10 ms on every rank.
+    ``tempfile`` does the same, but its import takes 10 ms on every rank.
     Raise OSError if the folder does not exist or is not writable.
     """
     path = os.path.join(folder, f"{prefix}{os.urandom(8).hex()}")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o600), path
+    return open_new(path), path
 
 
 def create_without_name(folder: str) -> tuple[int, str]:

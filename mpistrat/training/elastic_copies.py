@@ -18,7 +18,6 @@ import math
 import mmap
 import os
 import re
-import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ import numpy as np
 import xxhash
 
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.process import standby
+from mpistrat.process import private_file, standby
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
@@ -105,7 +104,7 @@ class MemoryCopies:
 
     def _reserve(self, slot: int, room: int, total: int) -> None:
         """Make the file of a slot with ``room`` bytes for this rank. All ranks of the node need ``total`` bytes."""
-        _make_folder(self._folder)
+        private_file.make_folder(self._folder, "remove it")
         path = self._folder / f"{self._run}.{slot}.{self._topology.node.rank}"
         self._slots[slot] = None
         path.unlink(missing_ok=True)
@@ -113,8 +112,7 @@ class MemoryCopies:
         most = rc.elastic_memory or system.f_bavail * system.f_frsize // 2
         if total > most:
             raise OSError(f"{total} bytes in {self._folder}, where at most {most} are taken for a copy")
-        # All users can write to /dev/shm: no link and no file of another one is opened.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = private_file.open_new(path)
         try:
             os.posix_fallocate(descriptor, 0, room)  # else the first write without room is a SIGBUS
             self._slots[slot] = mmap.mmap(descriptor, room)
@@ -160,14 +158,6 @@ def newest_steps(folder: Path) -> list[int]:
 def _digest(header: _Header, content: memoryview) -> int:
     seed = xxhash.xxh3_64_intdigest(_HEADER.pack(_MAGIC, *header._replace(digest=0)))
     return xxhash.xxh3_64_intdigest(content, seed)
-
-
-def _make_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Another user may have made it before this one.
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise OSError(f"{folder} is not a directory of this user alone (mode 0700)")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:
