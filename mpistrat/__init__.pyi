@@ -44,3 +44,4 @@ from .values import PerReplica as PerReplica
 from .values import ReduceOp as ReduceOp
 from .values import VariableAggregation as VariableAggregation
 from .values import VariableSynchronization as VariableSynchronization
+from .verify import CorruptionError as CorruptionError

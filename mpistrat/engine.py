@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat import nest
+from mpistrat import nest, verify
 from mpistrat.arrays import arrays
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import CollectiveAllReduce, CommunicationOptions, CrossDeviceOps, structures
@@ -58,6 +58,7 @@ class Engine:
         self.topology: Topology = (topology or SingleRankTopology()).limited(self.options.timeout_seconds)
         self.all_ranks = all_ranks or self.topology
         self.replicas = replicas or ReplicaGroup(self.topology)
+        verify.watch(self.topology)
         self.device = (device or Device("cpu")).use()
         self.devices: tuple[str, ...] = (str(self.device),)
         self.arenas = self.topology.slot(Arenas)

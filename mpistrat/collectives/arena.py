@@ -29,6 +29,7 @@ from mpistrat.collectives.reduction import (
     Reduction,
     Steps,
     fast_path_of,
+    new_reduction,
     packed_for_host,
     reduce_one,
 )
@@ -338,7 +339,7 @@ def reduction_in_place(
     fast_path = in_place.fast_path() if not copied.parts else copied.fast_path() if not in_place.parts else None
     steps = Steps(pack_values, combine, list, meets=bool(in_place.parts) or copied.is_shared_memory_only)
     buffers = tuple(weakref.ref(value, drop_views) for value in values)
-    return Reduction(topology, operation, steps, fast_path, buffers)
+    return new_reduction(topology, operation, steps, fast_path, buffers)
 
 
 def _reduced_span(

@@ -368,12 +368,24 @@ class Reduction:
 
 
 class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
-    """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for."""
+    """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for.
+
+    ``kind`` is the class of new ones, and ``kind_of_replicas`` that over replicas of which a rank plays several: rooms
+    above replace them, so that a reduction without a check has no branch for it.
+    """
+
+    kind: type[Reduction] = Reduction
+    kind_of_replicas: Any = None
 
     def close(self) -> None:
         for cache in self.values():  # which the ops of strategies have too
             cache.clear()
         self.clear()
+
+
+def new_reduction(topology: Topology, *args: Any, **kwargs: Any) -> Reduction:
+    """Return a new `Reduction` of the class that these ranks use."""
+    return topology.slot(Reductions).kind(topology, *args, **kwargs)
 
 
 def prepared(topology: Topology) -> Cache[Hashable, Reduction]:
@@ -434,7 +446,7 @@ def reduction_of_arrays(
     elif len(messages) == 1 and not empty:
         fast_path = fast_path_of(topology, messages[0], routes[0])
     operation = Operation("all_reduce", op.name, key, form, bytes_per_pack or None, algorithm)
-    return Reduction(topology, operation, steps, fast_path)
+    return new_reduction(topology, operation, steps, fast_path)
 
 
 def reduction_of_joined(
@@ -458,7 +470,8 @@ def reduction_of_joined(
 
     fast_path = None if topology.size == 1 else fast_path_of(topology, joined, route, out)
     operation = Operation("all_reduce", op.name, ((out.dtype, out.shape),), form, None, algorithm)
-    return Reduction(topology, operation, Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets), fast_path)
+    steps = Steps(_as_they_are, combine, _as_they_are, route.algorithm.meets)
+    return new_reduction(topology, operation, steps, fast_path)
 
 
 def packed_for_host(

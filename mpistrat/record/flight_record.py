@@ -146,6 +146,11 @@ class FlightRecord:
         """Note whether the main thread has let another thread wait for the interpreter's lock."""
         self._words[Word.KEPT_LOCK] = int(value)
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that have ended."""
+        return self._words[Word.STEPS]
+
     def note(self, text: str) -> None:
         """Keep a text: how a call of the program was left by an error."""
         self._texts.write(layout.NOTE, text)

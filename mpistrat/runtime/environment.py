@@ -139,6 +139,13 @@ def _checks(value: Any) -> frozenset[str]:
         return _some_of(*CHECKS)(value)
 
 
+VERIFIED = ("copies", "sums")
+
+
+def _verified(value: Any) -> frozenset[str]:
+    return frozenset() if value == "off" else _some_of(*VERIFIED)(value)
+
+
 def _flag(value: Any) -> bool:
     if isinstance(value, int) and value in (0, 1):
         return bool(value)
@@ -267,6 +274,9 @@ class RuntimeOptions:
         The size of the trace of a rank. A full trace forgets its oldest events.
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
+    verify : frozenset of str
+        What the ranks verify while they train, in at most 1 % of the time; `CorruptionError` if a fault has changed it.
+        ``"copies"`` compares the copies of mirrored variables, and ``"sums"`` adds samples of reductions again.
 
     Examples
     --------
@@ -313,6 +323,7 @@ class RuntimeOptions:
     trace = Option("", os.fspath, "a directory", same=False)
     trace_bytes = Option(8 << 20, _bytes, "a number of bytes above 0", same=False)
     tuned = Option(False, _flag, "1 or 0", same=False)
+    verify = Option[frozenset[str]](frozenset(), _verified, f"off, or some of {', '.join(VERIFIED)} with commas")
 
     def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(vars(RuntimeOptions).get(name), Option):

@@ -199,6 +199,8 @@ class Topology(ObjectCollectives):
         What the ranks of this node share; None on all ranks if one node's ranks cannot.
     checks, compares_variables
         The checks that cost time (``rc.debug``).
+    verify : frozenset of str
+        What the ranks verify in the background (``rc.verify``).
     clocks : tuple of int
         For each rank a number of its monotonic clock, equal where the clock is the same.
     traced : bool
@@ -210,6 +212,7 @@ class Topology(ObjectCollectives):
     limits = Limits()
     memory: NodeMemory | None = None
     checks: frozenset[str] = frozenset()
+    verify: frozenset[str] = frozenset()
     compares_variables = False
 
     def __init__(self, parent: Any, split: Split | None = None, limits: Limits | None = None):
@@ -222,7 +225,7 @@ class Topology(ObjectCollectives):
 
     def _create(self, parent: Any, color: int | None, record: FlightRecord | None, MPI: Any) -> None:
         environment.agree(parent)
-        self.checks = environment.rc.debug
+        self.checks, self.verify = environment.rc.debug, environment.rc.verify
         self.compares_variables = "variables" in self.checks
         self.parent = parent
         self.world = world = parent.Dup()

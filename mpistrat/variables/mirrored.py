@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat import context
+from mpistrat import context, verify
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement import moves
@@ -135,6 +135,8 @@ class MirroredVariable(DistributedVariable, Mirrored):
     def _initialize(self, value: np.ndarray) -> None:
         super()._initialize(value)
         self._reduction = _REDUCTIONS.get(self._aggregation)
+        if self.each_replica_writes:
+            verify.register(self._engine.topology, self)
 
     def _read(self) -> np.ndarray:
         return self._component.array

@@ -47,6 +47,7 @@ CASES = {
     "trace": ("here", "here", "there", None),
     "trace_bytes": ("1000000", 1000000, 500000, "0"),
     "tuned": ("yes", True, False, "2"),
+    "verify": ("sums, copies", frozenset({"copies", "sums"}), frozenset({"sums"}), "weights"),
 }
 
 

@@ -22,7 +22,7 @@ from mpistrat.cli.run.streams import RANK
 from mpistrat.launch.launch import HANG, without_launcher
 from mpistrat.process.standby import IMPORTS
 from mpistrat.runtime import affinity
-from mpistrat.runtime.environment import RuntimeOptions
+from mpistrat.runtime.environment import VERIFIED, RuntimeOptions
 
 _SAME_STEP = 3  # losses at one step, after which the program itself is taken for the cause
 
@@ -166,6 +166,7 @@ class _PythonLike(click.Command):
 )
 @click.option("--trace", metavar="DIR", help="Trace all ranks, for `mpistrat trace DIR`.")
 @click.option("--debug", is_flag=True, help="Make all checks that cost time: MPISTRAT_DEBUG=1.")
+@click.option("--verify", is_flag=True, help="Find values that a fault has changed: MPISTRAT_VERIFY=copies,sums.")
 @click.option("--dry-run", is_flag=True, help="Show the command and the environment, and why; start nothing.")
 @click.argument("arguments", metavar="[PROGRAM] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -184,6 +185,7 @@ def command(
     standby: bool,
     trace: str | None,
     debug: bool,
+    verify: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
 ) -> None:
@@ -231,6 +233,8 @@ def command(
     environ.setdefault("HOME", home if os.path.isabs(home) else "/")
     if debug:
         environ[RuntimeOptions.debug.variable] = "1"
+    if verify:
+        environ[RuntimeOptions.verify.variable] = ",".join(VERIFIED)
     if trace is not None:
         environ[RuntimeOptions.trace.variable] = _writable(trace)
     here = Machine.here()

@@ -110,7 +110,7 @@ class Shares:
     """The partial sums of the fixed tree of each rank and node. ``blocks`` are the replicas of each rank."""
 
     def __init__(self, topology: Topology, blocks: Sequence[range]):
-        nodes = topology.nodes
+        nodes, self.blocks = topology.nodes, blocks
         self.tree = tree = range(len({*itertools.chain(*blocks)}))
         self.of_rank = [[*subtrees(tree, block)] for block in blocks]
         of_node = [[*subtrees(tree, {*itertools.chain(*(blocks[rank] for rank in node))})] for node in nodes]

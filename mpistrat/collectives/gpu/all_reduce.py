@@ -26,7 +26,7 @@ from mpistrat.collectives.gpu.route import (
     widened,
 )
 from mpistrat.collectives.operations import Op, finish
-from mpistrat.collectives.reduction import Key, Message, Reduction, Steps, message_of, reduce_piece
+from mpistrat.collectives.reduction import Key, Message, Reduction, Steps, message_of, new_reduction, reduce_piece
 from mpistrat.record.layout import Kind
 from mpistrat.record.ring import timed
 from mpistrat.runtime.agreement.operation import Operation
@@ -206,7 +206,7 @@ def reduction_on_gpu(
     steps = Steps(pack, combine, give, meets)
     # The plan has addresses in an arena, so other arrays of the same shapes need another.
     only_for = tuple(map(weakref.ref, values)) if in_place else ()
-    return Reduction(topology, operation, steps, only_for=only_for)
+    return new_reduction(topology, operation, steps, only_for=only_for)
 
 
 def _in_place(

@@ -23,7 +23,16 @@ from mpistrat.collectives.movement import moves
 from mpistrat.collectives.operations import Op, accumulator, finish, result_dtype
 from mpistrat.collectives.ops.base import IN_PAIRS, CrossDeviceOps, all_reduce_slices
 from mpistrat.collectives.options import CommunicationOptions
-from mpistrat.collectives.reduction import HostRoute, Key, Message, message_of, new_array, reduce_one, unpack_message
+from mpistrat.collectives.reduction import (
+    HostRoute,
+    Key,
+    Message,
+    Reductions,
+    message_of,
+    new_array,
+    reduce_one,
+    unpack_message,
+)
 from mpistrat.process.cache import Cache
 from mpistrat.runtime.agreement.operation import Operation
 from mpistrat.runtime.topology import Topology
@@ -221,7 +230,8 @@ class ReplicasAllReduce(CrossDeviceOps):
         sums = self._prepared.get(named)
         if sums is None:
             arguments = options.algorithm, options.bytes_per_pack
-            sums = self._prepared.keep(named, ReplicaSums(self._ranks, self.shares, op, key, *arguments, form))
+            kind = self._ranks.slot(Reductions).kind_of_replicas or ReplicaSums
+            sums = self._prepared.keep(named, kind(self._ranks, self.shares, op, key, *arguments, form))
         return sums
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:

@@ -12,6 +12,7 @@ from mpistrat import absent
 from mpistrat.collectives import CollectiveAllReduce, CrossDeviceOps, structures
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology, creation
+from mpistrat.verify import watch
 
 __all__ = [
     "ProcessSet",
@@ -82,6 +83,7 @@ class ProcessSet:
         self.process_set_id, self._own_rank = number, own_rank
         if comm is not None:
             self._topology = Topology.of(comm)
+            watch(self._topology)
             self._ops = CollectiveAllReduce().bound_to(self._topology)
 
     def end(self) -> None:

@@ -20,6 +20,7 @@ from mpistrat.integrations.torch.tensors import host_bytes, is_in_place, require
 from mpistrat.integrations.torch.work import Done, PendingWork, announce_ends, have_ended
 from mpistrat.process import mpi
 from mpistrat.runtime.topology import Topology
+from mpistrat.verify import watch
 
 # Messages of closed groups that MPI did not cancel. A receiver may still read their memory: it is kept until the end.
 _left: list[tuple[Any, Any, list[PendingWork]]] = []
@@ -257,6 +258,7 @@ class ProcessGroup(GroupCollectives, DescribedGroup):
         self.topology: Topology = topology.limited(limit)
         options = options.merge(CommunicationOptions(timeout_seconds=limit))
         self._of_reductions = options
+        watch(self.topology)
         self._ops = CollectiveAllReduce().bound_to(self.topology)
         self._messages: Messages | None = Messages(topology, seconds)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from mpistrat import context, nest
+from mpistrat import context, nest, verify
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.moves import broadcast
@@ -415,6 +415,9 @@ def _new_file(
     file = local_path(path)
     named, parts = names.split_leaves(state, own)
     topology, replicas = _prepared(named, call, file, parts, differing)
+    of_variables = [leaf.distribute_strategy.extended.engine for leaf in named.values() if isinstance(leaf, Variable)]
+    for engine in of_variables[:1]:  # all belong to one strategy
+        verify.require_equal(engine.topology)
     names.extract_parts(named, parts, topology.size, lambda: len(writers(topology, file.parent)) == topology.size)
     # The number of the save draws the pages: another sample in each save.
     sample = topology.slot(by_all.Saves).count if call == "save_async" else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat import context
+from mpistrat import context, verify
 from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.arrays.device import cupy_for, on_device
@@ -328,6 +328,7 @@ class ShardedStep:
             structures.refuse("apply_gradients", topology, error, self._engine.options.timeout_seconds)
             raise
         all_gather_parts(topology, self._bytes, self.form, self._engine.options.timeout_seconds)
+        verify.count_reduction(topology)
         if topology.compares_variables:
             for variable in self.variables:
                 variable.after_local_write("update")

@@ -1,0 +1,164 @@
+"""Values that a fault changes are found, with the rank that has it; others are not."""
+
+import collections
+import gc
+import pickle
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from ranks.verify import quiet_steps, random_flips
+
+import mpistrat
+from mpistrat import training
+from mpistrat.verify.checks import Checks
+
+pytestmark = pytest.mark.ranks(min=2)
+
+
+@pytest.fixture
+def comm(monkeypatch):
+    monkeypatch.setattr(mpistrat.rc, "verify", "copies,sums")
+    with np.errstate(all="ignore"):
+        yield MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture
+def strategy(comm):
+    return mpistrat.MultiWorkerMirroredStrategy(comm=comm)
+
+
+def checks_of(strategy):
+    return strategy.extended.engine.topology.slot(Checks)
+
+
+def reductions(strategy, count):
+    for _ in range(count):
+        strategy.reduce("SUM", 1.0, axis=None)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "tree", "exact"])
+def test_flips_are_found_and_the_rank_is_named(comm, algorithm):
+    counts = collections.Counter()
+    trained = random_flips.Training(comm, algorithm)
+    random_flips.flips(trained, ("weight", "slot", "result"), 12, [comm.size, 1], counts, eager=True)
+    assert not sum(number for (_, what), number in counts.items() if what in ("missed", "other ranks"))
+    assert sum(number for (_, what), number in counts.items() if what == "right rank") >= 10
+
+
+def test_a_wrong_contribution_to_an_ordered_sum_is_found_where_it_is_sampled(comm):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(
+        comm=comm, communication_options=mpistrat.experimental.CommunicationOptions(implementation="ordered")
+    )
+    rng, hits = np.random.default_rng(3), []
+    with random_flips.faulty_reduction("contribution", comm.rank == 1, rng, hits):
+        checks_of(strategy).left = 1
+        values = [np.full(100, 1.5), np.full(100, comm.rank + 1.0)]
+        with pytest.raises(mpistrat.CorruptionError, match="all_reduce SUM has a wrong result") as caught:
+            strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", values))
+    assert len(caught.value.elements) == 1
+    # All ranks have the same wrong sum, which does not tell whose it is.
+    assert caught.value.ranks == tuple(range(comm.size))
+    assert strategy.reduce("SUM", 1.0, axis=None) == comm.size  # the ranks are in step
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ordered", "tree", "exact", "mpi"])
+def test_steps_of_any_values_raise_no_alarm(comm, algorithm):
+    counts = collections.Counter()
+    quiet_steps.steps(quiet_steps.Program(comm, algorithm, [5]), 60, counts)
+    assert counts["verifications"] > 5
+
+
+@pytest.mark.parametrize(("algorithm", "replicas"), [("tree", 5), ("exact", 6)])
+def test_steps_of_virtual_replicas_raise_no_alarm(comm, algorithm, replicas):
+    counts = collections.Counter()
+    quiet_steps.steps(quiet_steps.Program(comm, algorithm, [6], replicas), 30, counts)
+    assert counts["verifications"] > 3
+
+
+def test_a_flip_in_virtual_replicas_is_found(comm):
+    strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm, virtual_replicas=4)
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(10), name="v", aggregation=mpistrat.VariableAggregation.SUM)
+    if comm.rank == 1:
+        v.own_copy()[7] = 3.0
+
+    with pytest.raises(mpistrat.CorruptionError, match="variable 'v' is not the same on all ranks") as caught:
+        reductions(strategy, 20)
+    assert caught.value.elements == ((7,),)
+    assert caught.value.values == (tuple(3.0 if rank == 1 else 0.0 for rank in range(comm.size)),)
+
+
+def test_the_error_says_variable_elements_ranks_values_and_node(strategy):
+    with strategy.scope():
+        mpistrat.Variable(np.arange(6.0).reshape(2, 3), name="other")
+        v = mpistrat.Variable(np.arange(12.0).reshape(3, 4), name="dense/kernel")
+    if strategy.comm.rank == 1:
+        v.own_copy()[1, 2] = -5.0
+    with pytest.raises(mpistrat.CorruptionError) as caught:
+        reductions(strategy, 20)
+    error, size = caught.value, strategy.comm.size
+    assert (error.name, error.elements) == ("dense/kernel", ((1, 2),))
+    assert error.values == (tuple(-5.0 if rank == 1 else 6.0 for rank in range(size)),)
+    assert error.ranks == ((1,) if size > 2 else (0, 1))
+    host = strategy.extended.engine.topology.hosts[1]
+    parts = "variable 'dense/kernel'", "[1, 2] is 6.0 on rank 0, -5.0 on rank 1", f"rank 1 ({host})", ", step "
+    assert [part for part in parts if part not in str(error)] == []
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_difference_is_found_before_a_file_is_written(strategy, tmp_path):
+    path = strategy.comm.bcast(tmp_path) / "weights.h5"
+    with strategy.scope():
+        v = mpistrat.Variable(np.ones(100_000), name="v")
+    training.save([v], path)
+    written = path.stat().st_mtime_ns
+    strategy.barrier()
+    if strategy.comm.rank == strategy.comm.size - 1:
+        v.own_copy()[77_777] = np.nextafter(1.0, 2.0)
+    for save in (training.save, training.save_async):
+        with pytest.raises(mpistrat.CorruptionError, match="77777"):
+            save([v], path)
+    assert path.stat().st_mtime_ns == written
+
+
+def test_values_that_are_equal_with_other_bits_are_no_fault(strategy):
+    with strategy.scope():
+        v = mpistrat.Variable(np.zeros(4), name="v")
+    odd = strategy.comm.rank % 2
+    v.own_copy()[...] = [-0.0 if odd else 0.0, -np.nan if odd else np.nan, np.inf, 5e-324]
+    reductions(strategy, 30)
+
+
+def test_variables_that_some_ranks_have_dropped_are_left_out(strategy):
+    with strategy.scope():
+        kept = [mpistrat.Variable(np.ones(5), name=f"v{i}") for i in range(4)]
+    if strategy.comm.rank == 0:
+        del kept[1]
+        gc.collect()
+    reductions(strategy, 200)
+    if strategy.comm.rank == 1:
+        kept[-1].own_copy()[0] = 2.0
+    with pytest.raises(mpistrat.CorruptionError, match="'v3'"):
+        training.save([kept[-1]], "unused.h5")
+
+
+def test_sharded_state_is_left_out_and_its_steps_verify(strategy):
+    with strategy.scope():
+        v, other = mpistrat.Variable(np.ones(40, np.float32)), mpistrat.Variable(np.ones(40), name="other")
+        on_read = mpistrat.Variable(
+            0.0, synchronization=mpistrat.VariableSynchronization.ON_READ, aggregation=mpistrat.VariableAggregation.SUM
+        )
+        optimizer = mpistrat.optimizers.Adam(0.1, shard_state=True)
+
+    def step():
+        on_read.assign_add(float(strategy.comm.rank))
+        optimizer.apply_gradients([(np.ones(40, np.float32), v)])
+
+    for _ in range(40):
+        strategy.run(step)
+    if strategy.comm.rank == 1:
+        other.own_copy()[3] = 7.0
+    checks_of(strategy).left = 1
+    with pytest.raises(mpistrat.CorruptionError, match=r"\[3\] is"):
+        strategy.run(step)
