@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from mpistrat import nest
+from mpistrat.runtime.object_collectives import ObjectCollectives
 
 LIMIT = 100  # seconds that the replicas wait for each other
 
 
-class Peer:
+class Peer(ObjectCollectives):
     """One replica of a group of threads, as ``Topology`` is one of a communicator."""
 
     def __init__(self, rank, size, shared):
@@ -19,7 +20,7 @@ class Peer:
         self.nodes = (tuple(range(size)),)
         self.gathers = 0
 
-    def all_gather_object(self, obj):
+    def all_gather_object(self, obj, timeout_seconds=None):
         self.gathers += 1
         self._shared.values[self.rank] = obj
         self._shared.barrier.wait(LIMIT)
@@ -29,6 +30,9 @@ class Peer:
 
     def broadcast_object(self, obj, root=0):
         return self.all_gather_object(obj)[root]
+
+    def on_first(self, fn):
+        return self.on_all_ranks(fn if self.rank == 0 else lambda: None)[0]
 
     def all_true(self, flag):
         return all(self.all_gather_object(bool(flag)))

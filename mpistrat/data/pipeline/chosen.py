@@ -128,19 +128,8 @@ class Keys:
         """Read the values together with the other ranks, an equal share on each. Collective."""
         if not self._reads:
             return
-        error, share, failure = "", None, None
-        try:
-            share = self._read(*piece(self._rows.length or 0, ranks.size, ranks.rank))
-        except Exception as raised:
-            failure, error = raised, f"{type(raised).__name__}: {raised}"
-        # Errors travel with the values: a rank that raised before this call would leave the others waiting.
-        everyone: Any = ranks.all_gather_object((error, share))
-        if failure is not None:
-            raise failure
-        for rank, (other, _) in enumerate(everyone):
-            if other:
-                raise RuntimeError(f"rank {rank} could not read {self._what}: {other}")
-        self._values = np.concatenate([values for _, values in everyone if len(values)] or [np.empty(0)])
+        everyone = ranks.on_all_ranks(lambda: self._read(*piece(self._rows.length or 0, ranks.size, ranks.rank)))
+        self._values = np.concatenate([values for values in everyone if len(values)] or [np.empty(0)])
 
     def _read(self, first: int, last: int) -> np.ndarray:
         plan, source, chunks = self._rows.plan, self._rows.source, []

@@ -40,17 +40,15 @@ def ranks_of_node(ranks: Topology) -> int:
 
 def warn_together(ranks: Topology | None, texts: Sequence[str]) -> None:
     """Warn on rank 0. All ranks have the texts, and raise alike where the program makes errors of warnings."""
-    failure = None
-    try:
-        for text in texts if ranks is None or ranks.rank == 0 else ():
+
+    def warn() -> None:
+        for text in texts:
             warnings.warn(text, stacklevel=level_of_program())
-    except Warning as error:
-        failure = error
-    if ranks is not None and texts:
-        # With ``-W error`` rank 0 raises: the others must not wait for it in the next collective.
-        failure = ranks.all_gather_object(failure)[0]
-    if failure is not None:
-        raise failure
+
+    if ranks is None:
+        warn()
+    elif texts:  # with ``-W error`` rank 0 raises: the others must not wait for it in the next collective
+        ranks.on_first(warn)
 
 
 class AnySource(Protocol):

@@ -114,14 +114,7 @@ class ImageSource(Source):
         return f"images in {os.path.basename(self._folder)!r}, size={self._size}, mode={self._mode!r}{without}"
 
     def agree(self, ranks: Topology) -> None:
-        files = error = None
-        try:
-            files = self._files() if ranks.rank == 0 else None
-        except OSError as raised:
-            error = raised
-        self._listed, error = ranks.all_gather_object((files, error))[0]
-        if error is not None:
-            raise error
+        self._listed = ranks.on_first(self._files)
         # Each rank reads its share of the images.
         bad = ranks.on_all_ranks(lambda: self._bad(self._files()[ranks.rank :: ranks.size])) if self._skips else []
         self._leave_out(sorted(image for some in bad for image in some), ranks)
