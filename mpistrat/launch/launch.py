@@ -143,7 +143,9 @@ def check_wheel(library: str, loaded: Callable[[], str], environ: Mapping[str, s
     Call it before MPI starts, where such a library may abort or hang. ``loaded`` returns the file of the library.
     """
     spoken = _SPOKEN_BY_WHEELS.get(library_family(library))
-    if spoken and not any(map(environ.get, spoken)) and is_wheel(file := loaded()):
+    if spoken is None or any(map(environ.get, spoken)) or not launcher_variables(environ):
+        return
+    if is_wheel(file := loaded()):  # takes 2 ms
         check_singleton(1, library, environ, file)
 
 

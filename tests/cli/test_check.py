@@ -17,6 +17,12 @@ CHECK = ("-m", "mpistrat", "check", "--json")
 # What Python runs first in every process: the faults that a user's machine has, and this one has not.
 FAULTS = """
 import os, sys, time
+if "no-library" in os.environ.get("FAULTS", "").split():
+    class NoLibrary:
+        def find_spec(self, name, path=None, target=None):
+            if name == "mpi4py.MPI":
+                raise RuntimeError("cannot load MPI library")
+    sys.meta_path.insert(0, NoLibrary())
 rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
 faults = os.environ.get("FAULTS", "").split()
 if "one-core" in faults and rank is not None:
@@ -84,6 +90,14 @@ def test_healthy(run_ranks, faults):
 def test_table(run_alone, faults):
     ended = run_alone("-m", "mpistrat", "check", cwd=faults).check()
     ended.shows("check", "verdict", "what to do", "1 rank, one job", "nothing to fix", "mpistrat check --data DIR")
+
+
+def test_no_library_on_a_machine_that_has_one(run_alone, faults, tmp_path):
+    ended = run_alone(*CHECK, cwd=faults, FAULTS="no-library", CRAY_MPICH_DIR=str(tmp_path))
+    verdict, each = found(ended, 1)["library"]
+    assert verdict == "fix"
+    assert "cannot load MPI library" in each["found"]
+    assert 'this machine has Cray MPICH, which mpi4py finds after: MPICC="cc -shared" pip install' in each["advice"]
 
 
 def in_namespace(folder):

@@ -164,14 +164,18 @@ class TestWheels:
         ("name", "library", "remedy"),
         [
             ("slurm-openmpi", MPICH, "srun --mpi=pmi2"),
-            ("slurm-mpich", OPEN_MPI, "srun --mpi=pmix"),
+            ("slurm-mpich", OPEN_MPI, "offers only none, cray_shasta, pmi2: load the MPI module of the cluster"),
             ("leonardo", MPICH, "srun --mpi=pmi2"),
             ("marenostrum5", OPEN_MPI, "env/vars.sh"),
             ("juwels-booster", OPEN_MPI, "module load ParaStationMPI mpi4py"),
             ("pbs-intelmpi", OPEN_MPI, "env/vars.sh"),
         ],
     )
-    def test_on_clusters(self, name, library, remedy, job):
+    def test_on_clusters(self, name, library, remedy, job, tmp_path, monkeypatch):
+        if (listed := FOLDERS / name / "srun-mpi-list.txt").exists():
+            (tmp_path / "srun").write_text(f"#!/bin/sh\ncat {listed}\n")
+            (tmp_path / "srun").chmod(0o755)
+            monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         with pytest.raises(AloneError, match="rank 0 of 1") as raised:
             check_wheel(library, lambda: self.FILE, job(name, 5))
         assert remedy in raised.value.remedy

