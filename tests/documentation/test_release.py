@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import mpistrat
 
@@ -17,21 +18,57 @@ FROM_AN_INDEX = re.compile(r"pip install (-\S+ )*['\"]?mpistrat(\[[^]]*\])?(?! @
 OF_CONDA = {"xxhash": "python-xxhash", "lazy-loader": "lazy_loader"}
 
 
-@pytest.mark.parametrize("name", ["CITATION.cff", "packaging/conda/meta.yaml"])
-def test_version(name):
-    (version,) = re.findall(r"^(?:version: |\{% set version = \")([\d.]+)", (ROOT / name).read_text(), re.MULTILINE)
+EASYBUILD = ROOT / "packaging" / "easybuild" / f"mpistrat-{mpistrat.__version__}-foss-2026.1.eb"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "CITATION.cff", ROOT / "packaging/conda/meta.yaml", EASYBUILD, ROOT / "packaging/modules/mpistrat.lua"],
+)
+def test_version(path):
+    pattern = r"^(?:version: |version = '|whatis\(\"Version: |\{% set version = \")([\d.]+)"
+    (version,) = re.findall(pattern, path.read_text(), re.MULTILINE)
     assert version == mpistrat.__version__
+
+
+def requirements():
+    """The lowest version of each library that the package needs, with any Python."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options"]["install_requires"].split("\n")
+    return dict(line.partition(";")[0].split(" >= ") for line in lines if line)
+
+
+def test_spack_has_the_requirements_of_the_package():
+    folder = ROOT / "packaging" / "spack" / "spack_repo" / "mpistrat" / "packages"
+    recipe = (folder / "py_mpistrat" / "package.py").read_text()
+    listed = dict(re.findall(r"depends_on\(\"py-([\w-]+)@([\d.]+):\"(?!.*plot)", recipe))
+    assert listed.pop("setuptools")
+    assert listed == requirements()
+    for path in folder.glob("*/package.py"):  # names of the other recipes that it needs
+        assert path.parent.name == "py_mpistrat" or path.parent.name.removeprefix("py_").replace("_", "-") in listed
+
+
+def test_easybuild_has_the_requirements_of_the_package():
+    text = EASYBUILD.read_text()
+    listed = dict(re.findall(r"^    \('([\w-]+)', '([\d.]+)'", text, re.MULTILINE))
+    for name, version in requirements().items():
+        if name == "tomli":  # of another Python
+            continue
+        found = listed.get(name) or listed.get(name.replace("-", "_"))
+        if found is None:
+            assert re.search(rf"# .*\b{name}\b", text), name  # a bundle has it
+        else:
+            assert Version(found) >= Version(version), name
 
 
 def test_conda_has_the_requirements_of_the_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    lines = setup["options"]["install_requires"].split("\n")
-    required = dict(line.partition(";")[0].split(" >= ") for line in lines if line)  # of all Pythons
     run = (ROOT / "packaging" / "conda" / "meta.yaml").read_text().partition("  run:\n")[2].partition("\n\n")[0]
     listed = dict(re.findall(r"- (\S+) >=(\S+)", run))
     assert listed.pop("python") == setup["options"]["python_requires"].removeprefix(">=")
-    assert listed == {OF_CONDA.get(name, name): version for name, version in required.items()}
+    assert listed == {OF_CONDA.get(name, name): version for name, version in requirements().items()}
 
 
 def test_lowest_versions_are_those_of_the_claims():
