@@ -98,8 +98,6 @@ def test_wheel_whose_type_srun_does_not_offer(cluster, environ, plugin, tmp_path
     with record_seconds("the error of a library whose type srun does not offer"):
         more = {**environ, "HOME": str(tmp_path)}
         said = cluster.run("env", configuration, "timeout", "60", "srun", *words, cwd=tmp_path, **more).stdout
-    if "unsupported PMI version PMIx" in said:  # MPICH ends the job itself
-        return
     assert said.count("every task of this job is rank 0 of 1") == 2, said
     assert f"needs `srun --mpi={plugin}`, and this cluster offers only" in said
     assert f"pip install {wheel})" in said
