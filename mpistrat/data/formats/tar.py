@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, DatasetNotFoundError, not_of_format
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError, check_bytes, not_of_format
 from mpistrat.data.formats.block_reader import BlockFormat, column_in_blocks, layout_of
 from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.formats.npy import header
@@ -119,7 +118,7 @@ class Tar(BlockFormat):
         values = []
         with open(path, "rb") as file:
             for name, offset, size in zip(names, extents[::2], extents[1::2], strict=True):
-                limits.check_bytes(size, f"file {path!r}", f"a field {name!r}")
+                check_bytes(size, f"file {path!r}", f"a field {name!r}")
                 file.seek(offset)
                 values.append(self._value(name, file.read(size), f"{path}, field {name!r} at byte {offset}"))
         return values

@@ -19,8 +19,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, DatasetNotFoundError, not_of_format, what_it_is
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError, check_bytes, not_of_format, what_it_is
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.hdf5.records import Column, FileRecord, InBlocks
@@ -70,7 +69,7 @@ class LineFormat(BlockFormat):
                 except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                     message = f"gzip cannot unpack it ({error}); fix: copy or write it again"
                     raise DataFileError.of_file(path, message) from None
-                limits.check_bytes(len(text), f"file {path!r}", "its text")
+                check_bytes(len(text), f"file {path!r}", "its text")
                 self._unpacked.keep(key, text)
             yield io.BytesIO(self._unpacked[key]), status
 
@@ -164,7 +163,7 @@ class Text(LineFormat):
                     ends = _ends(text)
                     begins = np.append(0, ends[:-1])
                     longest = max(len(rest), int((ends - begins).max()))
-                    limits.check_bytes(longest, f"file {path!r}", f"a line from row {rows} on")
+                    check_bytes(longest, f"file {path!r}", f"a line from row {rows} on")
                     # A block ends where a read ends, so it may have fewer rows.
                     starts += range(rows, rows + len(ends), BLOCK_ROWS)
                     offsets += (offset + begins[::BLOCK_ROWS]).tolist()
@@ -403,7 +402,7 @@ def _lines(
     small, skipped = size <= most, None if comment is None else comment.encode()
     for line in file if small else iter(partial(file.readline, most + 1), b""):  # which takes a third more time
         if len(line) > most:
-            limits.check_bytes(len(line), f"file {path!r}", f"the line of row {rows}")
+            check_bytes(len(line), f"file {path!r}", f"the line of row {rows}")
         begin = begin if quoted else offset
         offset += len(line)
         if skipped is not None:

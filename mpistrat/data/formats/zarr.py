@@ -21,8 +21,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from mpistrat.arrays.arrays import as_numpy
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, DatasetMismatchError, DatasetNotFoundError, not_of_format
+from mpistrat.data.errors import (
+    DataFileError,
+    DatasetMismatchError,
+    DatasetNotFoundError,
+    check_blocks,
+    check_bytes,
+    check_path,
+    not_of_format,
+)
 from mpistrat.data.formats import cf
 from mpistrat.data.formats.block_reader import BlockFormat, blocks_of, column_in_blocks
 from mpistrat.data.formats.contract import needed
@@ -65,7 +72,7 @@ class _Files:
         """Return an open file and its size. Raise OSError if it cannot be opened."""
         if self.archive is None:
             path = os.path.join(self.store, name)
-            limits.check_path(path, f"store {self.store!r}")
+            check_path(path, f"store {self.store!r}")
             file = open(path, "rb")  # noqa: SIM115
             return file, os.fstat(file.fileno()).st_size
         try:
@@ -73,7 +80,7 @@ class _Files:
         except KeyError:
             raise FileNotFoundError(name) from None
         if info.compress_type != zipfile.ZIP_STORED:
-            limits.check_bytes(info.file_size, f"store {self.store!r}", f"{name!r}, unpacked,")
+            check_bytes(info.file_size, f"store {self.store!r}", f"{name!r}, unpacked,")
         return self.archive.open(info), info.file_size
 
 
@@ -154,7 +161,7 @@ class Zarr(BlockFormat):
         step = max(1, _stored_chunk(largest)[0])
         for array in arrays:
             count = math.prod(-(-size // chunk) for size, chunk in zip(array.shape, _stored_chunk(array), strict=True))
-            limits.check_blocks(count, f"store {path!r}")
+            check_blocks(count, f"store {path!r}")
         layout = InBlocks(np.append(np.arange(0, rows, step), rows), np.empty(0, np.int64))
         columns, opened = [], []
         for name, array in zip(names, arrays, strict=True):
@@ -296,7 +303,7 @@ def _check_chunk(
         nbytes, _, stored = _BLOSC.unpack(_part(file, min(_BLOSC.size, size), start))
         if stored != size:
             raise ValueError(f"a Blosc chunk of {size} bytes says that it has {stored}")
-        limits.check_bytes(nbytes, where, "a Blosc chunk")
+        check_bytes(nbytes, where, "a Blosc chunk")
     elif kind == "sharding_indexed":
         configuration = codecs[-1]["configuration"]
         index = configuration["index_codecs"]

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import h5py
 import numpy as np
 
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, DatasetNotFoundError
+from mpistrat.data.errors import DataFileError, DatasetNotFoundError, check_blocks, check_path
 from mpistrat.data.hdf5 import chunks
 from mpistrat.data.hdf5.chunks import NBIT, SHUFFLE, SZIP
 from mpistrat.data.hdf5.open_file import check_links, opened
@@ -102,7 +101,7 @@ def locate_virtual(locate_source: Locate, file_path: str, dataset: h5py.Dataset,
         path = file_path if mapping.file == "." else _source_path(file_path, mapping.file)
         if path is None:
             raise DataFileError(f"{where}: its rows lie in {mapping.file!r}, which does not exist; fix: bring it back")
-        limits.check_path(path, where)
+        check_path(path, where)
         with opened(path) as file:
             check_links(file, mapping.dataset, where)
             source = file.get(mapping.dataset)
@@ -222,7 +221,7 @@ def _blocks(into: Any, dataset: h5py.Dataset, where: str) -> list[_Box]:
     if endless.any():
         length = dataset.shape[axis] - int(start[axis])
         number = -(-length // int(stride[axis])) if length > 0 else 0
-    limits.check_blocks(number, where)
+    check_blocks(number, where)
     size = np.where(np.arange(len(start)) == axis, block, count * block).astype(np.int64)
     boxes = []
     for i in range(number):
@@ -336,7 +335,7 @@ def chunk_index(dataset: h5py.Dataset, where: str) -> ChunkIndex:
     possible = math.prod(grid.tolist())
     most = min(max(2 * possible, _FEWEST_BOUND), rc.data_blocks)
     table = _chunks(dataset, most)  # a damaged index may go in circles, and have no end
-    limits.check_blocks(min(len(table), possible), where)
+    check_blocks(min(len(table), possible), where)
     if len(table) > most:
         raise _damaged(where, f"it has more than {most} chunks, where shape {dataset.shape} has {possible}")
     # HDF5 leaves chunks outside of the shape if one axis of a dataset shrinks while another one grows.
@@ -496,7 +495,7 @@ class Locator:
             if start == nbytes:
                 break
             path = _external_path(dataset.file.filename, os.fsdecode(name))
-            limits.check_path(path, where)
+            check_path(path, where)
             lies = f"{where}: its rows lie in {os.fsdecode(name)!r}, which"
             if not os.path.exists(path):
                 raise DataFileError(f"{lies} does not exist; fix: bring it back, or write these rows")

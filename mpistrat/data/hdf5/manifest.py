@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.data import errors, limits
+from mpistrat.data import errors
 from mpistrat.data.errors import what_it_is
 from mpistrat.data.hdf5.records import (
     Column,
@@ -106,14 +106,14 @@ def _matches(name: str, folders: bool, form: str) -> list[str]:
         pattern = os.path.join(name, f"*.{_ENDS.get(form, form.lower())}")
         raise IsADirectoryError(f"{name!r} is a directory: give a pattern such as {pattern!r}")
     if os.path.exists(name):
-        limits.check_path(name)
+        errors.check_path(name)
         return [name]
     if not glob.has_magic(name):
         raise FileNotFoundError(f"file {name!r} does not exist: check the path, also on the other nodes")
     archives = folders and name.endswith(".zip")  # a Zarr store is a folder or a zip archive
     paths = sorted(path for path in glob.glob(name, recursive=True) if os.path.isdir(path) == folders or archives)
     for path in paths:
-        limits.check_path(path)
+        errors.check_path(path)
     if "**" in name:
         paths = _once(paths)  # such a pattern follows links
     if not paths:

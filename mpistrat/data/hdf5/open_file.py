@@ -15,8 +15,7 @@ from pathlib import Path
 import h5py
 from h5py._objects import phil  # h5py's lock of all of HDF5, which it also renews in forked children
 
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError, naming, not_of_format, reason_of
+from mpistrat.data.errors import DataFileError, check_path, naming, not_of_format, reason_of
 
 
 class SharedFile(h5py.File):
@@ -144,7 +143,7 @@ _MOST_LINKS = 16  # that HDF5 follows
 
 
 def check_links(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS) -> None:
-    """Check the files to which the links of a name lead, as `limits.check_path`, before HDF5 opens them."""
+    """Check the files to which the links of a name lead, as `check_path`, before HDF5 opens them."""
     group, parts = file, _parts(name)
     while parts and left:
         part = parts.popleft()
@@ -155,7 +154,7 @@ def check_links(file: h5py.File, name: str, where: str, left: int = _MOST_LINKS)
             parts.extendleft(reversed(_parts(link.path)))
         elif isinstance(link, h5py.ExternalLink):
             for path in _candidates(group.file.filename, link.filename):
-                limits.check_path(path, where)
+                check_path(path, where)
                 # HDF5 tries the next path if there is no such file.
                 with contextlib.suppress(DataFileError), opened(path) as other:
                     check_links(other, "/".join([link.path, *parts]), where, left - 1)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mpistrat.arrays.json_arrays import packed, unpacked
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, check_blocks, check_bytes
 from mpistrat.data.rows.blocks import WholeChunks
 
 Attributes: TypeAlias = tuple[tuple[str, Any], ...]
@@ -228,11 +227,11 @@ def check_limits(path: str, record: FileRecord) -> None:
         raise DataFileError.of_file(path, f"it has {record.rows} rows; fix: copy or write it again")
     for column in record.columns:
         where = f"file {path!r}, dataset {column.name!r}"
-        limits.check_bytes(column.row_bytes, where, "a row")
+        check_bytes(column.row_bytes, where, "a row")
         if isinstance(column.layout, Chunked):
-            limits.check_blocks(column.layout.chunks, where)
+            check_blocks(column.layout.chunks, where)
         for block in column.decoded:
-            limits.check_bytes(block.nbytes, where, f"a block of {block.rows} rows")
+            check_bytes(block.nbytes, where, f"a block of {block.rows} rows")
 
 
 def joined_path(path: str, other: str) -> str:

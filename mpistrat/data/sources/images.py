@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpistrat.data import limits
-from mpistrat.data.errors import DataFileError
+from mpistrat.data.errors import DataFileError, check_path
 from mpistrat.data.formats.contract import left_out, needed, reason, skips
 from mpistrat.data.formats.tar import image_of
 from mpistrat.data.rows import elements
@@ -103,7 +102,7 @@ class ImageSource(Source):
     def _decoded(self, path: str) -> np.ndarray:
         """Return an image. Raise OSError where the system cannot read it, which says nothing about the image."""
         path = os.path.join(self._folder, path)
-        limits.check_path(path)
+        check_path(path)
         return image_of(path, path, self._size, self._mode)
 
     def of_column(self, name: Any) -> Source:

@@ -15,9 +15,9 @@ import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.data.errors import check_bytes
 from mpistrat.data.hdf5.describe import opened
 from mpistrat.data.hdf5.open_file import has_no_links
-from mpistrat.data.limits import check_bytes
 from mpistrat.data.write.shared_file import Box, read_box
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
