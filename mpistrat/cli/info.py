@@ -18,6 +18,7 @@ from mpistrat.cli.run import job
 from mpistrat.cluster_resolver import ClusterResolver, MpiClusterResolver, Placement, resolve
 from mpistrat.cluster_resolver.compare import differences, facts_of_resolver
 from mpistrat.launch.launch import launcher_variables
+from mpistrat.launch.machine_mpi import machine_mpi
 from mpistrat.process import mpi
 from mpistrat.representation import ranges
 from mpistrat.runtime import affinity, environment
@@ -32,6 +33,7 @@ _PACKAGES = (
     ["cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x"],
     *(["torch"], ["jax"], ["tensorflow", "tensorflow-cpu"], ["keras"]),
 )
+_CHOICES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")  # of the library that mpi4py loads; the first wins
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
 
 
@@ -138,7 +140,10 @@ def info(as_json: bool) -> None:
     mpistrat info
     mpistrat run -n 4 -m mpistrat info
     """
-    report: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": {}, "ranks": {}}
+    machine = machine_mpi(os.environ)
+    library = {"of this machine": machine.name if machine else "none known"}
+    library |= {name: os.environ[name] for name in _CHOICES if name in os.environ}
+    report: dict[str, dict[str, Any]] = {"versions": _versions(), "MPI": library, "ranks": {}}
     rank, algorithms = _mpi(report["MPI"], report["ranks"])
     if rank != 0:
         return

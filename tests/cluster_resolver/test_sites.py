@@ -213,7 +213,8 @@ try:
 except RuntimeError as error:
     told = [str(error)]
 info = CliRunner().invoke(commands, ["info", "--json"])
-told.append(json.loads(info.output)["MPI"]["library"])
+library = json.loads(info.output)["MPI"]
+told.append(f"{library['library']} ({library['of this machine']}, {library['MPI4PY_MPIABI']})")
 facts = {"host": "n", "node": 0, "library": checks.loaded_library(None)}
 told.append(checks.judge_library(CheckedJob(8, {0: facts})).advice)
 print(json.dumps(told))
@@ -225,9 +226,10 @@ print(json.dumps(told))
 )
 def test_every_command_prints_the_line(name, job, run_alone, tmp_path):
     """The error at the first strategy, ``mpistrat info`` and ``mpistrat check``, where mpi4py finds no library."""
-    ended = run_alone("-c", NO_LIBRARY, **job(name)).check()
+    ended = run_alone("-c", NO_LIBRARY, **job(name), MPI4PY_MPIABI="mpich").check()
     line = SITES[name].line.replace("{root}", str(tmp_path))
     told = json.loads(ended.output.splitlines()[-1])
     assert len(told) == 3
     for text in told:
         assert f"this machine has {SITES[name].name}, which mpi4py finds after: {line}" in text
+    assert told[1].endswith(f"({SITES[name].name}, mpich)")
