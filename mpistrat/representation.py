@@ -1,11 +1,14 @@
-"""How objects of the library show themselves, in a line or a table, and how they refuse arguments."""
+"""How objects and groups of ranks show themselves, in a line or a table, and how arguments are refused."""
 
 from __future__ import annotations
 
 import html
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 def text(kind: str, facts: Mapping[str, Any]) -> str:
@@ -48,6 +51,18 @@ def require(is_valid: object, text: str, value: object) -> None:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "__name__", None) or repr(value)
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """Return the values of each key, such as the ranks that report a text, in the order in which they come.
+
+    >>> grouped([("a", 0), ("b", 1), ("a", 2)])
+    {'a': [0, 2], 'b': [1]}
+    """
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def ranges(numbers: Iterable[int], between: str = ",") -> str:

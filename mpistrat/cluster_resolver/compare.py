@@ -15,6 +15,7 @@ from mpistrat.cluster_resolver.placement import EMPTY, GIVEN, Fact, Placement, t
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles
 from mpistrat.process import mpi
+from mpistrat.representation import grouped
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.topology import Topology
 
@@ -253,9 +254,7 @@ def _gathered(topology: Topology, ask: Callable[[], Any]) -> list[tuple[str | No
 
 
 def _same_jobs(jobs_of_rank: list[dict[str, tuple[int, ...]]]) -> None:
-    groups: dict[str, list[int]] = {}
-    for rank, jobs in enumerate(jobs_of_rank):
-        groups.setdefault(_jobs_text(jobs), []).append(rank)
+    groups = grouped((_jobs_text(jobs), rank) for rank, jobs in enumerate(jobs_of_rank))
     if len(groups) > 1:
         text = "; ".join(f"{ranks_in_words(ranks)}: {jobs}" for jobs, ranks in groups.items())
         raise RuntimeError(f"the ranks have different jobs: {text}. Give all ranks the same jobs")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpistrat.arrays.device import Device, any_gpu, near_cores, seen_gpus
 from mpistrat.cluster_resolver.gpus import share
-from mpistrat.representation import ranges
+from mpistrat.representation import grouped, ranges
 from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.environment import rc
@@ -86,9 +86,7 @@ def _ask_all_ranks(topology: Topology, auto: bool, ask: Callable[[], Any]) -> li
 def _warn_of_shared_gpus(topology: Topology, on_nodes: Sequence[Sequence[tuple[str, ...]]]) -> None:
     """Warn of ranks that share a GPU, which may be on purpose or a mistake in the job's script."""
     for ranks, seen in zip(topology.nodes, on_nodes, strict=True):
-        users: dict[str, list[int]] = {}
-        for local_rank, rank in enumerate(ranks):
-            users.setdefault(seen[local_rank][own_index(seen, local_rank)], []).append(rank)
+        users = grouped((seen[number][own_index(seen, number)], rank) for number, rank in enumerate(ranks))
         several = [group for group in users.values() if len(group) > 1]
         if several:
             _warn(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.representation import grouped
 
 _MOST_DIGITS = 18
 
@@ -265,9 +266,7 @@ class Placement:
         """
         if self.node_of_rank is None:
             return None
-        by_node: dict[int, list[int]] = {}
-        for rank, node in enumerate(self.node_of_rank):
-            by_node.setdefault(node, []).append(rank)
+        by_node = grouped((node, rank) for rank, node in enumerate(self.node_of_rank))
         return tuple(map(tuple, by_node.values()))
 
     def facts(self) -> tuple[Fact, ...]:

@@ -17,6 +17,7 @@ from mpistrat.monitor.view import JobView
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Record
+from mpistrat.representation import grouped
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _MOST_FRAMES = 12
@@ -180,11 +181,8 @@ def _head(wait: Wait, seen: JobView, verdicts: dict[str, Verdict]) -> list[str]:
         f"{ranks_in_words(waiting)} of {wait.size} {waited_for} since {since}, for {waited:.0f} s",
         f"  in {_call(wait.entry)}",
     ]
-    groups: dict[Verdict, list[Record]] = {}
-    for record in sorted(wait.missing, key=lambda record: record.rank not in left):
-        if record.key in verdicts:
-            groups.setdefault(verdicts[record.key], []).append(record)
-    lines += _verdict_lines(groups)
+    missing = sorted(wait.missing, key=lambda record: record.rank not in left)
+    lines += _verdict_lines(grouped((verdicts[record.key], record) for record in missing if record.key in verdicts))
     if not wait.missing and not wait.unseen:
         lines += _network(nodes) if len(seen.links) > 1 else [_ENDED if seen.ended else _NO_PROGRESS]
     if wait.unseen:
@@ -260,11 +258,8 @@ def _call(entry: Entry) -> str:
 
 def classes(seen: JobView, job_waits: Sequence[Wait]) -> list[str]:
     """Return the activity and the stack of each rank. Ranks with equal lines are one group."""
-    classes: dict[tuple[str, ...], list[int]] = {}
-    for record in seen.records:
-        classes.setdefault(tuple(_doing(record, seen, job_waits)), []).append(record.rank)
-    lines = []
-    for doing, ranks in classes.items():
+    lines: list[str] = []
+    for doing, ranks in grouped((tuple(_doing(it, seen, job_waits)), it.rank) for it in seen.records).items():
         lines += [f"  {ranks_in_words(ranks)}: {doing[0]}", *doing[1:]]
     return lines
 

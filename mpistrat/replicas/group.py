@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpistrat.representation import grouped
 from mpistrat.runtime.topology import Topology
 
 
@@ -37,9 +38,7 @@ class ReplicaGroup:
             blocks = [range(rank, rank + 1) for rank in range(topology.size)]
         if len(blocks) != topology.size:
             raise ValueError(f"{len(blocks)} blocks of replicas for {topology.size} ranks: give each rank one")
-        ranks: dict[range, list[int]] = {}
-        for rank, block in enumerate(blocks):
-            ranks.setdefault(block, []).append(rank)
+        ranks = grouped((block, rank) for rank, block in enumerate(blocks))
         dealt = sorted(ranks, key=lambda block: block.start)
         if not all(dealt) or [*chain(*dealt)] != [*range(dealt[-1].stop)]:
             raise ValueError(f"blocks must make up the replicas 0, 1, 2, ... without a gap, not {dealt}")

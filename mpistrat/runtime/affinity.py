@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpistrat.process.own_files import level_of_program
-from mpistrat.representation import ranges
+from mpistrat.representation import grouped, ranges
 
 if TYPE_CHECKING:
     from mpistrat.runtime.topology import Topology
@@ -85,9 +85,7 @@ def blas() -> str:
 
 def warn_if_blas_differs(topology: Topology) -> None:
     """Warn on rank 0 if matrix products have other bits on some ranks. Collective."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(topology.all_gather_object(blas())):
-        ranks.setdefault(text, []).append(rank)
+    ranks = grouped((text, rank) for rank, text in enumerate(topology.all_gather_object(blas())))
     if len(ranks) > 1 and topology.rank == 0:
         kinds = ", and ".join(f"rank(s) {ranges(which)}: {text}" for text, which in ranks.items())
         warnings.warn(

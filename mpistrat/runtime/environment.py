@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from mpistrat.arrays.device import Device
 from mpistrat.process import failure
+from mpistrat.representation import grouped
 
 _T = TypeVar("_T")
 _MOST_CHARACTERS = 80
@@ -375,9 +376,7 @@ def _plain(value: Any) -> Any:
 def _difference(option: Option[Any], values: list[Any]) -> str:
     from mpistrat.runtime.agreement.operation import ranks_in_words  # a late import: it needs NumPy
 
-    groups: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values):
-        groups.setdefault(value, []).append(rank)
+    groups = grouped((value, rank) for rank, value in enumerate(values))
     shown = "; ".join(f"{ranks_in_words(ranks)}: {value or 'none'}" for value, ranks in groups.items())
     return (
         f"{option.variable} (mpistrat.rc.{option.attribute}) differs between ranks: {shown}; set it for all ranks, for "

@@ -30,6 +30,7 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
+from mpistrat.representation import grouped
 from mpistrat.testing.channel import WAITS, RankEnd, error_shown
 from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds_of
 
@@ -75,9 +76,7 @@ class Outcome(NamedTuple):
 
 def merge(outcomes: list[Outcome]) -> Outcome:
     """Return the outcomes of all ranks as one. A text that several ranks have is in it once."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, outcome in enumerate(outcomes):
-        alike.setdefault(outcome.comparable, []).append(rank)
+    alike = grouped((outcome.comparable, rank) for rank, outcome in enumerate(outcomes))
     texts, summary = [], Outcome("failed", "the ranks disagree")
     for ranks in sorted(alike.values(), key=lambda ranks: outcomes[ranks[0]].verdict.startswith("xfailed")):
         outcome = outcomes[ranks[0]]

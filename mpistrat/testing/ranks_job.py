@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.process import children
+from mpistrat.representation import grouped
 from mpistrat.testing.channel import WAITS
 from mpistrat.testing.programs import OWN_GROUP
 
@@ -139,9 +140,7 @@ class RanksJob:
         self._end_process()
         self._output.seek(max(self._output_before, self._output.seek(0, os.SEEK_END) - _MOST_OUTPUT))
         output = self._output.read().decode(errors="replace").strip()
-        alike: dict[str, list[int]] = {}
-        for rank, (title, _) in sorted(self._abort_reasons.items()):
-            alike.setdefault(title, []).append(rank)
+        alike = grouped((title, rank) for rank, (title, _) in sorted(self._abort_reasons.items()))
         if alike:  # what one rank says first: the others wait for it
             titles = sorted(alike.items(), key=lambda pair: (pair[0].startswith(WAITS), len(pair[1])))
             title = "; ".join(f"{self._name(*ranks)}: {title}" for title, ranks in titles)

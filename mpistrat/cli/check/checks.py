@@ -19,7 +19,7 @@ from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.machine_mpi import foreign_wheel, without_library
 from mpistrat.process import mpi
-from mpistrat.representation import ranges
+from mpistrat.representation import grouped, ranges
 from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
@@ -46,10 +46,9 @@ def judge_start(job: CheckedJob) -> Finding:
 
 def _troubles(job: CheckedJob) -> list[str]:
     """Return one line per problem, with all ranks that have it."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    for rank, trouble in sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0])):
-        # Without numbers: the same trouble has other addresses and process ids on each rank.
-        groups.setdefault((trouble.blame, _NUMBERS.sub("", trouble.text)), []).append(rank)
+    by_blame = sorted(job.troubles.items(), key=lambda item: (item[1].blame, item[0]))
+    # Without numbers: the same trouble has other addresses and process ids on each rank.
+    groups = grouped(((trouble.blame, _NUMBERS.sub("", trouble.text)), rank) for rank, trouble in by_blame)
     lines = []
     for ranks in groups.values():
         hosts = dict.fromkeys(job.facts[rank]["host"] for rank in ranks if rank in job.facts)
@@ -147,11 +146,11 @@ def judge_library(job: CheckedJob) -> Finding:
 
 def _groups(job: CheckedJob, fact: str, with_file: bool = False) -> str:
     """Return one line per value of a fact, with the ranks that have it."""
-    groups: dict[str, list[int]] = {}
-    for rank, report in job.of("library").items():
-        if fact in report:
-            text = f"{report[fact]} ({report['file']})" if with_file else report[fact]
-            groups.setdefault(text, []).append(rank)
+    groups = grouped(
+        (f"{report[fact]} ({report['file']})" if with_file else report[fact], rank)
+        for rank, report in job.of("library").items()
+        if fact in report
+    )
     return "\n".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in groups.items())
 
 
@@ -356,12 +355,9 @@ def _several_slices(seen: list[str] | None) -> bool:
 
 def _shared(job: CheckedJob, facts: dict[int, Any]) -> str:
     for host, ranks in job.nodes().items():
-        users: dict[str, list[int]] = {}
-        for rank in ranks:
-            if rank in facts and facts[rank]["own"] is not None:
-                users.setdefault(facts[rank]["own"], []).append(rank)
+        users = grouped((facts[rank]["own"], rank) for rank in ranks if rank in facts)
         for gpu, several in users.items():
-            if len(several) > 1:
+            if len(several) > 1 and gpu is not None:
                 return f"{host}: {ranks_in_words(several)} share GPU {gpu}"
     return ""
 

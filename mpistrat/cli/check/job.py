@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mpistrat.process import mpi
+from mpistrat.representation import grouped
 
 START = "the start of MPI"  # a stage of the checks
 _TAG = 23
@@ -87,9 +88,7 @@ class CheckedJob:
 
     def nodes(self) -> dict[str, list[int]]:
         """Return the ranks of each node by its name. Nodes of the same name get a number."""
-        by_node: dict[Any, list[int]] = {}
-        for rank, facts in sorted(self.facts.items()):
-            by_node.setdefault(facts.get("node", facts["host"]), []).append(rank)
+        by_node = grouped((facts.get("node", facts["host"]), rank) for rank, facts in sorted(self.facts.items()))
         hosts = [self.facts[ranks[0]]["host"] for ranks in by_node.values()]
         return {
             host if hosts.count(host) == 1 else f"{host} (node {node})": ranks

@@ -13,6 +13,7 @@ from statistics import median, median_high
 from typing import Any, NamedTuple
 
 from mpistrat.cli.check.job import CheckedJob, CheckOptions, Finding, Severity, TimedExchange, rounds
+from mpistrat.representation import grouped
 
 _ROUNDS = 16
 _TRIPS = 20
@@ -84,10 +85,7 @@ def _usual(pairs: list[Pair]) -> float:
     The best pair is not typical: two nodes on one switch may be far faster than all others. Nor is the median of all
     pairs: with three nodes one bad link slows down two pairs.
     """
-    by_node: dict[int, list[float]] = {}
-    for pair in pairs:
-        for node in (pair.a, pair.b):
-            by_node.setdefault(node, []).append(pair.rate)
+    by_node = grouped((node, pair.rate) for pair in pairs for node in (pair.a, pair.b))
     return median(median_high(rates) for rates in by_node.values())
 
 

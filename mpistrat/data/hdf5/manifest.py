@@ -32,6 +32,7 @@ from mpistrat.data.hdf5.records import (
 from mpistrat.data.rows.blocks import Blocks, WholeChunks, chunk_rows_of
 from mpistrat.data.rows.contracts import warn_together
 from mpistrat.process.files import appearing, local_path
+from mpistrat.representation import grouped
 from mpistrat.runtime.topology import Topology
 
 _ENDS = {"HDF5": "h5", "netCDF": "nc"}  # of other formats, the name in small letters
@@ -87,10 +88,7 @@ class FileList:
 def _once(paths: list[str]) -> list[str]:
     """Return each file once, if links to folders lead to it again. Paths without links, and short ones, win."""
     real = {folder: os.path.realpath(folder) for folder in set(map(os.path.dirname, paths))}
-    by_target: dict[tuple[str, str], list[str]] = {}
-    for path in paths:
-        folder, name = os.path.split(path)
-        by_target.setdefault((real[folder], name), []).append(path)
+    by_target = grouped(((real[os.path.dirname(path)], os.path.basename(path)), path) for path in paths)
 
     def worse(path: str) -> tuple[bool, int, str]:
         folder = os.path.dirname(path)

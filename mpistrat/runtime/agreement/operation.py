@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpistrat.process.own_files import is_own
-from mpistrat.representation import ranges
+from mpistrat.representation import grouped, ranges
 
 _MOST_PARTS = 4
 _BELOW = 30
@@ -147,9 +147,7 @@ def sequence_mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -
 
 def _in_groups(texts: Sequence[str]) -> str:
     """Return a line for each different text, with the ranks that report it."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        groups.setdefault(text, []).append(rank)
+    groups = grouped((text, rank) for rank, text in enumerate(texts))
     return "\n".join(f"  {ranks_in_words(ranks)}: {text}" for text, ranks in groups.items())
 
 
