@@ -136,7 +136,7 @@ def judge_library(job: CheckedJob) -> Finding:
     level = min(levels, key=_LEVELS.index, default=None)
     text = f"{first['library']}, {first['file']}" + (f", threads {level}" if level else "")
     if first.get("foreign"):
-        return Finding(text, Severity.FIX, first["foreign"])
+        return Finding(text, Severity.LOOK, first["foreign"])
     if level in ("SINGLE", "FUNNELED"):
         return Finding(
             text, Severity.LOOK, "call MPI and strategies from the main thread only; is MPI4PY_RC_THREAD_LEVEL set?"
