@@ -9,7 +9,7 @@ from typing import Any
 from mpistrat import context, nest
 from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.asynchronous import completed_all_reduce
-from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce, ReplicasAllReduce, components_of
 from mpistrat.replicas.meeting import JointCall, ReplicaMeeting
@@ -59,7 +59,7 @@ class LocalReplicaContext(replica_context.ReplicaContext):
     ) -> Any:
         merged = self._engine.merged(options)
         replica_context.refuse_scatter(merged)
-        total = self._reduced("reduce_scatter", reduce_op, value, merged, moves.described_for_scatter)
+        total = self._reduced("reduce_scatter", reduce_op, value, merged, any_library.described_for_scatter)
         return replica_context.own_rows(total, self._id, self.num_replicas_in_sync)
 
     def _reduced(

@@ -17,7 +17,7 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import NUMBERS, from_host, to_host
 from mpistrat.collectives import CommunicationOptions, structures
 from mpistrat.collectives.asynchronous import PendingAllReduce, all_reduce_async, completed_all_reduce
-from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import Op, parse_op
 from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.engine import Engine
@@ -402,10 +402,10 @@ class ReplicaContext:
             if nest.holds(leaves, IndexedSlices):
                 raise TypeError("IndexedSlices cannot be scattered: use all_reduce")
             leaves = [_own(op, leaf) for leaf in leaves]
-            described = [moves.described_for_scatter(op, leaf) for leaf in leaves]
+            described = [any_library.described_for_scatter(op, leaf) for leaf in leaves]
         if form is not None:
             structures.agree(topology, "reduce_scatter", op.name, form, *described, timeout_seconds=seconds)
-        return rebuild([moves.scattered(topology, op, leaf, seconds) for leaf in leaves])
+        return rebuild([any_library.scattered(topology, op, leaf, seconds) for leaf in leaves])
 
     @overload
     def all_gather(
@@ -485,7 +485,7 @@ class GatherOfReplicas:
         if nest.holds(leaves, IndexedSlices):
             raise NotImplementedError(NOT_GATHERED)
         leaves = [component(leaf) for leaf in leaves]
-        called = form, seconds, [moves.described_for_gather(leaf, axis) for leaf in leaves]
+        called = form, seconds, [any_library.described_for_gather(leaf, axis) for leaf in leaves]
         if not self._given:
             self._called, self._likes, self._rebuild = called, leaves, rebuild
         elif called != self._called:

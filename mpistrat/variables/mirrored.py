@@ -15,7 +15,7 @@ import numpy as np
 from mpistrat import context, verify
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.movement.moves import broadcast
 from mpistrat.collectives.operations import has_mean
 from mpistrat.memory.node import NoSharedMemoryError, share
@@ -222,7 +222,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             with structures.refusals(method, engine.topology):
                 value = self._contribution(op, value)
         if op is None:
-            return moves.broadcasted(engine.topology, value)
+            return any_library.broadcasted(engine.topology, value)
         if value.base is not None and id(value.base) in engine.arenas:
             value = value.copy()  # a buffer would be reduced where it is
         return engine.all_reduce(op, [value])[0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpistrat import context
-from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import divide
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.values import PerReplica, ReduceOp, VariableAggregation, component
@@ -35,7 +35,7 @@ class SyncOnReadVariable(DistributedVariable):
         engine, array = self._engine, self.own_copy()  # of the first replica of this rank
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             self._agree_on_variable("read")
-            return moves.broadcasted(engine.topology, array)
+            return any_library.broadcasted(engine.topology, array)
         if self._aggregation is VariableAggregation.NONE:
             raise ValueError(
                 f"variable {self.name!r} has aggregation NONE: its copies do not become one value; read it in "

@@ -1,19 +1,18 @@
-"""The moves of arrays: broadcast, all-gather, gather, scatter and all-to-all on the host, three also on the GPU."""
+"""The moves of arrays on the host: broadcast, all-gather, gather, scatter and all-to-all."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpistrat.arrays import arrays
 from mpistrat.arrays.arrays import as_bytes
-from mpistrat.collectives import reduce_scatter, structures
-from mpistrat.collectives.operations import Op, accumulator
+from mpistrat.collectives import structures
+from mpistrat.collectives.reduce_scatter import rows_of_ranks
 from mpistrat.collectives.reduction import cut, read_piece, write_piece
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.agreement import Payload
@@ -437,7 +436,7 @@ def _scattered(
     topology: Topology, dtype: np.dtype, shape: tuple[int, ...], axis: int, value: np.ndarray | None, root: int
 ) -> np.ndarray:
     rest = (*shape[:axis], *shape[axis + 1 :])
-    lengths = reduce_scatter.rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)
+    lengths = rows_of_ranks(np.broadcast_to(0, (shape[axis],)), topology.size)
     result = np.empty((lengths[topology.rank], *rest), dtype)
     receives: list[np.ndarray | None] = [None] * topology.size
     receives[root] = as_bytes(result)
@@ -487,63 +486,3 @@ def _splits_of(topology: Topology, value: np.ndarray, splits: Sequence[int] | No
     if len(lengths) != topology.size or sum(lengths) != len(value) or min(lengths) < 0:
         raise ValueError(f"splits {lengths} do not make {len(value)} rows for {topology.size} ranks")
     return lengths
-
-
-# --- a value of any library, on the GPU or the host ------------------------------------------------------
-
-
-def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
-    """Return what ranks compare before a gather: kind, axis, dtype with other axes. Raise if it is wrong."""
-    array = arrays.numpy_or_cupy(value)
-    axis = checked_axis(array, axis)
-    rest = (*array.shape[:axis], *array.shape[axis + 1 :])
-    return structures.kind(value), axis, (array.dtype, rest)
-
-
-def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
-    """Return what ranks compare before a reduce-scatter: kind, dtype with shape. Raise if it is wrong."""
-    array = arrays.numpy_or_cupy(value)
-    reduce_scatter.rows_of_ranks(array, 1)
-    accumulator(array.dtype, op)
-    return structures.kind(value), (array.dtype, tuple(array.shape))
-
-
-def _moved(name: str, topology: Topology, value: Any, on_host: Callable[[], np.ndarray], *arguments: Any) -> Any:
-    """Return a result in the library of ``value``: of `on_gpu`, or ``on_host()`` where MPI takes no device pointers."""
-    if arrays.on_gpu(value):
-        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
-
-        with arrays.stream_of(value):
-            result = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
-            if result is not None:
-                return arrays.from_cupy(result, value)
-    return arrays.from_host(on_host(), value)
-
-
-def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
-    """Gather a value as `all_gather` does, and return an array of the library of ``value``."""
-
-    def on_host() -> np.ndarray:
-        return all_gather(topology, arrays.to_host(value), axis, timeout_seconds)
-
-    return _moved("all_gather", topology, value, on_host, axis, timeout_seconds)
-
-
-def broadcasted(topology: Topology, value: Any) -> Any:
-    """Return the value of replica 0, as an array of the library of this replica's ``value``."""
-
-    def on_host() -> np.ndarray:
-        with structures.refusals("broadcast", topology):
-            host = arrays.to_host(value)
-        return broadcast(topology, [host])[0]
-
-    return _moved("broadcast", topology, value, on_host)
-
-
-def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
-    """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
-
-    def on_host() -> np.ndarray:
-        return reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
-
-    return _moved("reduce_scatter", topology, value, on_host, op, timeout_seconds)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpistrat.arrays.device import Device
 from mpistrat.collectives import structures
-from mpistrat.collectives.movement import moves
+from mpistrat.collectives.movement import any_library
 from mpistrat.collectives.operations import FurtherOp, Op, accumulator, divide, parse_op, result_dtype
 from mpistrat.collectives.options import CommunicationOptions
 from mpistrat.collectives.reduce_scatter import Parts
@@ -190,7 +190,7 @@ class CrossDeviceOps:
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """Broadcast one value: the hook of `broadcast`. Return an array or a Mirrored."""
-        return moves.broadcasted(self._ranks, component(tensor))
+        return any_library.broadcasted(self._ranks, component(tensor))
 
     def _compare(self, op: Op, form: Hashable, values: Sequence[Any], options: CommunicationOptions) -> None:
         """Raise on every rank if the values differ between ranks in form or in the kinds of leaves. Collective."""
@@ -221,7 +221,7 @@ class CrossDeviceOps:
 
     def gathered(self, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
         """Return the values of all replicas along an axis; ``value`` has the values of this rank's. Collective."""
-        return moves.gathered(self._ranks, value, axis, timeout_seconds)
+        return any_library.gathered(self._ranks, value, axis, timeout_seconds)
 
     @_collective_call
     def all_reduce(self, op: Op, values: list[Any], options: CommunicationOptions, form: Hashable = None) -> list[Any]:
@@ -287,7 +287,7 @@ def all_reduce_slices(
     accumulator(value.dtype, op)
     description = operation("all_reduce of sparse rows", op.name, value.dense_shape)
     topology.lock.compare(description, timeout_seconds)
-    gathered = gathered or partial(moves.gathered, topology)
+    gathered = gathered or partial(any_library.gathered, topology)
     rows, indices = (gathered(array, 0, timeout_seconds) for array in (value.values, value.indices))
     if op is ReduceOp.MEAN:
         wide = rows.astype(accumulator(value.dtype, op), copy=False)

@@ -1,0 +1,69 @@
+"""All-gather, broadcast and reduce-scatter of a value of any library, on the GPU or the host.
+
+An array on a GPU goes through pinned memory and the host where the MPI library does not take device pointers for this
+operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpistrat.arrays import arrays
+from mpistrat.collectives import reduce_scatter, structures
+from mpistrat.collectives.movement import moves
+from mpistrat.collectives.operations import Op, accumulator
+from mpistrat.runtime.topology import Topology
+
+
+def described_for_gather(value: Any, axis: int) -> tuple[str, int, tuple[Any, ...]]:
+    """Return what ranks compare before a gather: kind, axis, dtype with other axes. Raise if it is wrong."""
+    array = arrays.numpy_or_cupy(value)
+    axis = moves.checked_axis(array, axis)
+    rest = (*array.shape[:axis], *array.shape[axis + 1 :])
+    return structures.kind(value), axis, (array.dtype, rest)
+
+
+def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return what ranks compare before a reduce-scatter: kind, dtype with shape. Raise if it is wrong."""
+    array = arrays.numpy_or_cupy(value)
+    reduce_scatter.rows_of_ranks(array, 1)
+    accumulator(array.dtype, op)
+    return structures.kind(value), (array.dtype, tuple(array.shape))
+
+
+def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
+    """Call a function of `on_gpu` for a value on a GPU. Return None elsewhere, or if the host has to do it."""
+    if not arrays.on_gpu(value):
+        return None
+    from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
+
+    with arrays.stream_of(value):
+        result = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
+        return None if result is None else arrays.from_cupy(result, value)
+
+
+def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
+    """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``."""
+    result = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
+    if result is not None:
+        return result
+    return arrays.from_host(moves.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
+
+
+def broadcasted(topology: Topology, value: Any) -> Any:
+    """Return the value of replica 0, as an array of the library of this replica's ``value``."""
+    result = _on_gpu("broadcast", topology, value)
+    if result is not None:
+        return result
+    with structures.refusals("broadcast", topology):
+        host = arrays.to_host(value)
+    return arrays.from_host(moves.broadcast(topology, [host])[0], value)
+
+
+def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
+    """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
+    result = _on_gpu("reduce_scatter", topology, value, op, timeout_seconds)
+    if result is not None:
+        return result
+    host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
+    return arrays.from_host(host, value)
