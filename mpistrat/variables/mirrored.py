@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -296,7 +295,7 @@ class MirroredVariable(DistributedVariable, Mirrored):
             return
         self._agree_on_variable(method)
         array = self.own_copy()
-        checksums = topology.all_gather_object(zlib.crc32(arrays.to_host(array).tobytes()))
+        checksums = topology.all_gather_object(verify.digest(arrays.to_host(array).tobytes()))
         if len(set(checksums)) > 1:
             # The value of most ranks is taken to be the right one.
             usual = max(checksums, key=checksums.count)

@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
-import xxhash
 
+from mpistrat import verify
 from mpistrat.arrays import arrays
 from mpistrat.collectives.movement import moves
 from mpistrat.engine import Engine
@@ -42,10 +42,10 @@ def _keeping_error(method: _Method) -> _Method:
 
 def digest(array: np.ndarray) -> int:
     """Return a digest of an array, its dtype and its shape. Strings are in arrays of objects."""
-    kind = xxhash.xxh3_64_intdigest(f"{array.dtype.str}{array.shape}".encode())
+    kind = verify.digest(f"{array.dtype.str}{array.shape}".encode())
     if array.dtype.hasobject:
-        return xxhash.xxh3_64_intdigest(repr(array.tolist()).encode(), kind)
-    return xxhash.xxh3_64_intdigest(arrays.as_bytes(np.ascontiguousarray(array)).data, kind)
+        return verify.digest(repr(array.tolist()).encode(), kind)
+    return verify.digest(arrays.as_bytes(np.ascontiguousarray(array)).data, kind)
 
 
 def _bits(seen: int) -> np.ndarray:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, numpy_or_cupy
 from mpistrat.data.write.shared_file import Box, require_cover, write_by_all, writers
@@ -33,6 +32,7 @@ from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Slot, Topology
 from mpistrat.training.checkpoint.format import NewArray, comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
+from mpistrat.verify import digest, digest_of_all
 
 if TYPE_CHECKING:
     from mpistrat.training.checkpoint.write import NewCheckpoint
@@ -387,22 +387,22 @@ def write_by_ranks(
 
         def write(temporary: Path, offsets: list[int]) -> tuple[list[int], int]:
             checksums, of_all = new.write(temporary, offsets, compared=compared)
-            digests.update({name: _digest(np.array(numbers, np.uint64)) for name, numbers in of_all.items()})
-            return checksums, _digest_of_all(digests)
+            digests.update({name: digest(np.array(numbers, np.uint64)) for name, numbers in of_all.items()})
+            return checksums, digest_of_all(digests.values())
 
         def finish(temporary: Path, results: list[tuple[list[int], int]]) -> None:
             new.finish(temporary, [checksums for checksums, _ in results])
 
         def check(results: list[tuple[list[int], int]]) -> None:
-            _require_same(ranks, digests, [digest for _, digest in results])
+            _require_same(ranks, digests, [of_rank for _, of_rank in results])
 
         write_by_all(ranks, "save", path, True, make, write, finish, check)
 
 
 def refuse_differing(ranks: Topology, compared: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError on every rank if an array is not the same on all. Collective. Takes 10 to 30 ms for 100 MB."""
-    digests = {name: _digest(as_bytes(value).data) for name, value in compared.items()}
-    _require_same(ranks, digests, ranks.all_gather_object(_digest_of_all(digests)))
+    digests = {name: digest(as_bytes(value).data) for name, value in compared.items()}
+    _require_same(ranks, digests, ranks.all_gather_object(digest_of_all(digests.values())))
 
 
 def sampled(value: np.ndarray, number: int) -> np.ndarray:
@@ -410,9 +410,9 @@ def sampled(value: np.ndarray, number: int) -> np.ndarray:
     data = as_bytes(value).data
     pages = max(1, min(_SAMPLED, -(-len(data) // _PAGE)))
     # Drawn, not number % pages: two states that are saved in turn would each compare half of the pages only.
-    first = _digest(struct.pack("<q", number)) % pages * _PAGE  # 1 us; a NumPy generator takes 15 us
+    first = digest(struct.pack("<q", number)) % pages * _PAGE  # 1 us; a NumPy generator takes 15 us
     starts = range(first, len(data), _SAMPLED * _PAGE)
-    return np.array([_digest(data[start : start + _PAGE]) for start in starts], np.uint64)
+    return np.array([digest(data[start : start + _PAGE]) for start in starts], np.uint64)
 
 
 def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[int]) -> None:
@@ -420,7 +420,7 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
     if len({*of_all}) == 1:
         return
     reports = ranks.all_gather_object([*digests.values()])
-    differ = [[digest != first for digest, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
+    differ = [[own != first for own, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
     named = [name for name, *of_ranks in zip(digests, *differ, strict=True) if any(of_ranks)]
     differing = [rank for rank, flags in enumerate(differ) if any(flags)]
     shown = ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
@@ -429,14 +429,6 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
         f"{'s' if len(differing) > 1 else ''} {ranges(differing)} differ from rank 0's, and one file has one value of "
         'each; fix: gather the parts of the ranks first, or save(..., differing="chief") to keep those of rank 0'
     )
-
-
-def _digest(data: Any) -> int:
-    return xxhash.xxh3_64_intdigest(data)
-
-
-def _digest_of_all(digests: Mapping[str, int]) -> int:
-    return _digest(np.array([*digests.values()], np.uint64))
 
 
 # --- in a thread of each rank, without MPI ---------------------------------------------------------------
@@ -523,7 +515,7 @@ def _write_report(marks: Path, offset: int, report: list[Any]) -> None:
     """Report numbers to the other ranks, or the number and the text of an error."""
     payload = json.dumps(report).encode()
     with open(marks, "r+b", buffering=0) as file:
-        write_all(file.fileno(), struct.pack("<QQ", len(payload), _digest(payload)) + payload, offset)
+        write_all(file.fileno(), struct.pack("<QQ", len(payload), digest(payload)) + payload, offset)
         os.fsync(file.fileno())
 
 
@@ -534,10 +526,10 @@ def _await_report(marks: Path, offset: int, rank: int, lost: threading.Event) ->
         # Opened anew each time: a network file system shows what other nodes have written where a file is opened.
         with open(marks, "rb", buffering=0) as file:
             file.seek(offset)
-            length, digest = struct.unpack("<QQ", file.read(16))
+            length, expected = struct.unpack("<QQ", file.read(16))
             payload = file.read(length) if length else b""
         # A report that is read while it is written has another digest: it is read again.
-        if length and _digest(payload) == digest:
+        if length and digest(payload) == expected:
             break
         if not threading.main_thread().is_alive():  # no call of the program can set `lost` any more
             ended = min(ended, time.monotonic())
