@@ -168,9 +168,8 @@ def count_reduction(topology: Topology) -> None:
     """Count a reduction of a kind that `watch` does not see, and compare the next share if it is time. Collective."""
     if topology.verify and topology.size > 1:
         checks = topology.slot(Checks)
-        if checks.left > 1:
-            checks.left -= 1
-        else:
+        checks.left -= 1
+        if checks.left < 1:
             checks.verify(topology, None, (), None)
 
 

@@ -30,7 +30,7 @@ class Sample:
     """
 
     def __init__(self, op: str, algorithm: Any, order: Sequence[int], number: int):
-        self._op, self._algorithm = parse_op(op), algorithm
+        self.name, self._op, self._algorithm = f"all_reduce {op}", parse_op(op), algorithm
         self._order, self._number = order, number
         self._ends: list[int] = []  # of the arrays, as if they were joined
         self._pieces: list[tuple[int, int, int]] = []  # the array, and the ends of the elements in it
@@ -68,12 +68,7 @@ class Sample:
 
     def element(self, number: int) -> tuple[int, int]:
         """Return the array of a sampled element, and its number in it."""
-        elements = [(i, k) for i, start, stop in self._pieces for k in range(start, stop)]
-        return elements[number]
-
-    @property
-    def name(self) -> str:
-        return f"all_reduce {self._op.name}"
+        return [(i, k) for i, start, stop in self._pieces for k in range(start, stop)][number]
 
     @property
     def has_equal_bits(self) -> bool:
