@@ -208,14 +208,24 @@ def _start_function(MPI: Any) -> Any:
     """Return the function ``MPI_Init_thread`` that mpi4py would call, or None if it is not found.
 
     None, the first, stands for the libraries of the whole process: a tool that was loaded before MPI, such as a
-    profiler by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start.
+    profiler by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start. A library of another ABI, with other constants, may
+    be in the process, too: mpi4py then starts MPI by the function that it is bound to.
     """
     if launch.library_family(MPI.Get_library_version()) == "spectrum":
         return None  # mpi4py loads that library again before it starts MPI
     for library in (None, MPI.__file__):
         with contextlib.suppress(AttributeError, OSError):
-            return ctypes.CDLL(library).MPI_Init_thread
+            found = ctypes.CDLL(library)
+            return found.MPI_Init_thread if _abi_of(found) == MPI.Get_abi_version()[0] else None
     return None
+
+
+def _abi_of(library: ctypes.CDLL) -> int:
+    """Return the major version of the MPI ABI of a library, -1 for an ABI of its own (MPI 5.0 section 20.3)."""
+    major, minor = ctypes.c_int(-1), ctypes.c_int(-1)
+    with contextlib.suppress(AttributeError):  # older than MPI 5
+        library.MPI_Abi_get_version(ctypes.byref(major), ctypes.byref(minor))
+    return major.value
 
 
 def running() -> bool:

@@ -54,7 +54,8 @@ for each in threads:
     each.join()
 MPI = mpi.start()
 handlers = MPI.COMM_WORLD.Get_errhandler(), MPI.COMM_SELF.Get_errhandler()
-print("level", MPI.Query_thread(), "raises", handlers == (MPI.ERRORS_RETURN, MPI.ERRORS_RETURN))
+levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+print("level", levels[MPI.Query_thread()], "raises", handlers == (MPI.ERRORS_RETURN, MPI.ERRORS_RETURN))
 sys.stdout.flush()
 """
 
@@ -75,9 +76,9 @@ def tool(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "told", "finalized"),
     [
-        ([], "level 3 raises True", 1),
-        (["initialize=no", "threads=no"], "level 0 raises True", 1),
-        (["finalize=no", "thread_level=serialized", "errors=fatal"], "level 2 raises False", 0),
+        ([], "level MULTIPLE raises True", 1),
+        (["initialize=no", "threads=no"], "level SINGLE raises True", 1),
+        (["finalize=no", "thread_level=serialized", "errors=fatal"], "level SERIALIZED raises False", 0),
     ],
 )
 def test_tools_see_one_start_and_one_end(run_alone, tool, options, told, finalized):
@@ -85,6 +86,43 @@ def test_tools_see_one_start_and_one_end(run_alone, tool, options, told, finaliz
     assert ended.output.count("the tool sees MPI_Init_thread") == 1, str(ended)
     assert ended.output.count("the tool sees MPI_Finalize") == finalized, str(ended)
     ended.shows(told)
+
+
+# Another library in the process, as of a profiler for another ABI, which was loaded after mpi4py.
+OTHER = r"""
+#include <stdio.h>
+
+int MPI_Abi_get_version(int *major, int *minor) { *major = 9; *minor = 0; return 0; }
+
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+  printf("the other library starts\n");
+  return 1;
+}
+"""
+
+PROGRAM_WITH_OTHER = """
+import ctypes, sys
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+import mpistrat
+strategy = mpistrat.MultiWorkerMirroredStrategy()
+print("ranks", strategy.num_replicas_in_sync, "level", MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+"""
+
+
+@pytest.mark.mpich
+def test_library_of_another_abi_does_not_start(run_alone, tmp_path):
+    path = tmp_path / "other.so"
+    path.with_suffix(".c").write_text(OTHER)
+    subprocess.run(
+        [shutil.which("cc") or pytest.skip("no C compiler"), "-shared", "-fPIC", "-o", path, path.with_suffix(".c")],
+        check=True,
+    )
+    ended = run_alone("-c", PROGRAM_WITH_OTHER, path).check()
+    assert "the other library starts" not in ended.output
+    ended.shows("ranks 1 level True")
 
 
 OF_RECORD = """
