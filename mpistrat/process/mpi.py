@@ -208,8 +208,8 @@ def _start_function(MPI: Any) -> Any:
     """Return the function ``MPI_Init_thread`` that mpi4py would call, or None if it is not found.
 
     None, the first, stands for the libraries of the whole process: a tool that was loaded before MPI, such as a
-    profiler by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start. A library of another ABI, with other constants, may
-    be in the process, too: mpi4py then starts MPI by the function that it is bound to.
+    profiler by ``LD_PRELOAD`` or `mpi4py.profile`, must see MPI start. A library of another ABI has other constants: if
+    one is in the process, mpi4py starts MPI by the function that it is bound to.
     """
     if launch.library_family(MPI.Get_library_version()) == "spectrum":
         return None  # mpi4py loads that library again before it starts MPI
