@@ -33,6 +33,7 @@ from mpistrat.cluster_resolver.roles import WORKER, Roles, checked_task, dealt, 
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.slurm import expand_counts, expand_hostlist, groups, left_over, parsed
 from mpistrat.process import mpi
+from mpistrat.representation import grouped
 
 _SRUN = "srun sets it for every task that it starts; is this program started by srun?"
 NODELIST = "SLURM_STEP_NODELIST"
@@ -181,9 +182,7 @@ def _in_order_of(
     """Return nodes and counts in the order in which Slurm numbers the nodes."""
     if len(nodes) != len(counts) or len(parts) == 1:
         return nodes, counts
-    counts_of: dict[str, list[int]] = {}  # one count for each group with tasks on the node
-    for host, count in zip(nodes, counts, strict=True):
-        counts_of.setdefault(host, []).append(count)
+    counts_of = grouped(zip(nodes, counts, strict=True))  # one count for each group with tasks on the node
     ordered = [host for part in parts for host in part]
     return tuple(ordered), tuple(counts_of[host].pop(0) for host in ordered)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mpistrat.record.read import Entry, Membership, Record
+from mpistrat.representation import grouped
 
 _T = TypeVar("_T")
 
@@ -36,18 +37,16 @@ def waits(records: Sequence[Record], halted: Collection[str]) -> list[Wait]:
     In a communicator of all ranks, ranks that have not joined it yet are missing, too. ``halted`` has the keys of the
     records of processes that are stopped or gone.
     """
-    communicators: dict[int, list[tuple[Record, Membership]]] = {}
-    for record in records:
-        for membership in record.memberships:
-            communicators.setdefault(membership.token, []).append((record, membership))
+    communicators = grouped((it.token, (record, it)) for record in records for it in record.memberships)
     result = []
     for token, members in communicators.items():
         size = members[0][1].size
         late = _late(records, members, size)
-        inside: dict[int, list[tuple[Entry, Record]]] = {}
-        for record, membership in members:
-            if membership.last is not None and not membership.last.left and record.key not in halted and size > 1:
-                inside.setdefault(membership.last.number, []).append((membership.last, record))
+        inside = grouped(
+            (membership.last.number, (membership.last, record))
+            for record, membership in members
+            if membership.last is not None and not membership.last.left and record.key not in halted and size > 1
+        )
         seen = {record.rank for _, record in members} | {record.rank for record in late}
         unseen = tuple(sorted(set(range(size)) - seen))
         for number, ranks in inside.items():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.process import failure
 from mpistrat.process.own_files import is_own
+from mpistrat.representation import grouped
 
 _MOST = 1000  # lines and files that are noted
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -151,10 +152,11 @@ def report(world: Any) -> None:
                 f"{site} draws other numbers on each rank, outside of strategy.run: for equal numbers give a seed, as "
                 "in np.random.default_rng(0) and np.random.seed(0); for numbers of each rank take strategy.rng(seed)"
             )
-    writers: dict[tuple[str, Any], list[tuple[int, str]]] = {}
-    for rank, (_, written, _) in enumerate(of_ranks):
-        for path, (site, identity) in written.items():
-            writers.setdefault((path, identity), []).append((rank, site))
+    writers = grouped(
+        ((path, identity), (rank, site))
+        for rank, (_, written, _) in enumerate(of_ranks)
+        for path, (site, identity) in written.items()
+    )
     for (path, _), opened in writers.items():
         if len(opened) > 1:
             sites = ", ".join(f"rank {rank} at {site}" for rank, site in opened[:4])

@@ -15,7 +15,7 @@ from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.process import mpi
 from mpistrat.process.files import appearing, local_path
-from mpistrat.representation import require
+from mpistrat.representation import grouped, require
 from mpistrat.runtime.environment import rc
 from mpistrat.strategy import Strategy, get_strategy
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
@@ -269,9 +269,7 @@ class History:
         from matplotlib import pyplot as plt
 
         names = dict.fromkeys(name for row in self.rows for name in row if name not in _STEPS)
-        panels: dict[str, list[str]] = {}
-        for name in names:
-            panels.setdefault(name.removeprefix("val_"), []).append(name)
+        panels = grouped((name.removeprefix("val_"), name) for name in names)
         figure, all_axes = plt.subplots(
             max(len(panels), 1), figsize=(6, 1 + 2.6 * len(panels)), squeeze=False, sharex=True, layout="constrained"
         )

@@ -13,6 +13,7 @@ from mpistrat import context, nest
 from mpistrat.messages.mailbox import Mailbox, ReceivedMessage, SentFunction, bundle
 from mpistrat.messages.pickling import EMPTY, Packed, failure_of, pack, unpack
 from mpistrat.messages.servers import Request, Servers, Update
+from mpistrat.representation import grouped
 from mpistrat.variables.on_server import ServerVariable, VariableStore, known
 
 
@@ -203,9 +204,7 @@ class KeptWrites:
     def prepare(self, number: int) -> tuple[int, ...]:
         """Send the writes under a number, and return their servers. Raise NotPreparedError if one refuses a write."""
         with self._lock:
-            by_server: dict[int, list[Write]] = {}
-            for pending in self._writes:
-                by_server.setdefault(pending.variables[0].server, []).append(pending.write)
+            by_server = grouped((pending.variables[0].server, pending.write) for pending in self._writes)
             servers = tuple(by_server)
             if servers:
                 try:

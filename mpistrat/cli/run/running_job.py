@@ -33,6 +33,7 @@ from mpistrat.launch.launchers import HYDRA, OPEN_MPI
 from mpistrat.process import children, standby
 from mpistrat.record import layout, lifetime
 from mpistrat.record.layout import Phase
+from mpistrat.representation import grouped
 
 if TYPE_CHECKING:
     from mpistrat.monitor.last import End
@@ -499,9 +500,7 @@ class RunningJob:
 
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the ranks that a launcher has started: process id -> rank. None without /proc (macOS)."""
-    children: dict[int, list[int]] = {}
-    for process in proc.process_ids():
-        children.setdefault(proc.parent(process), []).append(process)
+    children = grouped((proc.parent(process), process) for process in proc.process_ids())
     ranks, pending = {}, [launcher]
     while pending:
         for process in children.get(pending.pop(), []):
