@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ html_title = f"mpistrat {version}"
 html_static_path = ["static"]
 html_favicon = "static/favicon.svg"
 html_css_files = ["pages.css"]
+html_js_files = ["open.js"]
 
 
 # --- the reference has every public name ---------------------------------------------------------------------
@@ -154,8 +156,72 @@ def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
         text.parent.replace(text, broken[1:])
 
 
+# --- each example has a page ---------------------------------------------------------------------------------
+
+
+DOCS = Path(__file__).parent
+GALLERY = DOCS / "gallery"
+
+
+def examples() -> dict[str, str]:
+    """Return the text of each section of ``examples.md`` by the name of its page."""
+    sections = (DOCS / "examples.md").read_text().split("\n## ")[1:]
+    return {section.splitlines()[0].lower().replace(" ", "-"): section for section in sections}
+
+
+def write_gallery(app: Sphinx) -> None:
+    """Write a page for each section of ``examples.md``, which is the page of their cards."""
+    shutil.rmtree(GALLERY, ignore_errors=True)
+    GALLERY.mkdir()
+    for name, section in examples().items():
+        page = re.sub(r"\]\((?=[\w/-]+\.\w+)", "](../", section).replace(":: examples/", ":: ../examples/")
+        GALLERY.joinpath(f"{name}.md").write_text(f"# {page}")
+
+
+def lead_to_gallery(app: Sphinx, page: str, source: list[str]) -> None:
+    """Leave the cards on the page of examples, and lead to the page of an example where its section is named."""
+    text = source[0]
+    if page == "examples":
+        cards = re.sub(r"\(#([\w-]+)\)", r"(gallery/\1.md)", text.partition("\n## ")[0])
+        cards = re.sub(r':link: "#([\w-]+)"', r":link: gallery/\1.html", cards)
+        pages = "\n".join(f"gallery/{name}" for name in examples())
+        text = f"{cards}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    source[0] = re.sub(r"\bexamples\.md#([\w-]+)", r"gallery/\1.md", text)
+
+
+# --- the words that the search knows -------------------------------------------------------------------------
+
+
+def index_synonyms(app: Sphinx, doctree: nodes.document) -> None:
+    """Make entries of the index, which a search shows first, of a line ``<!-- search: ghost cells -->`` of the head."""
+    head = Path(doctree["source"]).read_text().partition("\n## ")[0]
+    for comment in re.findall(r"^<!-- search: (.+?)\s-->$", head, re.M | re.S):
+        entries = [("single", " ".join(each.split()), "", "main", None) for each in comment.split(",")]
+        doctree.append(addnodes.index(entries=entries))
+
+
+# --- of an entry of the reference the first sentence shows ---------------------------------------------------
+
+
+def fold_entries(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Fold what stands between the first paragraph of an entry and its members."""
+    if not page.startswith("reference/"):
+        return
+    for content in doctree.findall(addnodes.desc_content):
+        after = [each for each in content.children if not isinstance(each, addnodes.index)]
+        own = [each for each in after if not isinstance(each, addnodes.desc)][1:]
+        if own:
+            start = nodes.raw("", '<details class="more"><summary>more</summary>', format="html")
+            content.insert(content.index(own[0]), start)
+            content.insert(content.index(own[-1]) + 1, nodes.raw("", "</details>", format="html"))
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_gallery)
+    app.connect("source-read", lead_to_gallery)
+    app.connect("doctree-read", index_synonyms)
     app.connect("env-check-consistency", warn_of_missing_names)
     app.connect("env-updated", map_methods, priority=100)  # before codeautolink
     app.connect("doctree-resolved", link_names)
     app.connect("doctree-resolved", let_names_break)
+    app.connect("doctree-resolved", fold_entries)
