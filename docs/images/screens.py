@@ -74,10 +74,11 @@ def capture():
             job.wait()
         package = Path(mpistrat.__file__).parents[1]
         # A cell of the table keeps its width.
-        top = re.sub(rf"{folder}/([^│]*)│", lambda cell: f"{cell[1]}{' ' * len(folder + '/')}│", top)
+        top = re.sub(rf"{folder}/(.*?  )", lambda cell: f"{cell[1]}{' ' * len(folder + '/')}", top)
         texts = {"hang": report.read_text().partition("This report is in")[0], "top": top}
         return {
-            name: text.replace(f"{folder}/", "").replace(f"{package}/", "").rstrip() for name, text in texts.items()
+            name: re.sub(" +$", "", text.replace(f"{folder}/", "").replace(f"{package}/", ""), flags=re.M).rstrip()
+            for name, text in texts.items()
         }
 
 

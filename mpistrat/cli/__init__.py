@@ -1,7 +1,7 @@
 """The command line: ``mpistrat COMMAND``, or ``python -m mpistrat COMMAND``.
 
 A command is an object of its name, or ``command``, in a file that is imported when the command is used. A new
-command is a new file and a line in `COMMANDS`.
+command is a new file and a line in `GROUPS`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,32 @@ import click
 
 from mpistrat.version import __version__
 
-# Command -> its module, and its line in `mpistrat --help`.
-COMMANDS = {
-    "run": ("run.main", "Start a Python program on this machine, one process per rank."),
-    "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
-    "slurm": ("slurm", "Write batch scripts for SLURM."),
-    "check": ("check.main", "Find what will break a job. Start it like the job itself."),
-    "top": ("top", "Show what each rank of a running job does, or did when it ended."),
-    "trace": ("trace", "Merge the traces of all ranks of a job into one file, or summarize them."),
-    "hosts": ("info", "Show the ranks, the variables that describe them, and what MPI says."),
-    "shard": ("data", "Divide the rows of HDF5 files among a number of new files."),
-    "checkpoint": ("checkpoint", "List, show, verify, compare and convert checkpoints."),
-    "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
-    "bench": ("bench", "Measure the speed of this machine and of the library."),
+# Heading of `mpistrat --help` -> command -> its module, and its line there.
+GROUPS = {
+    "Run and batch": {
+        "run": ("run.main", "Start a Python program on this machine, one process per rank."),
+        "slurm": ("slurm", "Write batch scripts for SLURM."),
+        "check": ("check.main", "Find what will break a job. Start it like the job itself."),
+        "bench": ("bench", "Measure the speed of this machine and of the library."),
+    },
+    "Look": {
+        "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),
+        "hosts": ("info", "Show the ranks, the variables that describe them, and what MPI says."),
+        "top": ("top", "Show what each rank of a running job does, or did when it ended."),
+        "trace": ("trace", "Merge the traces of all ranks of a job into one file, or summarize them."),
+    },
+    "Files": {
+        "data": ("data", "Show what HDF5 files contain, and how replicas would share them."),
+        "shard": ("data", "Divide the rows of HDF5 files among a number of new files."),
+        "checkpoint": ("checkpoint", "List, show, verify, compare and convert checkpoints."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+_FIRST_STEPS = [
+    ("mpistrat info", "Show what is installed, and which MPI."),
+    ("mpistrat run -n 4 prog.py", "Start a program on 4 ranks of this machine."),
+    ("mpistrat slurm write prog.py", "Print a batch script for a cluster."),
+]
 
 
 class _Commands(click.Group):
@@ -86,18 +98,29 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for heading, group in GROUPS.items():
+            _write(formatter, heading, [(name, text) for name, (_, text) in group.items()])
+
+
+def _write(formatter: click.HelpFormatter, heading: str, lines: Sequence[tuple[str, str]]) -> None:
+    """Write a section, in colours where the output is a terminal."""
+    with formatter.section(click.style(heading, bold=True)):
+        formatter.write_dl([(click.style(name, fg="cyan"), text) for name, text in lines])
 
 
 def _by_run(arguments: Sequence[str]) -> str:
     return f"programs are started by `mpistrat run`: mpistrat run {shlex.join(arguments)}"
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mpistrat")
-def commands() -> None:
+@click.pass_context
+def commands(context: click.Context) -> None:
     """The API of tf.distribute on MPI."""
+    if context.invoked_subcommand is None:
+        formatter = context.make_formatter()
+        _write(formatter, "First steps", _FIRST_STEPS)
+        click.echo(f"{formatter.getvalue()}\n`mpistrat --help` lists all commands.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -117,7 +117,8 @@ def show(file: Path, name: str | None) -> _Result:
     arrays = [{"name": array, **entry._asdict()} for array, entry in shown.items()]
     report: dict[str, Any] = {"path": str(file), "format": contents.kind, "arrays": arrays}
     rows = [[array, e.dtype, str(e.shape), amount(e.nbytes), e.checksum] for array, e in shown.items()]
-    lines = [f"{file}: {contents.kind}, {counted(len(rows), 'array')}", *aligned(rows)]
+    head = ["array", "dtype", "shape", "size", "checksum"]
+    lines = [f"{file}: {contents.kind}, {counted(len(rows), 'array')}", *aligned([head, *rows])]
     if name is not None:
         report["statistics"] = numbers = statistics(contents.array(name))
         lines += [f"  {statistic:<9} {value:.9g}" for statistic, value in numbers.items() if value is not None]

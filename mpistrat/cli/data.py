@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpistrat.cli.table import counted, echo
+from mpistrat.cli.table import aligned, amount, counted, echo
 
 if TYPE_CHECKING:
     from mpistrat.data.hdf5.records import FileRecord
@@ -74,7 +74,7 @@ def shard(
         return
     total = sum(path.stat().st_size for path in paths)
     last = f" ... {paths[-1].name}" if count > 1 else ""
-    click.echo(f"{counted(count, 'file')}, {total / 2**20:,.1f} MiB: {paths[0]}{last}")
+    click.echo(f"{counted(count, 'file')}, {amount(total)}: {paths[0]}{last}")
 
 
 @click.command()
@@ -240,8 +240,8 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
     files = report["files"]
     if files:
         rows = [file["rows"] for file in files]
-        size = sum(file["bytes"] for file in files) / 2**20
-        echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size:,.1f} MiB")
+        size = amount(sum(file["bytes"] for file in files))
+        echo(f"{counted(len(files), 'file')}, {counted(sum(rows), 'row')}, {size}")
         echo(f"rows per file: {min(rows):,} to {max(rows):,}, median {statistics.median(rows):,.0f}\n")
         width = max(len(entry["name"]) for entry in (*report["datasets"], *report["beside"]))
         for dataset in report["datasets"]:
@@ -252,17 +252,15 @@ def _show(report: dict[str, Any], batch_size: int) -> None:
         for entry in report["beside"]:
             echo(f"{entry['name']:<{width}}  left out: it {entry['why']}")
         echo()
-        for file in files[:_SHOWN]:
-            echo(f"{file['rows']:>12,} rows {file['bytes'] / 2**20:>10,.1f} MiB  {file['path']}")
+        cells = [(f"{file['rows']:,}", amount(file["bytes"]), file["path"]) for file in files[:_SHOWN]]
+        echo("\n".join(aligned([("rows", "size", "file"), *cells], numbers=2)))
         if len(files) > _SHOWN:
-            echo(f"{'':>12} ... and {len(files) - _SHOWN} more")
+            echo(f"... and {len(files) - _SHOWN} more")
     if report["policies"]:
         echo(f"\nsteps per epoch, global batches of {counted(batch_size, 'row')}")
         head = ("replicas", "AUTO", "DATA", "FILE", "FILE, balanced", "OFF", "longest share of files")
         lines = [head, *(_cells(policies, head) for policies in report["policies"])]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            echo("   ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)))
+        echo("\n".join(aligned(lines, numbers=len(head))))
     for problem in report["problems"]:
         echo(f"problem: {problem}", err=True)
 

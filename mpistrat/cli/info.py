@@ -34,6 +34,7 @@ _PACKAGES = (
     *(["torch"], ["jax"], ["tensorflow", "tensorflow-cpu"], ["keras"]),
 )
 _CHOICES = ("MPI4PY_MPIABI", "MPI4PY_LIBMPI")  # of the library that mpi4py loads; the first wins
+_DEFAULT = " (default)"
 _THREADS = re.compile(r"(OMP|OPENBLAS|MKL|BLIS|NUMEXPR)_NUM_THREADS$")
 
 
@@ -107,16 +108,14 @@ def _ask_mpi(resolver: ClusterResolver) -> tuple[Placement, list[list[str]], lis
 
 
 def _show_hosts(report: dict[str, Any]) -> None:
-    from rich.table import Table
-
     console = table.console()
     console.print(f"{report['resolver']}: {report['reason']}", soft_wrap=True, markup=False)
-    facts = Table("fact", "value", "variable it came from", "what MPI says")
+    facts = table.grid("fact", "value", "variable it came from", "what MPI says")
     for name, fact in report["facts"].items():
         facts.add_row(name, _text(fact["value"]), fact["from"], _text(fact["MPI"]))
     console.print(facts)
     if report["ranks"]:
-        ranks = Table(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
+        ranks = table.grid(*_OF_RANKS, "cores", title="the ranks, as MPI numbers them", title_justify="left")
         for row in report["ranks"]:
             ranks.add_row(*row.values())
         console.print(ranks)
@@ -132,13 +131,14 @@ def _fact_of_mpi(known: Placement | None, name: str) -> Any:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(as_json: bool) -> None:
-    """Show what is installed, which MPI is used, and how ranks communicate.
+@click.option("--all", "everything", is_flag=True, help="Show options that have their defaults, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all options.")
+def info(everything: bool, as_json: bool) -> None:
+    """Show what is installed, which MPI is used, how ranks communicate, and which options were changed.
 
     \b
     mpistrat info
-    mpistrat run -n 4 -m mpistrat info
+    mpistrat run -n 4 -m mpistrat info --all
     """
     machine = machine_mpi(os.environ)
     library = {"of this machine": machine.name if machine else "none known"}
@@ -155,15 +155,19 @@ def info(as_json: bool) -> None:
         click.echo(json.dumps({**report, "all-reduce": algorithms}, indent=2))
         return
     from rich.markup import escape
-    from rich.table import Table
 
-    rows = Table("part", "fact", "value")
-    for title, section in report.items():
+    if not everything:
+        changed = {name: value for name, value in report["options"].items() if not value.endswith(_DEFAULT)}
+        left = len(report["options"]) - len(changed)
+        report["options"] = {**changed, "defaults": f"{left} options: see mpistrat info --all"}
+    rows = table.grid("part", "fact", "value")
+    for number, (title, section) in enumerate(report.items()):
+        if number:
+            rows.add_row()
         for first, (name, value) in zip([title, *[""] * len(section)], section.items(), strict=False):
             rows.add_row(first, name, escape(table.printable(_text(value))))
-        rows.add_section()
     table.console().print(rows)
-    click.echo(f"all-reduce\n{algorithms}")
+    click.echo(f"\nall-reduce\n{algorithms}")
 
 
 def _options() -> dict[str, str]:
@@ -273,7 +277,7 @@ def _machine() -> dict[str, Any]:
         "host": platform.node(),
         "cores": job.cores(),
         "affinity": ranges(affinity.cores() or ()) or "unknown",
-        "/dev/shm free": "none" if shared is None else f"{shared['free'] / 2**20:.0f} MiB",
+        "/dev/shm free": "none" if shared is None else table.amount(shared["free"]),
     }
     threads = {name: value for name, value in sorted(os.environ.items()) if _THREADS.match(name)}
     facts["BLAS"] = affinity.blas() or "does not tell"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def counted(number: int, thing: str) -> str:
@@ -35,10 +36,23 @@ def echo(text: str = "", err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table. The cells of a column begin below each other."""
+def aligned(rows: Sequence[Sequence[str]], numbers: int = 0) -> list[str]:
+    """Return the lines of a table. Cells of the first columns, which hold numbers, end below each other.
+
+    >>> aligned([("rows", "file"), ("1", "a.h5"), ("12,000", "b.h5")], numbers=1)
+    ['  rows  file', '     1  a.h5', '12,000  b.h5']
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{a:<{b}}" for a, b in zip(row, widths, strict=True)).rstrip() for row in rows]
+    forms = [f"{'>' if index < numbers else '<'}{width}" for index, width in enumerate(widths)]
+    return ["  ".join(map(format, row, forms)).rstrip() for row in rows]
+
+
+def grid(*columns: str, apart: bool = False, **options: Any) -> Table:
+    """Return a table for a console that looks as `aligned` ones do, with rows of several lines ``apart``."""
+    from rich.table import Table
+
+    padding = (0, 2, int(apart), 0)
+    return Table(*columns, box=None, pad_edge=False, padding=padding, header_style="bold", **options)
 
 
 def console() -> Console:
@@ -74,3 +88,15 @@ def amount(nbytes: float) -> str:
             return f"{three_digits(nbytes)} {unit}"
         nbytes /= 1000
     return f"{three_digits(nbytes)} GB"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in three digits and their unit.
+
+    >>> duration(2.5), duration(0.0123), duration(3.3e-6)
+    ('2.5 s', '12.3 ms', '3.3 us')
+    """
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{three_digits(seconds * factor)} {unit}"
+    return f"{three_digits(seconds * 1e6)} us" if seconds else "0 s"

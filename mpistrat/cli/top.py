@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpistrat.cli import table
-from mpistrat.cli.table import amount, counted, echo, three_digits
+from mpistrat.cli.table import amount, counted, duration, echo
 from mpistrat.launch.proc import batch_job, parent
 from mpistrat.monitor import last as last_record
 from mpistrat.monitor import process, report, view, waits
@@ -354,13 +354,12 @@ def _records_or_output(job: tuple[str, ...], here: bool, option: str) -> tuple[l
 def _table(rows: list[dict[str, Any]], width: int, cut: bool = False) -> Table:
     """Return the table, without the columns that do not fit. With ``cut`` each rank has one line, in its place."""
     from rich.cells import cell_len
-    from rich.table import Table
     from rich.text import Text
 
     cells = [_cells(row) for row in rows]
-    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in cells))) + 3 for name in cells[0]}
-    most = widths["collective"] - 3  # 3: the border and its blanks
-    widths["collective"] = min(most, _COLLECTIVE) + 3
+    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in cells))) + 2 for name in cells[0]}
+    most = widths["collective"] - 2
+    widths["collective"] = min(most, _COLLECTIVE) + 2
     left_out = []
     for name in _LEAST:
         if sum(widths.values()) >= width:
@@ -369,10 +368,10 @@ def _table(rows: list[dict[str, Any]], width: int, cut: bool = False) -> Table:
     programs = ", ".join(dict.fromkeys(row.get("program", "") for row in rows))
     wider = f" (a wider terminal shows {', '.join(reversed(left_out))})" if left_out else ""
     caption = Text(f"{programs}: {counted(len(rows), 'rank')}{wider}")  # brackets in a name are no markup
-    shown = Table(caption=caption, caption_justify="left")
+    shown = table.grid(caption=caption, caption_justify="left")
     for name in widths:
         # Rich shortens all columns alike: only the text of a collective may be cut.
-        room = min(most, width - sum(widths.values()) + widths[name] - 4) if name == "collective" else None
+        room = min(most, width - sum(widths.values()) + widths[name] - 2) if name == "collective" else None
         shown.add_column(name, no_wrap=cut, max_width=room, overflow="ellipsis" if cut or room is None else "fold")
     for row, texts in zip(rows, cells, strict=True):
         shown.add_row(*(texts[name] for name in widths), style="bold red" if row.get("slow") else None)
@@ -383,10 +382,10 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
     seconds, waiting, slow = row["step_seconds"], row.get("waiting_share"), row.get("slow", False)
     return {
         **{name: str(row[name]) for name in ("rank", "host", "pid", "step")},
-        "step time": "" if seconds is None else f"{three_digits(seconds)} s{', slow' * slow}",
+        "step time": "" if seconds is None else duration(seconds) + ", slow" * slow,
         "waits": "" if waiting is None else f"{waiting:.0%}",
         "phase": row["phase"],
-        "for": f"{three_digits(row['for_seconds'])} s",
+        "for": duration(row["for_seconds"]),
         "collective": row["collective"],
         "bytes/s": amount(row["bytes_per_second"]),
         "memory": amount(row["resident_bytes"]),

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import click
 
 from mpistrat.cli import trace_files
-from mpistrat.cli.table import amount, echo, three_digits
+from mpistrat.cli.table import aligned, amount, duration, echo
 from mpistrat.cli.trace_files import MEET, PHASES, Call, Span, Trace, Track, shares
 from mpistrat.process import files
 from mpistrat.runtime.agreement.operation import ranks_in_words
@@ -26,6 +26,7 @@ from mpistrat.runtime.agreement.operation import ranks_in_words
 # has the number of a process for a thread of that process.
 _THREAD = 1_000_000
 _MOST_COLLECTIVES = 10
+_COLLECTIVE = 72  # columns of its text: the numbers before it take at most 48
 # Operations that send their values to other ranks. The others only compare them, so they have no bytes per second.
 _MOVES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce_scatter")
 
@@ -209,16 +210,10 @@ def lines(summary: dict[str, Any]) -> list[str]:
             (least, first), (most, last) = ranked[0], ranked[-1]
             shown.append(f"{phase:<14} {mean:7.2%}  {least:7.2%} {f'({first})':<6}  {most:7.2%} ({last})")
     if summary["collectives"]:
-        shown += ["", f"{'calls':>7} {'a call':>10} {'waiting':>10} {'bytes':>10} {'bytes/s':>10}  collective"]
-    for row in summary["collectives"]:
-        shown.append(
-            f"{row['calls_per_rank']:7.0f} {_seconds(row['seconds_per_call']):>10} "
-            f"{_seconds(row['waited_per_call']):>10} {amount(row['bytes']):>10} "
-            f"{amount(row['bytes_per_second']) if row['bytes_per_second'] else '':>10}  "
-            f"{row['operation']} at {row['place'] or '?'}"
-        )
+        rows = [("calls", "a call", "waiting", "bytes", "bytes/s", "collective"), *map(_cells, summary["collectives"])]
+        shown += ["", *aligned(rows, numbers=5)]
     if len(ranks) > 1:
-        waited = f"a rank waited {_seconds(summary['waited'])} for others"
+        waited = f"a rank waited {duration(summary['waited'])} for others"
         shown += ["", f"{waited}; the busiest rank had {summary['imbalance']:.1%} more to do than the mean"]
         number = sum(row["collectives"] for row in summary["last"])
         most = ", ".join(f"rank {row['rank']} {row['collectives'] / number:.0%}" for row in summary["last"][:4])
@@ -227,11 +222,18 @@ def lines(summary: dict[str, Any]) -> list[str]:
     return shown
 
 
-def _seconds(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{three_digits(seconds * factor)} {unit}"
-    return f"{three_digits(seconds * 1e6)} us"
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the texts of a collective's line, which is at most 120 columns wide."""
+    rate = amount(row["bytes_per_second"]) if row["bytes_per_second"] else ""
+    times = duration(row["seconds_per_call"]), duration(row["waited_per_call"])
+    collective = _short(f"{row['operation']} at {row['place'] or '?'}", _COLLECTIVE)
+    return f"{row['calls_per_rank']:.0f}", *times, amount(row["bytes"]), rate, collective
+
+
+def _short(text: str, width: int) -> str:
+    """Return a text whose beginning and end are left where it is longer than a width."""
+    end = width // 2
+    return text if len(text) <= width else f"{text[: width - end - 1]}…{text[-end:]}"
 
 
 @click.command()

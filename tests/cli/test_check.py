@@ -157,7 +157,7 @@ def test_faults_of_nodes(run_ranks, faults, tmp_path, monkeypatch):
     if namespace is not None:
         assert "Read-only file system" in findings["data"][1]["found"]
         assert findings["shared_memory"][0] == "fix"
-        assert "MiB free of 64 MiB; its ranks need 128 MiB" in findings["shared_memory"][1]["found"]
+        assert "MB free of 67.1 MB; its ranks need 134 MB" in findings["shared_memory"][1]["found"]
 
 
 @pytest.mark.full

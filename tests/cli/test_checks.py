@@ -112,10 +112,10 @@ def shm(free, total=16 * GIB):
 @pytest.mark.parametrize(
     ("facts", "nodes", "verdict", "text"),
     [
-        ([shm(16 * GIB)], None, OK, "16.0 GiB free"),
-        ([shm(64 * MIB, 64 * MIB)], None, FIX, "64 MiB free of 64 MiB; its ranks need 128 MiB"),
-        ([shm(16 * GIB), shm(100 * MIB)], [0, 1], FIX, "n1: 100 MiB free"),
-        ([shm(1 * GIB)] * 64, None, FIX, "need 2.0 GiB"),
+        ([shm(16 * GIB)], None, OK, "17.2 GB free"),
+        ([shm(64 * MIB, 64 * MIB)], None, FIX, "67.1 MB free of 67.1 MB; its ranks need 134 MB"),
+        ([shm(16 * GIB), shm(100 * MIB)], [0, 1], FIX, "n1: 105 MB free"),
+        ([shm(1 * GIB)] * 64, None, FIX, "need 2.15 GB"),
     ],
 )
 def test_shared_memory(facts, nodes, verdict, text):
@@ -158,12 +158,12 @@ def folder(**more):
 @pytest.mark.parametrize(
     ("facts", "exchanged", "verdict", "text"),
     [
-        ([folder()], {"data": []}, OK, "/d (lustre): writable, locks work, 5.0 GiB free"),
+        ([folder()], {"data": []}, OK, "/d (lustre): writable, locks work, 5.37 GB free"),
         ([folder(), None, folder(missing=True)], {}, FIX, "/d on n0 (lustre): there is no such directory"),
         ([folder(unwritable="Read-only file system")], {}, FIX, "not writable: Read-only file system"),
         ([folder(lock="unable to lock file, errno = 524")], {}, FIX, "HDF5 cannot lock files: unable"),
         ([folder(), None], {"data": [1]}, FIX, "not seen on n0"),
-        ([folder(free=5 * MIB)], {"data": []}, LOOK, "5 MiB free"),
+        ([folder(free=5 * MIB)], {"data": []}, LOOK, "5.24 MB free"),
     ],
 )
 def test_data(facts, exchanged, verdict, text):

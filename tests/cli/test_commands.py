@@ -1,15 +1,17 @@
 """The commands, what they import, and `mpistrat info`."""
 
 import json
+import re
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from mpistrat.cli import COMMANDS, commands
+from mpistrat.cli import COMMANDS, GROUPS, commands
 from mpistrat.cli.bench import SUBJECTS
 from mpistrat.cli.info import info
 from mpistrat.version import __version__
@@ -31,6 +33,15 @@ def test_help_lists_the_commands():
     assert invoke("--version").output == f"mpistrat, version {__version__}\n"
 
 
+def test_help_has_groups_and_no_command_shows_the_first_steps():
+    assert re.findall(r"^(\w.*):$", invoke("--help").output, re.MULTILINE) == ["Options", *GROUPS]
+    coloured = CliRunner().invoke(commands, ["--help"], color=True).output
+    assert click.style("Files", bold=True) in coloured
+    result = invoke()
+    assert result.exit_code == 0
+    assert len(re.findall(r"^  mpistrat \w+", result.output, re.MULTILINE)) == 3
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_its_file(name):
     result = invoke(name, "--help")
@@ -41,7 +52,7 @@ def test_every_command_has_its_file(name):
 def test_no_such_command():
     result = invoke("fly")
     assert result.exit_code == 2
-    assert "No such command 'fly': there are run, info" in result.output
+    assert "No such command 'fly': there are run, slurm" in result.output
 
 
 @pytest.mark.parametrize(
@@ -114,6 +125,15 @@ def test_info_alone(run_alone):
         "versions", "mpi4py", "h5py", "MPI", "libmpi", "HDF5", "gzip", "affinity", "BLAS", "/dev/shm", "all-reduce"
     )
     ended.shows("ranks per node", __version__)
+
+
+def test_info_shows_options_that_were_changed(run_alone):
+    environ = {"MPISTRAT_ALL_REDUCE": "ordered"}
+    few = run_alone("-m", "mpistrat", "info", **environ).check().output
+    every = run_alone("-m", "mpistrat", "info", "--all", **environ).check().output
+    assert "ordered (MPISTRAT_ALL_REDUCE)" in few
+    assert "(default)" not in few
+    assert f"{every.count('(default)')} options: see mpistrat info --all" in few
 
 
 def test_info_on_several_ranks(run_ranks):

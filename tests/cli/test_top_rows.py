@@ -46,8 +46,8 @@ def test_slow_ranks_and_shares_of_waiting(record):
     with console.capture() as capture:
         console.print(top_command._table(rows, 160, cut=True))
     lines = capture.get().splitlines()
-    assert sum("0.1 s, slow │ 10%" in line for line in lines) == 1
-    assert len(lines) == 3 + 4 + 2  # a row for each rank
+    assert sum("100 ms, slow  10%" in line for line in lines) == 1
+    assert len(lines) == 1 + 4 + 1  # a row for each rank
     assert lines[-1].strip() == "train.py [x]: 4 ranks"
 
 
@@ -71,12 +71,12 @@ def test_a_narrow_table_has_fewer_columns_and_whole_cells(record, width, cut):
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(top_command._table([{**row, **wide} for row in top_command.rows(found, 0.0)], width, cut=cut))
-    table, caption = re.split(r"└.*┘", capture.get())
+    table, caption = re.split(r"\n(?=train.py: )", capture.get())
     assert max(map(len, table.splitlines())) <= width
-    heads = re.findall(r"(?<=┃) (.*?) +(?=┃)", table)
+    heads = re.split(r"  +", table.splitlines()[0].strip())
     assert heads[:4] == ["rank", "host", "pid", "step"]
     for rank in range(3):
-        assert re.search(rf"│ {rank} +│ node0123.cluster │ 4123456 │ 123456 │(.*│)? reduce_to\(SUM", table)
+        assert re.search(rf"^{rank} +node0123.cluster  4123456  123456  (.*  )?reduce_to\(SUM", table, re.MULTILINE)
     assert ("for" in heads, "memory" in heads) == (width > 80, width == 160)
     missing = {"step time", "waits", "phase", "for", "bytes/s", "memory"}.difference(heads)
     text = " ".join(caption.split())

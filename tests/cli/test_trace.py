@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from trace_format import Merged
 
-from mpistrat.cli import commands, trace_files
+from mpistrat.cli import commands, trace, trace_files
 from mpistrat.record import layout
 from mpistrat.record.layout import Kind, Word
 from mpistrat.record.ring import Sample, TraceRing
@@ -95,6 +95,16 @@ def test_the_numbers_of_a_summary(traced):
     text = run(traced, "--summary").stdout
     assert "last in 10 collectives: rank 1 100%" in text
     assert "2 ranks on 1 node" in text
+
+
+def test_a_collective_has_one_line_of_120_columns(traced):
+    told = json.loads(run(traced, "--json").stdout)
+    (row,) = told["collectives"]
+    row |= {"operation": "all_reduce SUM float64[1000] of weights", "place": f"{'a/' * 200}train.py:22 in train"}
+    row |= {"calls_per_rank": 123456, "bytes": 1.23e12, "bytes_per_second": 1.23e13}
+    printed = trace.lines(told)
+    assert max(map(len, printed)) <= 120
+    assert [line for line in printed if "all_reduce SUM" in line and line.endswith("train.py:22 in train")]
 
 
 # --- clocks ---------------------------------------------------------------------------------------------

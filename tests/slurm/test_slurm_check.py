@@ -146,7 +146,7 @@ def test_faults_of_nodes(check, cluster, faketime, tmp_path):
     for name, text in {
         "binding": "node0: all 2 ranks share core 0",
         "gpus": "node0: rank 1 sees no GPU (CUDA_VISIBLE_DEVICES=), although the job has 2 there",
-        "shared_memory": "MiB free of 64 MiB; its ranks need 128 MiB",
+        "shared_memory": "MB free of 67.1 MB; its ranks need 134 MB",
         "data": "not writable: Read-only file system",
         "network": "MB/s (node0-node2)",
     }.items():

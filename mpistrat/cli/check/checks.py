@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.cli.check import network
-from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, TimedExchange, size
+from mpistrat.cli.check.job import START, Check, CheckedJob, CheckOptions, Finding, Severity, TimedExchange
 from mpistrat.cli.run.job import shared_memory
+from mpistrat.cli.table import amount
 from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.machine_mpi import foreign_wheel, without_library
@@ -242,7 +243,7 @@ def judge_shared_memory(job: CheckedJob) -> Finding:
                 worst = (least["free"] / wanted, host, wanted, least)
     assert worst is not None
     ratio, host, wanted, least = worst
-    text = f"{host}: {size(least['free'])} free of {size(least['total'])}"
+    text = f"{host}: {amount(least['free'])} free of {amount(least['total'])}"
     if ratio >= 1:
         return Finding(text, Severity.OK)
     why = (
@@ -250,7 +251,7 @@ def judge_shared_memory(job: CheckedJob) -> Finding:
         if least["total"] < wanted
         else "remove files that killed jobs left there"
     )
-    return Finding(f"{text}; its ranks need {size(wanted)}", Severity.FIX, why)
+    return Finding(f"{text}; its ranks need {amount(wanted)}", Severity.FIX, why)
 
 
 def look_at_gpus(options: CheckOptions) -> dict[str, Any]:
@@ -480,7 +481,7 @@ def judge_data(job: CheckedJob) -> Finding:
             "each node has its own directory of this name: use a shared file system",
         )
     first = next(iter(facts.values()))
-    text = f"{first['folder']} ({first['files']}): writable, locks work, {size(first['free'])} free"
+    text = f"{first['folder']} ({first['files']}): writable, locks work, {amount(first['free'])} free"
     if first["free"] < _LITTLE:
         return Finding(text, Severity.LOOK, "little space is left for checkpoints")
     return Finding(text, Severity.OK)

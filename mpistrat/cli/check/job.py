@@ -110,15 +110,6 @@ class Check(NamedTuple):
     exchange: Callable[[TimedExchange, CheckOptions], Any] | None = None
 
 
-def size(count: float) -> str:
-    """Return a number of bytes as text.
-
-    >>> size(64 * 2**20), size(3 * 2**30)
-    ('64 MiB', '3.0 GiB')
-    """
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 class SilenceError(RuntimeError):
     """A message was not received, or could not be sent, within the time limit."""
 

@@ -355,10 +355,9 @@ def _print_json(ranks: int, findings: list[tuple[Check, Finding]], must_fix: boo
 
 def _print_table(findings: list[tuple[Check, Finding]], must_fix: bool) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     console = table.console()
-    rows = Table("check", "found", "verdict", "what to do", show_lines=True)
+    rows = table.grid("check", "found", "verdict", "what to do", apart=True)
     for check, finding in findings:
         verdict = finding.severity.value
         coloured = f"[{_COLOURS[verdict]}]{verdict}[/{_COLOURS[verdict]}]"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import click
 
+from mpistrat.cli.table import amount
 from mpistrat.launch.launch import library_family, library_name, without_launcher
 from mpistrat.launch.machine_mpi import without_library, without_mpirun
 from mpistrat.process import children
@@ -301,7 +302,7 @@ def _of_open_mpi(launcher: Launcher, ranks: int, machine: Machine, bind: bool) -
     settings += _yielding("OMPI_MCA_mpi_yield_when_idle", ranks, machine)
     settings.append(Setting("OMPI_MCA_btl", "^ofi", "one machine needs no fabric; putting it aside takes a second"))
     if machine.shared is not None and machine.shared < ranks * _SHARED_PER_RANK:
-        why = f"/dev/shm has {machine.shared >> 20} MiB free, {ranks} ranks want {ranks * 16}"
+        why = f"/dev/shm has {amount(machine.shared)} free, {ranks} ranks want {amount(ranks * _SHARED_PER_RANK)}"
         name = f"OMPI_MCA_btl_{'vader' if old else 'sm'}_backing_directory"
         settings.append(Setting(name, tempfile.gettempdir(), why))
     if not machine.reads:
