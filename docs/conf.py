@@ -1,5 +1,6 @@
 """Sphinx: ``python -m sphinx -W docs docs/_build``."""
 
+import configparser
 import contextlib
 import functools
 import importlib
@@ -16,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
@@ -25,7 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from mpistrat.version import __version__
 
 project = "mpistrat"
-author = "The mpistrat developers"
+metadata = configparser.ConfigParser()
+metadata.read(Path(__file__).parents[1] / "setup.cfg")
+author = metadata["metadata"]["author"]
 copyright = author
 version = release = __version__
 
@@ -63,6 +67,13 @@ html_static_path = ["static"]
 html_favicon = "static/favicon.svg"
 html_css_files = ["pages.css"]
 html_js_files = ["open.js"]
+templates_path = ["templates"]
+html_sidebars = {
+    "**": [
+        *(f"sidebar/{part}.html" for part in ("brand", "search", "scroll-start", "navigation", "scroll-end")),
+        "versions.html",  # shown where docs/build-versions gives the versions
+    ]
+}
 
 
 # --- the reference has every public name ---------------------------------------------------------------------
@@ -169,7 +180,7 @@ def examples() -> dict[str, str]:
     return {section.splitlines()[0].lower().replace(" ", "-"): section for section in sections}
 
 
-def write_gallery(app: Sphinx) -> None:
+def write_gallery(app: Sphinx, config: Config) -> None:
     """Write a page for each section of ``examples.md``, which is the page of their cards."""
     shutil.rmtree(GALLERY, ignore_errors=True)
     GALLERY.mkdir()
@@ -217,7 +228,7 @@ def fold_entries(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("builder-inited", write_gallery)
+    app.connect("config-inited", write_gallery)  # before codeautolink asks which pages are new
     app.connect("source-read", lead_to_gallery)
     app.connect("doctree-read", index_synonyms)
     app.connect("env-check-consistency", warn_of_missing_names)

@@ -1,8 +1,11 @@
 """What stands in several files at once is the same in all of them."""
 
 import configparser
+import os
 import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,38 @@ def test_text_does_not_ask_for_a_package_on_an_index():
 def test_figure_is_that_of_its_script():
     figure = runpy.run_path(str(ROOT / "docs" / "images" / "idea.py"))["figure"]()
     assert (ROOT / "docs" / "images" / "idea.svg").read_text() == figure
+
+
+def test_author_and_address_stand_in_setup_cfg(tmp_path):
+    """``packaging/fill-in`` writes them to the other files, which have no place for another one."""
+    for name in ("README.md", "CITATION.cff", "setup.cfg", "packaging/fill-in", "docs/install.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    setup = (tmp_path / "setup.cfg").read_text()
+    setup = re.sub(r"^author = .*", "author = A. Owner", setup, flags=re.MULTILINE)
+    (tmp_path / "setup.cfg").write_text(re.sub(r"^url = .*", "url = https://h.example/a", setup, flags=re.MULTILINE))
+    subprocess.run([tmp_path / "packaging" / "fill-in"], check=True)
+    for name in ("README.md", "docs/install.md"):
+        assert "git clone https://h.example/a mpistrat" in (tmp_path / name).read_text()
+    assert "authors:\n  - name: A. Owner\n" in (tmp_path / "CITATION.cff").read_text()
+
+
+def test_each_tag_is_built_with_all_versions(tmp_path):
+    repository = tmp_path / "repository"
+    (repository / "docs").mkdir(parents=True)
+    shutil.copy(ROOT / "docs" / "build-versions", repository / "docs")
+    committer = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "--all"], [*committer, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=repository, check=True)
+    for tag in ("v0.9.0", "v0.10.0", "other"):
+        subprocess.run(["git", "tag", tag], cwd=repository, check=True)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
+    python.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    subprocess.run([repository / "docs" / "build-versions", tmp_path / "html"], env=environ, check=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [re.search(r"shown=(\S+)", each)[1] for each in calls] == ["latest", "v0.10.0", "v0.9.0"]
+    assert all("versions=v0.10.0 v0.9.0 latest" in each for each in calls)
+    assert "url=v0.10.0/index.html" in (tmp_path / "html" / "index.html").read_text()
