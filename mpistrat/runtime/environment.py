@@ -276,7 +276,7 @@ class RuntimeOptions:
     tuned : bool
         Whether algorithms are chosen by what ``mpistrat bench tune`` has measured. Rank 0 decides.
     verify : frozenset of str
-        What the ranks verify while they train, in at most 1 % of the time; `CorruptionError` if a fault has changed it.
+        What the ranks verify while they train, in about 1 % of the time; `CorruptionError` if a fault has changed it.
         ``"copies"`` compares the copies of mirrored variables, and ``"sums"`` adds samples of reductions again.
 
     Examples

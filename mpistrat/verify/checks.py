@@ -72,7 +72,8 @@ class Checks(Slot):
                 raise error
         self._pace(-cost, max(1, -mean))
         self._ended = time.perf_counter_ns()
-        self._cost = min(self._ended - began, 2 * self._cost)  # the first ones load code and open connections
+        # A mean: single ones wait for a core. The first ones load code and open connections.
+        self._cost += (min(self._ended - began, 8 * self._cost) - self._cost) // 4
 
     @staticmethod
     def _compared(world: Any, digests: Sequence[int], *numbers: int) -> tuple[list[bool], list[int]]:
@@ -85,7 +86,7 @@ class Checks(Slot):
         return [high == ~low for high, low in ends], values[2 * count :]
 
     def _pace(self, cost: int, mean: int) -> None:
-        """Set when the next verification is, and its share, by the time of this one and of a reduction in ns."""
+        """Set when the next verification is, and its share, by the mean time of one and of a reduction in ns."""
         self.left = self._every = min(max(1, -(-_SHARE * cost // mean)), _MOST)
         if 2 * _SHARE * cost < mean and self._nbytes < _MOST_BYTES:
             self._nbytes *= 2
@@ -97,8 +98,7 @@ class Checks(Slot):
         with topology.lock.collective(operation("verify all", len(self.copies))):
             pieces: list[Piece] = self.copies.all_pieces(topology.world)
             (are_equal,), _ = self._compared(topology.world, [digest_of(pieces)])
-            error = None if are_equal else difference(topology, pieces)
-            if error is not None:
+            if not are_equal and (error := difference(topology, pieces)) is not None:
                 raise error
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpistrat
+from mpistrat.verify import checks
 
 LAYERS, BATCH = (64, 128, 64, 10), 64
 
@@ -46,7 +47,18 @@ def large(strategy):
     return lambda: strategy.run(lambda: optimizer.apply_gradients(zip(gradients, weights, strict=True)))
 
 
+def timed(function, spent):
+    def call(*args):
+        start = time.perf_counter()
+        function(*args)
+        spent.append(time.perf_counter() - start)
+
+    return call
+
+
 def main(rounds):
+    spent = []
+    checks.Checks.verify = timed(checks.Checks.verify, spent)
     for make, steps, blocks in ((digits, 100, 20), (large, 3, 6)):
         ways, seconds = {}, {}
         for verify in ("off", "copies,sums"):
@@ -57,6 +69,7 @@ def main(rounds):
             for _ in range(steps):
                 step()
         for round_ in range(rounds):
+            spent.clear()
             for _ in range(blocks):
                 for verify, step in ways.items():
                     MPI.COMM_WORLD.Barrier()
@@ -66,7 +79,8 @@ def main(rounds):
                     seconds.setdefault((round_, verify), []).append((time.perf_counter() - start) / steps)
             off, on = (np.array(seconds[round_, verify]) for verify in ways)
             if MPI.COMM_WORLD.rank == 0:
-                ratios = f"least {on.min() / off.min():.4f}, median of pairs {np.median(on / off):.4f}"
+                ratios = f"least {on.min() / off.min():.4f}, median of pairs {np.median(on / off):.4f}, "
+                ratios += f"in {len(spent)} verifications {sum(spent) / (on.sum() * steps):.4f}"
                 print(f"{make.__name__}: {off.min() * 1e6:.0f} us a step; verified: {ratios}", flush=True)
 
 

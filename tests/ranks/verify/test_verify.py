@@ -11,7 +11,8 @@ from ranks.verify import quiet_steps, random_flips
 
 import mpistrat
 from mpistrat import training
-from mpistrat.verify.checks import Checks
+from mpistrat.collectives.reduction import Reduction
+from mpistrat.verify.checks import CheckedReduction, Checks
 
 pytestmark = pytest.mark.ranks(min=2)
 
@@ -141,6 +142,15 @@ def test_variables_that_some_ranks_have_dropped_are_left_out(strategy):
         kept[-1].own_copy()[0] = 2.0
     with pytest.raises(mpistrat.CorruptionError, match="'v3'"):
         training.save([kept[-1]], "unused.h5")
+
+
+def test_reductions_are_of_another_class_only_where_they_verify(comm, strategy, monkeypatch):
+    monkeypatch.setattr(mpistrat.rc, "verify", "off")
+    plain = mpistrat.MultiWorkerMirroredStrategy(comm=MPI.COMM_WORLD.Dup())
+    for each, kind in ((plain, Reduction), (strategy, CheckedReduction)):
+        key, out = ((np.dtype("f"), (3,)),), np.zeros(3, "f")
+        reduction = each.extended.engine.joined_all_reduce(mpistrat.ReduceOp.SUM, key, out, None)
+        assert type(reduction) is kind
 
 
 def test_sharded_state_is_left_out_and_its_steps_verify(strategy):
