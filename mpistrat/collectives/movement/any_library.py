@@ -6,7 +6,10 @@ operation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from mpistrat.arrays import arrays
 from mpistrat.collectives import reduce_scatter, structures
@@ -31,39 +34,48 @@ def described_for_scatter(op: Op, value: Any) -> tuple[str, tuple[Any, ...]]:
     return structures.kind(value), (array.dtype, tuple(array.shape))
 
 
-def _on_gpu(name: str, topology: Topology, value: Any, *arguments: Any) -> Any:
-    """Call a function of `on_gpu` for a value on a GPU. Return None elsewhere, or if the host has to do it."""
-    if not arrays.on_gpu(value):
-        return None
-    from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
+def _moved(name: str, topology: Topology, value: Any, on_host: Callable[[], np.ndarray], *arguments: Any) -> Any:
+    """Return a result in the library of ``value``: of `on_gpu`, or ``on_host()`` where MPI takes no device pointers."""
+    if arrays.on_gpu(value):
+        from mpistrat.collectives.movement import on_gpu  # most programs do not use a GPU
 
-    with arrays.stream_of(value):
-        result = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
-        return None if result is None else arrays.from_cupy(result, value)
+        with arrays.stream_of(value):
+            result = getattr(on_gpu, name)(topology, arrays.to_cupy(value), *arguments)
+            if result is not None:
+                return arrays.from_cupy(result, value)
+    return arrays.from_host(on_host(), value)
 
 
 def gathered(topology: Topology, value: Any, axis: int, timeout_seconds: float | None = None) -> Any:
     """Gather a value as `moves.all_gather` does, and return an array of the library of ``value``."""
-    result = _on_gpu("all_gather", topology, value, axis, timeout_seconds)
-    if result is not None:
-        return result
-    return arrays.from_host(moves.all_gather(topology, arrays.to_host(value), axis, timeout_seconds), value)
+    return _moved(
+        "all_gather",
+        topology,
+        value,
+        lambda: moves.all_gather(topology, arrays.to_host(value), axis, timeout_seconds),
+        axis,
+        timeout_seconds,
+    )
 
 
 def broadcasted(topology: Topology, value: Any) -> Any:
     """Return the value of replica 0, as an array of the library of this replica's ``value``."""
-    result = _on_gpu("broadcast", topology, value)
-    if result is not None:
-        return result
-    with structures.refusals("broadcast", topology):
-        host = arrays.to_host(value)
-    return arrays.from_host(moves.broadcast(topology, [host])[0], value)
+
+    def on_host() -> np.ndarray:
+        with structures.refusals("broadcast", topology):
+            host = arrays.to_host(value)
+        return moves.broadcast(topology, [host])[0]
+
+    return _moved("broadcast", topology, value, on_host)
 
 
 def scattered(topology: Topology, op: Op, value: Any, timeout_seconds: float | None = None) -> Any:
     """Reduce and scatter as `reduce_scatter.reduce_scatter` does, and return an array of the library of ``value``."""
-    result = _on_gpu("reduce_scatter", topology, value, op, timeout_seconds)
-    if result is not None:
-        return result
-    host = reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds)
-    return arrays.from_host(host, value)
+    return _moved(
+        "reduce_scatter",
+        topology,
+        value,
+        lambda: reduce_scatter.reduce_scatter(topology, op, arrays.to_host(value), timeout_seconds),
+        op,
+        timeout_seconds,
+    )
