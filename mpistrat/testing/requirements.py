@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -20,6 +21,8 @@ OPTIONS: dict[str, tuple[int | float, str, str]] = {
     "--ranks-timeout": (60.0, "SECONDS", "that a test may take before the job is ended, 0 for no limit"),
 }
 PARAMETER = "ranks of the job"
+# Parameters may be handles of MPI, whose numbers are addresses: they differ from process to process.
+_ADDRESS = re.compile(r"\b(0x[0-9a-fA-F]{8,}|\d{10,})\b")
 _FIXTURES = ("comm", "rank", "strategy", "mpi_file_name", "mpi_tmp_path", "mpi_tmpdir")
 
 
@@ -41,8 +44,12 @@ def needs_ranks(item: pytest.Item) -> bool:
 
 
 def name_of(item: pytest.Item) -> str:
-    """Return the name of a test on all ranks: its node ID, to which a suite may have added its rank."""
-    return f"{item.parent.nodeid}::{item.name}" if item.parent is not None else item.nodeid
+    """Return the name of a test on all ranks: its node ID, without a rank that a suite adds, and addresses."""
+    name = f"{item.parent.nodeid}::{item.name}" if item.parent is not None else item.nodeid
+    without = _ADDRESS.sub("address", name)
+    if without == name or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return name
+    return f"{without} {[index for argument, index in item.callspec.indices.items() if argument != PARAMETER]}"
 
 
 def _of_ranks(name: str, mark: pytest.Mark) -> Sizes:

@@ -214,6 +214,24 @@ def test_different_collection_ends_the_run(run_suite):
     ended.shows("did not collect the same tests", "only here")
 
 
+ADDRESSES = """
+    import os
+    from mpi4py import MPI
+    HANDLES = [10**12 + 1000 * i + MPI.COMM_WORLD.rank for i in range(3)]
+    @pytest.mark.ranks(2)
+    @pytest.mark.parametrize("handle", HANDLES)
+    def test(comm, handle):
+        assert comm.allgather(handle - comm.rank) == 2 * [handle - comm.rank]
+        assert handle != HANDLES[1]
+"""
+
+
+def test_parameters_may_be_addresses(run_suite):
+    ended = run_suite(2, ADDRESSES)
+    assert counts(ended) == ["1 failed, 2 passed"], ended
+    ended.shows("test[1000000001000-ranks2]")
+
+
 def test_property_fails_alike_on_every_rank(run_suite):
     ended = run_suite(
         2,

@@ -223,6 +223,22 @@ def test_a_job_imports_and_writes_nothing_in_the_current_folder(run_alone, tmp_p
 
 
 @pytest.mark.full
+def test_parameters_may_be_addresses(run_pytest):
+    ended = run_pytest(
+        """
+        import os
+        HANDLES = [10**12 + 1000 * i + os.getpid() % 1000 for i in range(3)]
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("handle", HANDLES)
+        def test(comm, handle):
+            assert len({*comm.allgather(handle // 1000)}) == 1
+            assert handle != HANDLES[1]
+        """
+    )
+    ended.shows("1 failed, 2 passed")
+
+
+@pytest.mark.full
 def test_an_error_of_the_import_in_all_ranks_is_shown(run_pytest):
     ended = run_pytest(
         """
