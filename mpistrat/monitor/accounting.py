@@ -32,6 +32,7 @@ from mpistrat.version import __version__
 
 SYSLOG = "syslog"
 _WRITE_TIMEOUT_S = 5.0
+_OTHER_WRITES = 1.0  # seconds
 _KIB = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 _ENDED = (Phase.FAILED, Phase.FINISHED)
 _log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class Accounting:
             lost = [other.rank for other in gone if other.exit_status is None and other.phase not in _ENDED]
             facts = {"nodes": ranks and len(ranks.nodes), **_shares([self._totals(own.rank)]), "lost_ranks": lost}
             self._write(own.size, facts, status)
+        elif status:
+            time.sleep(_OTHER_WRITES)  # two ranks may end a hanging job at once: this one must not end the other before
         self._written = True
 
     def _totals(self, rank: int) -> Totals:
