@@ -215,7 +215,6 @@ def test_different_collection_ends_the_run(run_suite):
 
 
 ADDRESSES = """
-    import os
     from mpi4py import MPI
     HANDLES = [10**12 + 1000 * i + MPI.COMM_WORLD.rank for i in range(3)]
     @pytest.mark.ranks(2)
