@@ -58,7 +58,8 @@ class GrowingZarr:
         if self._path.exists() and not (
             replace and (self.guards[0].exists() or _read_json(self.guards[1]).get("node_type") == "group")
         ):
-            raise FileExistsError(f"{self._path} exists already: choose another name, or remove it")
+            how = "or remove it" if replace else "remove it, or set overwrite=True"
+            raise FileExistsError(f"{self._path} exists already: choose another name, {how}")
         new, old = (self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp") for _ in range(2))
         new.mkdir()
         _write_json(new / self.guard.name, self._group)

@@ -334,7 +334,7 @@ def check_targets(targets: Sequence[Path], chunk: Any, compress: Any, overwrite:
         raise ValueError(f"compress must be one of {', '.join(COMPRESSIONS)}, not {compress!r}")
     for path in targets:
         if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} exists already: choose another name, or remove it")
+            raise FileExistsError(f"{path} exists already: choose another name, remove it, or set overwrite=True")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
 
