@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 import mpistrat
 from mpistrat.collectives.gpu import pointers
 
@@ -25,6 +27,7 @@ def test_a_value_that_cannot_be_read_is_shown(run_ranks):
 VERDICT = {"for": ["Open MPI v5", 12040, "a GPU", "one node", 1 << 26], "operations": {"Bcast": "fails: \\x é"}}
 
 
+@pytest.mark.full
 def test_site_file_that_is_written_says_the_same(run_alone, run_ranks, tmp_path, monkeypatch):
     folder = tmp_path / "mpistrat"
     folder.mkdir()

@@ -18,7 +18,8 @@ from mpistrat.record import flight_record
 strategy = mpistrat.MultiWorkerMirroredStrategy()
 rank, size = strategy.comm.rank, strategy.comm.size
 if rank == 1:
-    held = np.ones(1 << 27, np.uint8)  # the most memory
+    held = np.ones(1 << 26, np.uint8)  # the most memory
+strategy.barrier()  # a busy machine may take long for that memory
 for _ in range(4):
     with flight_record.phase(flight_record.Phase.INPUT):
         time.sleep(0.05)
@@ -43,6 +44,7 @@ def job(run_ranks, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_job_that_succeeds(job):
     began = time.time()
     ended, (line,) = job()
@@ -50,7 +52,7 @@ def test_job_that_succeeds(job):
     expected = {"ranks": 3, "nodes": 1, "exit": 0, "restart": 0, "lost_ranks": [], "measured_ranks": 3, "job": "77"}
     assert {name: line[name] for name in expected} == expected
     assert (line["slowest_rank"], line["memory_rank"], line["user"]) == (0, 1, os.geteuid())
-    assert line["memory"] > 1 << 27
+    assert line["memory"] > 1 << 26
     assert line["program"].endswith("program.py")
     assert line["version"] == mpistrat.__version__
     assert began < line["end"] < time.time()
@@ -73,7 +75,10 @@ def test_nothing_is_written_where_it_is_off(job):
         pytest.param("sys.exit(7)", 7, [], 1, marks=pytest.mark.full),
         pytest.param("if rank == 2: os._exit(5)\nstrategy.barrier()", 5, [], 1, marks=pytest.mark.full),
         pytest.param("os._exit(0)", 0, [], 1, marks=pytest.mark.full),
-        ("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nstrategy.barrier()", 137, [1], None),
+        pytest.param(
+            *("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nstrategy.barrier()", 137, [1], None),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_job_that_does_not_end_together(job, end, status, lost, measured):
