@@ -13,11 +13,11 @@ for name in ("keras", "torch"):
 PROGRAM = Path(__file__).with_name("keras_programs.py")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_in_a_scope(run_ranks, ranks):
     environ = {"KERAS_BACKEND": "torch"} if "KERAS_BACKEND" not in os.environ else {}
-    run_ranks(ranks, PROGRAM, limit=100, **environ).check().shows("all checks passed")
+    run_ranks(ranks, PROGRAM, limit=200, **environ).check().shows("all checks passed")
 
 
 IMPORTS_IN_SCOPE = """
@@ -38,10 +38,10 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 def test_keras_that_is_imported_in_a_scope(run_ranks, tmp_path):
     """As by TensorFlow, which imports Keras at the first use of ``tf.keras``."""
     program = tmp_path / "program.py"
     program.write_text(IMPORTS_IN_SCOPE)
     environ = {"KERAS_BACKEND": "torch"} if "KERAS_BACKEND" not in os.environ else {}
-    run_ranks(2, program, limit=100, **environ).check().shows("refused")
+    run_ranks(2, program, limit=200, **environ).check().shows("refused")
