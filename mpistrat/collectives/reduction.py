@@ -370,7 +370,7 @@ class Reduction:
 class Reductions(dict[float | None, Cache[Hashable, Reduction]], Slot):
     """The prepared reductions of a topology: for each limit of its calls, by what they were prepared for.
 
-    ``kind`` is the class of new ones, and ``kind_of_replicas`` that over replicas of which a rank plays several: rooms
+    ``kind`` is the class of new ones, and ``kind_of_replicas`` that over replicas of which a rank plays several: layers
     above replace them, so that a reduction without a check has no branch for it.
     """
 

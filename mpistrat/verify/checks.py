@@ -16,9 +16,9 @@ from mpistrat.collectives.reduction import Key, Reduction, Reductions
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.topology import Slot, Topology
-from mpistrat.verify.copies import Copies, EqualVariable, Piece, difference, digest_of
+from mpistrat.verify.copies import EqualCopies, EqualVariable, Piece, difference, digest_of
 from mpistrat.verify.digest import digest
-from mpistrat.verify.sums import Sample, wrong_result
+from mpistrat.verify.sums import SumSample, wrong_result
 
 _SHARE = 100  # a verification takes at most one in so many parts of the time
 _FIRST = 8  # reductions before the first verification
@@ -37,18 +37,18 @@ class Checks(Slot):
     """
 
     def __init__(self) -> None:
-        self.copies = Copies()
+        self.copies = EqualCopies()
         self.left = self._every = _FIRST
         self._nbytes = _LEAST_BYTES
         self._cost, self._ended = _FIRST_COST, time.perf_counter_ns()
 
-    def sample(self, topology: Topology, op: str, algorithm: Any, order: Iterable[int]) -> Sample | None:
+    def sample(self, topology: Topology, op: str, algorithm: Any, order: Iterable[int]) -> SumSample | None:
         """Return a sample of the next reduction, if sums are verified."""
         if "sums" not in topology.verify:
             return None
-        return Sample(op, algorithm, [*order], digest(topology.lock.sequence.to_bytes(8, "little")))
+        return SumSample(op, algorithm, [*order], digest(topology.lock.sequence.to_bytes(8, "little")))
 
-    def verify(self, topology: Topology, sample: Sample | None, out: Sequence[Any], seconds: float | None) -> None:
+    def verify(self, topology: Topology, sample: SumSample | None, out: Sequence[Any], seconds: float | None) -> None:
         """Compare the next share of the copies, and a sample of a reduction. Collective.
 
         Raise CorruptionError on every rank if one differs.

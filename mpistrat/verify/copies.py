@@ -41,7 +41,7 @@ class Piece(NamedTuple):
         return np.ascontiguousarray(section(self.variable.own_copy(), self.start, self.stop))
 
 
-class Copies:
+class EqualCopies:
     """The copies of variables on these ranks, in the order of their creation, which is collective.
 
     A pass goes through all of them. The ranks collect garbage at different times, so that a pass begins with an

@@ -22,7 +22,7 @@ _LEAST = 256  # elements of a sample
 _MOST_BYTES = 4 << 20  # of the samples of all ranks, which one of them gets
 
 
-class Sample:
+class SumSample:
     """What this rank's replicas contribute to some elements of a reduction, neighbours of one dtype.
 
     ``order`` has, for each replica, the number of its row among the rows of all ranks. Values are added in this order:
@@ -137,7 +137,7 @@ def _limits(dtype: np.dtype) -> Any:
     return ml_dtypes.finfo(dtype)
 
 
-def wrong_result(topology: Topology, sample: Sample, result: np.ndarray) -> CorruptionError | None:
+def wrong_result(topology: Topology, sample: SumSample, result: np.ndarray) -> CorruptionError | None:
     """Return the error of all ranks for a result that differs, or is not that of its values. Collective.
 
     Return None if only the bits differ.

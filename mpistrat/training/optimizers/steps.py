@@ -20,7 +20,6 @@ from mpistrat.collectives.ops.of_replicas import IncrementalAllReduce
 from mpistrat.collectives.reduction import Reduction
 from mpistrat.engine import Engine
 from mpistrat.process.cache import Cache
-from mpistrat.representation import grouped
 from mpistrat.runtime.agreement.collective_lock import forbidden_threads, refuse_thread
 from mpistrat.strategy import StrategyExtended
 from mpistrat.training.optimizers.gradients import (
@@ -103,10 +102,10 @@ class FlatStep:
         # Equal shapes are one object: cold, each object that a comparison reads costs 0.1 us.
         self.shapes = [shapes.setdefault(value.shape, value.shape) for value in self._values]
         self.form = form_of(names, self.dtypes, self.shapes)
-        groups = grouped(
-            ((value.dtype, dtype, None if elementwise and value.size * dtype.itemsize < least_alone else i), i)
-            for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True))
-        )
+        groups: dict[tuple[np.dtype, np.dtype, int | None], list[int]] = {}
+        for i, (value, dtype) in enumerate(zip(self._values, dtypes, strict=True)):
+            alone = not elementwise or value.size * dtype.itemsize >= least_alone
+            groups.setdefault((value.dtype, dtype, i if alone else None), []).append(i)
         self._messages: list[JoinedGradients] = []
         for (_, dtype, large), members in groups.items():
             size = sum(self._values[i].size for i in members)
