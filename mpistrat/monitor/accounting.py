@@ -72,8 +72,10 @@ class Accounting:
         status = status or failure.pending() or own.exit_status or 0
         if failure.first_failure() if status else own.rank == 0:
             ranks = topology.of_all_ranks()
-            gone = [other for other in read.records() if other.launch == own.launch and not other.lives]
-            lost = [other.rank for other in gone if other.exit_status is None and other.phase not in _ENDED]
+            gone = {other.pid for other in read.records() if other.launch == own.launch and not other.lives}
+            # Read again: one that ended after it was read has noted since how it ended.
+            ends = [other for other in read.records() if other.pid in gone]
+            lost = [other.rank for other in ends if other.exit_status is None and other.phase not in _ENDED]
             facts = {"nodes": ranks and len(ranks.nodes), **_shares([self._totals(own.rank)]), "lost_ranks": lost}
             self._write(own.size, facts, status)
         elif status:
