@@ -83,7 +83,7 @@ def _lsf_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 def _words_of_file(environ: Mapping[str, str], name: str) -> list[str]:
     try:
-        return Path(environ.get(name, "")).read_text().split()
+        return Path(environ.get(name, "")).read_text("utf-8").split()
     except (OSError, ValueError):  # not set, not on this node, or not text
         return []
 

@@ -22,7 +22,7 @@ def process_ids() -> list[int]:
 def text(process: int, name: str) -> str:
     """Return a file of a process in /proc, empty if the process does not exist or is another user's."""
     try:
-        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
+        return Path(f"/proc/{process}/{name}").read_text("utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -68,7 +68,7 @@ def maps(process: int, path: str) -> bool:
 def out_of_memory_kills() -> int | None:
     """Return how many processes of this process's cgroup the system has killed for want of memory, or None."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds == "":  # version 2 of cgroups, which has no controllers here
                 file = Path(f"/sys/fs/cgroup{path}/memory.events")

@@ -188,7 +188,7 @@ def _newest(files: Sequence[Path], job: str) -> tuple[EndedJob | None, list[Exce
 def load(path: str | Path) -> EndedJob:
     """Return the job in a file. Raise ValueError if the file is not one that `keep` has written."""
     try:
-        values = json.loads(Path(path).read_text())
+        values = json.loads(Path(path).read_text("utf-8"))
         return EndedJob(
             tuple(map(record_from_json, values["records"])),
             tuple(values["notes"]),

@@ -70,7 +70,7 @@ def _connections() -> Iterator[tuple[str, str, bool]]:
     user = str(os.geteuid())
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
+            for line in Path(f"/proc/self/net/{name}").read_text("utf-8").splitlines()[1:]:
                 words = line.split()
                 if words[3] == _ESTABLISHED and words[7] == user:
                     resends = words[5].startswith(_RETRANSMITS + ":") and int(words[6], 16) > 0

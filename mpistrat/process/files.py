@@ -151,4 +151,4 @@ def replace_text(path: Path, text: str) -> None:
     """Write a text file, which is replaced as a whole, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path, replace=True) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")

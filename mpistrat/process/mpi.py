@@ -61,7 +61,7 @@ def start() -> Any:
 def loaded_library() -> str:
     """Return the file of the MPI library that this process has loaded."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return "unknown"
     return min((line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line), default="unknown")

@@ -40,7 +40,7 @@ def note_imports(folder: Path, run: int, rank: int) -> None:
             "environ": {name: value for name, value in os.environ.items() if initial.get(name) != value},
         }
         temporary = folder / f".{run}.{rank}"
-        temporary.write_text(json.dumps(noted))
+        temporary.write_text(json.dumps(noted), "utf-8")
         temporary.rename(folder / f"{run}.{rank}")
 
 
@@ -89,7 +89,7 @@ def _main(folder: str, imports: str, *program: str) -> None:
     go = os.open(os.path.join(folder, GO), os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(go, True)
     rank = (launch.rank_and_size(os.environ) or (0, 1))[0]
-    _import(json.loads(Path(f"{imports}.{rank}").read_text()), _SlowFinder(go))
+    _import(json.loads(Path(f"{imports}.{rank}").read_text("utf-8")), _SlowFinder(go))
     Path(folder, f"{READY}.{rank}").touch()
     if not os.read(go, 1):
         os._exit(1)

@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 def clock_number() -> int:
     """Return a number that is equal for processes with the same monotonic clock: on one machine since one boot."""
     facts = []
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         facts.append(file.read())
     with contextlib.suppress(OSError):
         facts.append(os.readlink("/proc/self/ns/time"))  # containers may have a clock of their own

@@ -279,8 +279,8 @@ class ReplicaMeeting:
         """Let the others run, one after another, until each waits at a call or has ended. Raise if one fails."""
         if not self._players:
             self._players = [_Player(_idle.pop() if _idle else _Worker()) for _ in range(1, self._replicas.count)]
-        self._pass_on(0)
         try:
+            self._pass_on(0)
             while self._running:
                 self._gate.wait(True, _SIGNAL_SECONDS)
         except BaseException as error:  # of a signal handler, as at Ctrl-C
@@ -289,7 +289,12 @@ class ReplicaMeeting:
             while self._running:
                 if self._running != interrupted:
                     interrupted = self._running
-                    self._players[interrupted - 1].worker.interrupt(type(error))
+                    player = self._players[interrupted - 1]
+                    if not player.has_begun:
+                        break
+                    player.worker.interrupt(type(error))
+                    for gate in (player.gate, player.worker.gate):  # the signal may have come before it was opened
+                        gate.open()
                 self._gate.wait(True, _SIGNAL_SECONDS)
             raise
         if self._broken is not None:
@@ -306,8 +311,8 @@ class ReplicaMeeting:
                     self._running, gate = k, player.gate
                     player.may_run = True
                     if not player.has_begun:
-                        player.has_begun = True
                         player.worker.task = partial(self._context.copy().run, self._play_in_thread, k, player)
+                        player.has_begun = True
                         gate = player.worker.gate
                     break
         gate.open()

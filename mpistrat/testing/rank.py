@@ -80,7 +80,7 @@ class _Rank:
         if self._silent and session.config.pluginmanager.hasplugin("terminalreporter"):
             writer = session.config.get_terminal_writer()
             self._writer, self._file = writer, writer._file
-            writer._file = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+            writer._file = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
 
     def leave(self) -> None:
         """Let this process report its tests, which are not in step with the other ranks."""

@@ -253,12 +253,12 @@ class History:
         if not self._columns or not row.keys() <= set(self._columns):
             self._columns = list(dict.fromkeys(name for metrics in (*self.rows, row) for name in metrics))
             self._csv.parent.mkdir(parents=True, exist_ok=True)
-            with appearing(self._csv, replace=True) as path, open(path, "w", newline="") as file:
+            with appearing(self._csv, replace=True) as path, open(path, "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, self._columns, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows([*self.rows, row])
         else:
-            with open(self._csv, "a", newline="") as file:
+            with open(self._csv, "a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
 
     def plot(self) -> Any:

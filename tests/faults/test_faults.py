@@ -148,7 +148,9 @@ def test_interactive_sessions_are_left_alone(run):
     ],
 )
 def test_exit_of_one_rank_ends_the_job(run, name, status, text):
-    ended = failed(run(name), tracebacks=0)
+    ended = run(name)
+    # Python 3.12 and later complain of a number that does not fit. It is not said which one.
+    failed(ended, tracebacks=ended.output.count("Exception ignored on threading shutdown"))
     if status is not None:
         assert ended.status == status, str(ended)
     if text is not None:

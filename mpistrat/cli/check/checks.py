@@ -421,7 +421,7 @@ def _file_system(folder: Path) -> str:
     """Return the type of the file system of a directory."""
     best, kind = "", "?"
     with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
+        for line in Path("/proc/mounts").read_text("utf-8", errors="replace").splitlines():
             _, mount, name, *_ = line.split()
             if (f"{folder}/").startswith(mount.rstrip("/") + "/") and len(mount) >= len(best):
                 best, kind = mount, name

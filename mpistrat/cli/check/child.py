@@ -24,7 +24,7 @@ class Wire:
     """A pipe for lines of JSON to the process that watches this one."""
 
     def __init__(self, descriptor: int):
-        self._file = open(descriptor, "w", buffering=1)  # noqa: SIM115 - open until the process ends
+        self._file = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115 - open until the process ends
 
     def tell(self, **message: Any) -> None:
         self._file.write(json.dumps(message) + "\n")

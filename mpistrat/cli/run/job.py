@@ -33,7 +33,8 @@ import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 try:
-    paths = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libmpi" in line})
+    maps = open("/proc/self/maps", encoding="utf-8", errors="replace")
+    paths = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
 except OSError:
     paths = []
 print(paths[0] if paths else "")
@@ -348,7 +349,7 @@ def cores() -> int:
 def _quota(groups: Path, root: Path) -> float | None:
     """Return the number of cores that the control group of this process may use, None if it may use all."""
     try:
-        own = next(line[3:] for line in groups.read_text().splitlines() if line.startswith("0::"))
+        own = next(line[3:] for line in groups.read_text("utf-8").splitlines() if line.startswith("0::"))
         quota, period = (root / own.strip("/") / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, StopIteration, ValueError):

@@ -399,7 +399,7 @@ def _write(path: str, files: Sequence[str], names: Sequence[str], reader: str, r
     }
     try:
         with appearing(path, replace=True) as temporary:
-            temporary.write_text(json.dumps(content))
+            temporary.write_text(json.dumps(content), "utf-8")
     except OSError as error:
         message = f"{error.strerror}, so the manifest was not written"
         fix = "fix: name a folder that can be written to, or leave manifest= out"

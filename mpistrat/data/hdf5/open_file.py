@@ -123,7 +123,7 @@ def writer_of(path: str) -> str:
     """Return a text that names the process of this node that has locked a file for writing, if it can be seen."""
     with contextlib.suppress(OSError):
         inode = os.stat(path).st_ino
-        for line in Path("/proc/locks").read_text().splitlines():
+        for line in Path("/proc/locks").read_text("utf-8").splitlines():
             # 4: FLOCK  ADVISORY  WRITE 726 fe:00:2148707 0 EOF
             words = line.split()
             # The process is -1 for a lock of an open file description.

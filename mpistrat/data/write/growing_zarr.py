@@ -347,4 +347,4 @@ def _write_json(path: Path, value: Any) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     with naming_damage(str(path)):
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}

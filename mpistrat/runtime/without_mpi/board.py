@@ -169,7 +169,7 @@ def _is_nfs(device: int) -> bool:
     """Return whether the file system of this number is NFS, as far as the system tells."""
     number = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError):
-        for line in _MOUNTS.read_text(errors="replace").splitlines():
+        for line in _MOUNTS.read_text("utf-8", errors="replace").splitlines():
             mount, _, kind = line.partition(" - ")
             if mount.split()[2] == number:
                 return kind.startswith("nfs")
@@ -190,7 +190,7 @@ def write_json(path: Path, value: Any) -> None:
     """Put a JSON value into a file that other users cannot read, in one step."""
     temporary = path.with_name(f"{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w") as file:
+    with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.replace(temporary, path)
 
@@ -198,7 +198,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return the JSON value in a file, or None if the file is missing or not readable."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 
