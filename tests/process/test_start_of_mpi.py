@@ -35,7 +35,8 @@ PROGRAM = """
 import os, sys, threading
 import mpi4py
 
-mpi4py.profile(sys.argv[1])
+if "LD_PRELOAD" not in os.environ:
+    mpi4py.profile(sys.argv[1])
 for option in sys.argv[2:]:
     setattr(mpi4py.rc, *option.split("="))
 
@@ -86,6 +87,15 @@ def test_tools_see_one_start_and_one_end(run_alone, tool, options, told, finaliz
     assert ended.output.count("the tool sees MPI_Init_thread") == 1, str(ended)
     assert ended.output.count("the tool sees MPI_Finalize") == finalized, str(ended)
     ended.shows(told)
+
+
+@pytest.mark.mpich
+def test_a_preloaded_tool_sees_one_start_and_one_end(run_alone, tool):
+    """Its functions come before those of the library, also for mpi4py, whatever their ABI."""
+    ended = run_alone("-c", PROGRAM, tool, LD_PRELOAD=str(tool)).check()
+    assert ended.output.count("the tool sees MPI_Init_thread") == 1, str(ended)
+    assert ended.output.count("the tool sees MPI_Finalize") == 1, str(ended)
+    ended.shows("level MULTIPLE raises True")
 
 
 # Another library in the process, as of a profiler for another ABI, which was loaded after mpi4py.
