@@ -169,7 +169,7 @@ class ElasticLoop:
         epochs: int,
         directory: str | os.PathLike[str],
         every_seconds: float = 600.0,
-        copy_share: float = 0.01,
+        copy_share: float = 0.005,
         **objects: Any,
     ):
         for name in objects:

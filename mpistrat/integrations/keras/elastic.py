@@ -59,7 +59,7 @@ class ElasticCallback(keras.callbacks.Callback):
     >>> model.fit(x, y, batch_size=256, epochs=10, callbacks=[callback])  # doctest: +SKIP
     """
 
-    def __init__(self, directory: str | os.PathLike[str], every_seconds: float = 600.0, copy_share: float = 0.01):
+    def __init__(self, directory: str | os.PathLike[str], every_seconds: float = 600.0, copy_share: float = 0.005):
         super().__init__()
         self._settings = directory, every_seconds, copy_share
 
