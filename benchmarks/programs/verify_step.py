@@ -1,6 +1,7 @@
 """What verifications cost: the same steps with and without them take turns in one job.
 
-``mpistrat run -n 2 -m tests.ranks.verify.cost 3`` makes three rounds: the digits' network, and 102 MB of gradients.
+``mpistrat run -n 2 benchmarks/programs/verify_step.py 3`` makes three rounds: the network of the digits, and 102 MB of
+gradients.
 """
 
 import itertools
