@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.messages.mailbox import Mailbox, ReceivedMessage, SentFunction
@@ -491,7 +492,7 @@ class OneRank:
             try:
                 args, kwargs = unpack(task.arguments)
                 together = () if task.ranks is None else (self._comm,)
-                value = unpack(task.function.packed)(*together, *args, **kwargs)
+                value = on_worker.call(unpack(task.function.packed), (*together, *args), kwargs)
                 if task.seconds is not None and time.perf_counter() - start > task.seconds:
                     raise TimeoutError(f"the function ran for more than {task.seconds:g} s, its time limit")
             except BaseException as raised:  # sys.exit() in a task must not end the thread

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -62,6 +63,17 @@ def call_on(comm: Any) -> Iterator[None]:
         yield
     finally:
         _comm = before
+
+
+def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that an executor or a coordinator was given. An error gets a note with the arguments."""
+    try:
+        return function(*args, **kwargs)
+    except BaseException as error:
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            shown = [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items())]
+            error.add_note(f"the call: {getattr(function, '__qualname__', function)}({', '.join(shown)})")
+        raise
 
 
 def require_together(comm: Any) -> None:

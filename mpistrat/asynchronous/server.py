@@ -246,7 +246,7 @@ class _Worker:
             with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
                 with on_worker.call_on(comm), time_limit(seconds, self._mailbox):
                     called = True
-                    result = function(*args, **kwargs)
+                    result = on_worker.call(function, args, kwargs)
                     called = False
                 if comm is not None:
                     result = result if comm.rank == 0 else None

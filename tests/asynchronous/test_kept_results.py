@@ -215,6 +215,8 @@ def test_errors_that_are_returned(executor, tmp_path):
     for keep in (None, path):
         found = [*executor.map(sometimes, range(5), keep=keep, on_error="keep")]
         assert [repr(each) for each in found] == ["ArithmeticError(0)", "-1", "-2", "ArithmeticError(3)", "-4"]
+        if sys.version_info >= (3, 11):
+            assert "sometimes(3)" in found[3].__notes__[0]
     switch.touch()
     ended = executor.statistics().ended
     assert [*executor.map(sometimes, range(5), keep=path)] == [0, -1, -2, -3, -4]

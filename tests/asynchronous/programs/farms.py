@@ -389,6 +389,8 @@ def one_worker():
             found = [*executor.map(divided, [1, 0, 2], on_error="keep")]
             assert (found[0], type(found[1]), found[2]) == (1, ZeroDivisionError, 0.5)
             assert "worker 0" in str(found[1].__cause__)
+            if sys.version_info >= (3, 11):
+                assert found[1].__notes__ == ["the call: divided(0)"]
 
 
 def exists(path):
