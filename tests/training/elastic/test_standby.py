@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -45,18 +47,19 @@ def test_ranks_that_wait_end_with_the_job(run):
 
 
 def test_ranks_that_wait_end_with_their_launcher(tmp_path):
-    before, folder = {*os.listdir("/dev/shm")}, tmp_path / "here"
+    folder = tmp_path / "here"
     command = [sys.executable, "-m", "mpistrat", "run", "-n", "2", "--elastic", "--standby", str(PROGRAM), str(folder)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([*command, '[["step:4", [1], "hang"]]'], env=environ, stderr=subprocess.DEVNULL) as process:
         while len(named("mpistrat.process.standby")) < 3:  # mpirun, and two ranks
             assert process.poll() is None
             time.sleep(0.1)
+        variables = [Path(f"/proc/{rank}/environ").read_bytes() for rank in named(folder)]
         process.send_signal(signal.SIGKILL)
-    left = {each for each in os.listdir("/dev/shm") if each.startswith("mpistrat-elastic")} - before
     nothing_left(folder, {*os.listdir("/dev/shm")})
-    for each in left:  # a process that is killed leaves the copies
-        subprocess.run(["rm", "-r", f"/dev/shm/{each}"], check=False)
+    # A process that is killed leaves its copies. Other tests have some at the same time.
+    (copies,) = {each for all_of_one in variables for each in re.findall(rb"\0MPISTRAT_ELASTIC=([^\0]+)", all_of_one)}
+    shutil.rmtree(copies)
 
 
 AGAIN = """
