@@ -330,7 +330,7 @@ class Executor(concurrent.futures.Executor):
         if chunksize > 1:
 
             def function(*chunk: tuple[Any, ...]) -> list[Any]:
-                return [fn(*arguments) for arguments in chunk]
+                return [on_worker.call(fn, arguments, {}) for arguments in chunk]
 
             calls = _chunks(calls, chunksize)
         results = self._map(function, calls, timeout, buffersize, chunksize, kept, on_error == "keep")

@@ -71,7 +71,8 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         return function(*args, **kwargs)
     except BaseException as error:
         if hasattr(error, "add_note"):  # from Python 3.11 on
-            shown = [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items())]
+            shown = [reprlib.repr([*args])[1:-1]] if args else []  # of a chunk of calls, the first ones
+            shown += [f"{name}={reprlib.repr(value)}" for name, value in kwargs.items()]
             error.add_note(f"the call: {getattr(function, '__qualname__', function)}({', '.join(shown)})")
         raise
 

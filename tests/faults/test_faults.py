@@ -149,8 +149,9 @@ def test_interactive_sessions_are_left_alone(run):
 )
 def test_exit_of_one_rank_ends_the_job(run, name, status, text):
     ended = run(name)
-    # Python 3.12 and later complain of a number that does not fit. It is not said which one.
-    failed(ended, tracebacks=ended.output.count("Exception ignored on threading shutdown"))
+    # Python 3.12 and later themselves complain of a number that does not fit.
+    complaints = ended.output.count("Exception ignored on threading shutdown") if name == "exit_huge" else 0
+    failed(ended, tracebacks=complaints)
     if status is not None:
         assert ended.status == status, str(ended)
     if text is not None:

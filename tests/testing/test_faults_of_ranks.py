@@ -197,9 +197,7 @@ def test_faults_under_a_launcher_that_do_not_end_the_job(run_ranks, tmp_path):
         assert found[f"test_after_{name}[ranks3]"] == ""
 
 
-@pytest.mark.parametrize(
-    "name", ["assertion_that_others_wait_for", "collective", "os_exit", "SIGSEGV", "SIGKILL", "pytest_exit"]
-)
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.ends])
 def test_fault_under_a_launcher_ends_the_job(run_ranks, tmp_path, name):
     text = source(name)
     (tmp_path / "test_it.py").write_text(text)
