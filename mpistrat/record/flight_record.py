@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import functools
 import hashlib
 import math
 import mmap
@@ -289,7 +290,7 @@ def start(rank: int, size: int, stack_signal: int) -> FlightRecord | None:
         _record.register_stack_signal(stack_signal)
         program_end.register(EndStep.RECORD, _record.close)
         os.register_at_fork(after_in_child=_record.detach)
-        _watch_exit(_record)
+        _watch_exit()
         lifetime.keep_open()
     if _record is not None and size > 1:
         _record.set_rank(rank, size)
@@ -334,10 +335,12 @@ class phase:
 
 def before_exit(function: Callable[[], object]) -> None:
     """Call a function before this process ends by ``os._exit``."""
+    _watch_exit()
     _at_exit.append(function)
 
 
-def _watch_exit(record: FlightRecord) -> None:
+@functools.cache  # once in a process
+def _watch_exit() -> None:
     """Replace ``os._exit``, which ends a process without a trace, by a function that notes it before.
 
     Otherwise it looks like a kill: once the parent of a process has waited for it, the system has
@@ -346,7 +349,8 @@ def _watch_exit(record: FlightRecord) -> None:
     leave, process = os._exit, os.getpid()
 
     def _exit(status: int) -> None:
-        record.note_exit(status)
+        if _record is not None:
+            _record.note_exit(status)
         while _at_exit and os.getpid() == process:
             with contextlib.suppress(Exception):
                 _at_exit.pop()()

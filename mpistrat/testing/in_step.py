@@ -30,12 +30,15 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
+from mpistrat.record import flight_record
 from mpistrat.representation import grouped
+from mpistrat.runtime.topology import start_record
 from mpistrat.testing.channel import WAITS, RankEnd, error_shown
 from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds_of
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 _COLLECTION_LIMIT_S = 300.0  # at least: a file system may be slow in imports
+_END = "the end of the run"
 _OTHER_RANKS_REPORT_S = 2.0  # for the other ranks to show where they stand as well
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
@@ -102,6 +105,8 @@ class InStep:
         self._in_time = threading.Lock()  # never released after a deadline: the main thread then does no more
         self._expect("the collection", max(_COLLECTION_LIMIT_S, self._timeout))
         threading.Thread(target=self._watch, name="mpistrat-ranks-timeout", daemon=True).start()
+        if outside is None and SIZE > 1:
+            flight_record.before_exit(self._abort_early_exit)
 
     # --- verdicts ----------------------------------------------------------------------------------------
 
@@ -136,6 +141,16 @@ class InStep:
         self._send_reason(title, text)
         time.sleep(1)  # for the launcher to pass it on, and for others that failed as well
         self._comm.Abort(1)
+
+    def _abort_early_exit(self) -> None:
+        """End the job where a rank leaves by ``os._exit`` before all tests have run.
+
+        Hydra kills the other ranks then, and returned the status 0 of this one in 7 of 18 runs: the suite had passed.
+        """
+        _, activity, _ = self._deadline
+        if activity not in ("", _END):
+            self._send_reason("ended by os._exit", activity)
+            self._comm.Abort(1)
 
     def _send_reason(self, title: str, text: str) -> None:
         """Show why this rank ends the job."""
@@ -181,6 +196,7 @@ class InStep:
                     location = f"at {os.path.basename(last.filename)}:{last.lineno} in {last.name} "
         self._send_reason(f"{location}after {seconds:g} s", "".join([f"{activity}\n", *stacks]))
         time.sleep(_OTHER_RANKS_REPORT_S)
+        self._deadline = math.inf, "", math.inf
         os._exit(1)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -219,6 +235,7 @@ class InStep:
             return
         if self._outside is None:  # before a crash, after which a launcher ends all: the last line names the test
             self._config.option.verbose = self._config.option.verbose or 1
+            start_record(RANK, SIZE)  # by which `mpistrat run` names the rank that ends first
         self._names_by_rank = [outcome.message.splitlines() for outcome in outcomes]
         everywhere = set.intersection(*map(set, self._names_by_rank))
         for rank, names in enumerate(self._names_by_rank):
@@ -302,7 +319,7 @@ class InStep:
     def pytest_unconfigure(self) -> None:
         # The ranks whose program fails may be ended at once: rank 0 has to have reported before.
         sys.stdout.flush()
-        self._expect("the end of the run", self._timeout)
+        self._expect(_END, self._timeout)
         self.exchange("the end", Outcome())
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
