@@ -8,7 +8,10 @@ import sys
 import click
 
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
-SUBJECTS = {"tune": "The fastest all-reduce algorithm for each size on this machine."}
+SUBJECTS = {
+    "chaos": "Whether a program goes on after the loss of ranks, with the same result.",
+    "tune": "The fastest all-reduce algorithm for each size on this machine.",
+}
 
 
 @click.command(

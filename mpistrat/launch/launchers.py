@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mpistrat.launch import proc
+from mpistrat.representation import grouped
 
 _HYDRA_PORT = "--control-port"
 
@@ -152,3 +153,24 @@ def key_of(environ: Mapping[str, str], *, one_node: bool, parent: int | None = N
 def hashed(key: str) -> str:
     """Return a hash of a key that is short enough for the name of a file."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def ranks_below(launcher: int) -> dict[int, int]:
+    """Return the ranks that a launcher has started: process id -> rank. None without /proc (macOS)."""
+    children = grouped((proc.parent(process), process) for process in proc.process_ids())
+    ranks, pending = {}, [launcher]
+    while pending:
+        for process in children.get(pending.pop(), []):
+            rank = rank_of(process)
+            if rank is None:
+                pending.append(process)  # a daemon of the launcher
+            else:
+                ranks[process] = rank
+    return ranks
+
+
+def rank_of(process: int) -> int | None:
+    """Return the rank of a process, or None if the process is not a rank or does not exist."""
+    environ = proc.environ(process)
+    value = next((environ[name] for name in (*OPEN_MPI.rank, *HYDRA.rank) if name in environ), "")
+    return int(value) if value.isdecimal() else None

@@ -28,12 +28,10 @@ import click
 
 from mpistrat.cli.run.job import Job
 from mpistrat.cli.run.streams import Death, LauncherMessages, Streams
-from mpistrat.launch import proc
-from mpistrat.launch.launchers import HYDRA, OPEN_MPI
+from mpistrat.launch.launchers import rank_of, ranks_below
 from mpistrat.process import children, standby
 from mpistrat.record import layout, lifetime
 from mpistrat.record.layout import Phase
-from mpistrat.representation import grouped
 
 if TYPE_CHECKING:
     from mpistrat.monitor.last import End
@@ -496,27 +494,6 @@ class RunningJob:
         start = "" if self._streams.line_ended else "\n"
         with contextlib.suppress(OSError):
             os.write(2, f"{start}mpistrat run: {text}\n".encode())
-
-
-def ranks_below(launcher: int) -> dict[int, int]:
-    """Return the ranks that a launcher has started: process id -> rank. None without /proc (macOS)."""
-    children = grouped((proc.parent(process), process) for process in proc.process_ids())
-    ranks, pending = {}, [launcher]
-    while pending:
-        for process in children.get(pending.pop(), []):
-            rank = rank_of(process)
-            if rank is None:
-                pending.append(process)  # a daemon of the launcher
-            else:
-                ranks[process] = rank
-    return ranks
-
-
-def rank_of(process: int) -> int | None:
-    """Return the rank of a process, or None if the process is not a rank or does not exist."""
-    environ = proc.environ(process)
-    value = next((environ[name] for name in (*OPEN_MPI.rank, *HYDRA.rank) if name in environ), "")
-    return int(value) if value.isdecimal() else None
 
 
 def _temporary_folder(parent: str | None) -> tempfile.TemporaryDirectory[str]:

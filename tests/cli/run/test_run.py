@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpistrat.cli.run import running_job
 from mpistrat.cli.run.job import find
+from mpistrat.launch import launchers
 
 ROOT = Path(__file__).parents[3]
 FAMILY = find().family
@@ -309,9 +309,9 @@ def test_signals_reach_every_rank(write):
     names = ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"]  # the last tells of ranks that go on for long
     with waiting(write(WAIT), *names) as (job, pids):
         launcher = launcher_of(job)
-        assert sorted(running_job.ranks_below(launcher)) == sorted(pids)
-        assert sorted(running_job.ranks_below(launcher).values()) == [0, 1]
-        assert running_job.ranks_below(next(iter(pids))) == {}
+        assert sorted(launchers.ranks_below(launcher)) == sorted(pids)
+        assert sorted(launchers.ranks_below(launcher).values()) == [0, 1]
+        assert launchers.ranks_below(next(iter(pids))) == {}
         for name in names:
             job.send_signal(signal.Signals[name])
             lines = [job.stdout.readline() for _ in pids]
