@@ -39,7 +39,7 @@ class Fault(NamedTuple):
         return f"{name} {', '.join(map(str, self.ranks))} {self.how} at {100 * self.at:.0f} %"
 
 
-class Run(NamedTuple):
+class EndedRun(NamedTuple):
     """How a run has ended: its exit status, None after it hung, and the ends of its outputs."""
 
     status: int | None
@@ -92,7 +92,7 @@ def _drawn(rng: np.random.Generator, ranks: int) -> Fault:
     return Fault(str(rng.choice(_HOW)), tuple(victims), rng.random())
 
 
-def _run(command: list[str], faults: list[Fault], usual: float) -> Run:
+def _run(command: list[str], faults: list[Fault], usual: float) -> EndedRun:
     """Run a command, with a fault in each start of its ranks. ``usual`` is its time in seconds; 0 for no limit."""
     start = time.monotonic()
     limit = (len(faults) + 1) * 10 * usual + _LATE_S if usual else None
@@ -115,7 +115,7 @@ def _run(command: list[str], faults: list[Fault], usual: float) -> Run:
         for file in files:
             file.seek(0)
         output, messages = (file.read().decode(errors="replace").rstrip() for file in files)
-        return Run(status, output.rpartition("\n")[2], messages[-4000:], time.monotonic() - start, came)
+        return EndedRun(status, output.rpartition("\n")[2], messages[-4000:], time.monotonic() - start, came)
 
 
 def _disturb(job: subprocess.Popen[bytes], faults: list[Fault], usual: float) -> list[Fault]:
