@@ -1,6 +1,7 @@
 """Run a program again and again, lose ranks of it at random moments, and compare what it prints last.
 
 Each run has an empty directory of its own as the working directory, in which the program finds no file of another run.
+Words of its command that name files or folders are replaced by their absolute paths.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     print(f"without a loss: {undisturbed.seconds:.1f} s, last line {undisturbed.result!r}", flush=True)
     rng = np.random.default_rng(arguments.seed)
     losses = runs = wrong = 0
-    while losses < arguments.losses:
+    while losses < arguments.losses and runs < 4 * arguments.losses:  # some runs end before their loss
         faults = [_drawn(rng, arguments.n) for _ in range(rng.integers(1, _MOST_LOSSES + 1))]
         run = _run([*command, *options, *program], faults, undisturbed.seconds)
         same = run.status == 0 and run.result == undisturbed.result
