@@ -31,7 +31,7 @@ _REMEDY = "use gather() for the whole array, local for the part of this rank, or
 
 
 def _refuse(subject: str) -> NoReturn:
-    raise TypeError(f"{subject} does not work on an array that is cut over ranks: {_REMEDY}")
+    raise TypeError(f"{subject} does not work on a ShardedArray: {_REMEDY}")
 
 
 def _refusing(subject: str) -> Callable[..., NoReturn]:

@@ -431,7 +431,7 @@ def test_array_api():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda u: u[0], "an index does not work on an array that is cut"),
+        (lambda u: u[0], "an index does not work on a ShardedArray"),
         (lambda u: np.asarray(u), r"asarray does not work .* use gather\(\)"),
         (lambda u: np.concatenate([u, u]), "numpy.concatenate does not work"),
         (lambda u: np.add.reduce(u), "numpy.add.reduce does not work"),
