@@ -129,6 +129,8 @@ class Mesh:
 
         Raises
         ------
+        TypeError
+            If ``ndim`` is not an int.
         ValueError
             Unless there are 1 to ``len(names)`` axes.
 
@@ -138,6 +140,8 @@ class Mesh:
         >>> mpistrat.Mesh.for_grid(2).axes
         {'x': 1, 'y': 1}
         """
+        if not isinstance(ndim, (int, np.integer)):
+            raise TypeError(f"ndim must be the number of dimensions, not {ndim!r}: Mesh takes the size of each axis")
         if not 1 <= ndim <= len(names):
             raise ValueError(f"ndim must be from 1 to {len(names)}, the number of names, not {ndim!r}")
         MPI = mpi.start()

@@ -27,11 +27,11 @@ _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
 _METHODS = {
     getattr(np, name): name for name in ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot"]
 }
-_REMEDY = "use gather() for the whole array, or local for the part of this rank"
+_REMEDY = "use gather() for the whole array, local for the part of this rank, or halo() for a part and its neighbors"
 
 
 def _refuse(subject: str) -> NoReturn:
-    raise TypeError(f"{subject} does not work on an array that is cut over ranks: {_REMEDY}")
+    raise TypeError(f"{subject} does not work on a ShardedArray: {_REMEDY}")
 
 
 def _refusing(subject: str) -> Callable[..., NoReturn]:
@@ -225,6 +225,7 @@ class ShardedArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
+    device = "cpu"  # as the standard has it
     __bool__ = _refusing("bool()")
     __float__ = __int__ = __complex__ = _refusing("a conversion to a number")
     __setitem__ = _refusing("an index")
@@ -264,6 +265,12 @@ class ShardedArray(NDArrayOperatorsMixin):
             _refuse("numpy.asarray")
         return self.local.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
 
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Return functions of the array API standard. What does not work on parts raises TypeError by its name."""
+        from mpistrat.mesh import array_api  # a late import: seldom used
+
+        return array_api
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, ArrayLike) for value in inputs):
             return NotImplemented  # NumPy asks the variable, which reads its value
@@ -278,6 +285,9 @@ class ShardedArray(NDArrayOperatorsMixin):
             return NotImplemented  # NumPy asks the variable, which reads its value
         if function in (np.shape, np.ndim, np.size) and len(args) == 1:
             return getattr(args[0], function.__name__)
+        if function is np.result_type:
+            return np.result_type(*(a.dtype if isinstance(a, ShardedArray) else a for a in args))
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         n, is_plain = len(args), kwargs.keys().isdisjoint({"shape", "out", "where"})
         if function in _OF_PARTS and is_plain and n < 4 and (function is not np.where or n == 3):
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731
@@ -291,9 +301,9 @@ class ShardedArray(NDArrayOperatorsMixin):
             _refuse(" with ".join([f"numpy.{function.__name__}", *kwargs]))
         return getattr(ShardedArray, _METHODS[function])(*args, **kwargs)
 
-    def astype(self, dtype: Any) -> ShardedArray:
+    def astype(self, dtype: Any, copy: bool = True) -> ShardedArray:
         """Return the array with another dtype. Never communicates."""
-        return ShardedArray(self.local.astype(dtype), self.mesh, self.layout)
+        return ShardedArray(self.local.astype(dtype, copy=copy), self.mesh, self.layout)
 
     def copy(self) -> ShardedArray:
         """Return a copy with memory of its own. Never communicates."""
@@ -472,7 +482,7 @@ def _elementwise(function: Callable[..., Any], inputs: Sequence[Any], kwargs: di
     arrays = [value for value in values if isinstance(value, ShardedArray)]
     layout, mesh = joined([array.layout for array in arrays]), arrays[0].mesh
     if layout is None:
-        raise ValueError(f"{' and '.join(map(repr, arrays))} are cut differently: redistribute one of them")
+        raise ValueError(f"{' and '.join(map(repr, arrays))} are cut differently: redistribute one, or use halo()")
     if any(not isinstance(out, ShardedArray) or out.layout != layout for out in outs):
         raise TypeError("out must be a ShardedArray that is cut as the result is")
     box = layout.box(mesh)

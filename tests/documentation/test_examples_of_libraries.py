@@ -47,3 +47,26 @@ def test_result_is_that_of_one_rank(run_alone, run_ranks, tmp_path, name, start,
     for before, after in zip(one, three, strict=True):
         numbers = [[float(each) for each in NUMBER.findall(line)] for line in (before, after)]
         assert numbers[0] == pytest.approx(numbers[1], abs=tolerance)
+
+
+@pytest.mark.full
+def test_functions_for_the_array_api(run_ranks, tmp_path):
+    """Functions of other libraries take an array that is cut over ranks."""
+    for module, version in (("scipy", "1.15"), ("sklearn", "1.7")):
+        pytest.importorskip(module, version)
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import numpy as np, scipy.special, sklearn.metrics
+import mpistrat
+sklearn.set_config(array_api_dispatch=True)
+mesh, (x, y) = mpistrat.Mesh.for_grid(2), np.random.default_rng(0).random((2, 7, 6))
+u, v = (mpistrat.ShardedArray.from_array(each, mesh=mesh, axes=("x", "y")) for each in (x, y))
+for function in (lambda x: scipy.special.softmax(x, axis=0), lambda x: scipy.special.xlogy(x, x)):
+    np.testing.assert_allclose(function(u).gather(), function(x), rtol=1e-12)
+for name in ("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"):
+    function = getattr(sklearn.metrics, name)
+    np.testing.assert_allclose(function(u, v), function(x, y), rtol=1e-12)
+"""
+    )
+    run_ranks(4, program, SCIPY_ARRAY_API="1").check()

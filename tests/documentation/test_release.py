@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_figure_is_that_of_its_script():
 
 def test_author_and_address_stand_in_setup_cfg(tmp_path):
     """``packaging/fill-in`` writes them to the other files, which have no place for another one."""
-    for name in ("README.md", "CITATION.cff", "setup.cfg", "packaging/fill-in", "docs/install.md"):
+    for name in ("README.md", "CITATION.cff", "setup.cfg", "setup.py", "packaging/fill-in", "docs/install.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     setup = (tmp_path / "setup.cfg").read_text()
@@ -136,6 +137,10 @@ def test_author_and_address_stand_in_setup_cfg(tmp_path):
     for name in ("README.md", "docs/install.md"):
         assert "git clone https://h.example/a mpistrat" in (tmp_path / name).read_text()
     assert "authors:\n  - name: A. Owner\n" in (tmp_path / "CITATION.cff").read_text()
+    command = [sys.executable, "setup.py", "--quiet", "--long-description"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "](https://h.example/a/blob/HEAD/docs/install.md)" in shown
+    assert not re.search(r"\]\((?!https://)", shown)  # such links would end at the page of the index
 
 
 def test_each_tag_is_built_with_all_versions(tmp_path):

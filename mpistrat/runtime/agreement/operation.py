@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import zlib
 from collections.abc import Hashable, Sequence
@@ -122,7 +123,7 @@ def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> Mismatc
     if len({report.name for report in reports}) == 1:
         error = ValueMismatchError(
             f"rank {rank}: the ranks met with values that do not fit together (collective number {sequence}):\n"
-            f"{lines}\nshapes, dtypes and options must be equal on all ranks."
+            f"{lines}\nshapes, dtypes and options must be equal on all ranks{_exception(reports)}."
         )
     else:
         error = MismatchError(
@@ -132,6 +133,18 @@ def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> Mismatc
         )
     error.reports = tuple(reports)
     return error
+
+
+def _exception(reports: Sequence[RankReport]) -> str:
+    """Return which calls take values that differ as these do."""
+    if reports[0].name == "all_gather":
+        return ", except lengths along the axis. The numbers are the axis and the dimensions, the shape that of a row"
+    of_rows = {re.sub(r"\[\d+", "[", report.description) for report in reports}
+    if reports[0].name == "all_reduce" and len(of_rows) == 1:
+        return (
+            ". For different numbers of rows, reduce(..., axis=0) adds the rows up, and gather(..., axis=0) joins them"
+        )
+    return ""
 
 
 def sequence_mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> MismatchError:

@@ -60,6 +60,18 @@ def test_dicts_with_different_keys(strategy, in_step):
 
 
 @pytest.mark.ranks(min=2)
+def test_different_numbers_of_rows(strategy, in_step):
+    """The error names the calls that take such values."""
+    for rows, advised in ((np.ones((2 + RANK, 3)), True), (np.ones((2, 3 + RANK)), False), (np.ones(RANK + 1), True)):
+        with pytest.raises(ValueMismatchError) as caught:
+            strategy.reduce("SUM", rows, axis=None)
+        assert ("reduce(..., axis=0)" in str(caught.value)) is advised
+    with pytest.raises(ValueMismatchError, match="except lengths along the axis"):
+        strategy.gather(np.ones((3 + RANK, 2)), axis=1)
+    assert strategy.gather(np.ones((3 + RANK, 2)), axis=0).shape == (3 * SIZE + SIZE * (SIZE - 1) // 2, 2)
+
+
+@pytest.mark.ranks(min=2)
 def test_different_ops(strategy, in_step):
     with pytest.raises(ValueMismatchError) as caught:
         strategy.reduce(["SUM", "MEAN"][RANK % 2], 1.0, axis=None)

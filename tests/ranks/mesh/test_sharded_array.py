@@ -9,6 +9,7 @@ import pickle
 import h5py
 import numpy as np
 import pytest
+from array_api_compat import array_namespace
 from mpi4py import MPI
 
 from mpistrat import Mesh, ShardedArray
@@ -408,10 +409,29 @@ def test_files_by_parts(name, axes, tmp_path):
         np.testing.assert_allclose(file[name][...], [rows, rows + 1])
 
 
+def test_array_api():
+    """Functions of the standard, by `array_api_compat`, on a cut array and on the whole one."""
+    calls = {
+        "standardize": lambda xp, a: (a - xp.mean(a, axis=0)) / xp.std(a, axis=0, correction=1),
+        "softmax": lambda xp, a: (e := xp.exp(a - xp.max(a, axis=1, keepdims=True))) / xp.sum(e, axis=1, keepdims=True),
+        "linear": lambda xp, a: xp.astype(xp.matmul(a, xp.ones((2, 3))), xp.float32, copy=False),
+        "count": lambda xp, a: xp.sum(xp.astype(xp.where(a > 1, xp.zeros_like(a), a) == 0, xp.int64), axis=0),
+        "wider": lambda xp, a: xp.asarray(a, dtype=xp.result_type(a, xp.float32)) + xp.pi,
+        "copy": lambda xp, a: xp.asarray(a, copy=True) * xp.asarray([1.0, 2.0]),
+    }
+    whole = np.random.default_rng(2).normal(size=(9, 2))
+    u = ShardedArray.from_array(whole, mesh=meshes()[0], axes=("x", None))
+    assert array_namespace(u, u + 1).asarray(u) is u
+    for name, call in calls.items():
+        got, expected = call(array_namespace(u), u), call(array_namespace(whole), whole)
+        assert got.dtype == expected.dtype, name
+        np.testing.assert_allclose(got.gather(), expected, rtol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda u: u[0], "an index does not work on an array that is cut"),
+        (lambda u: u[0], "an index does not work on a ShardedArray"),
         (lambda u: np.asarray(u), r"asarray does not work .* use gather\(\)"),
         (lambda u: np.concatenate([u, u]), "numpy.concatenate does not work"),
         (lambda u: np.add.reduce(u), "numpy.add.reduce does not work"),
@@ -428,6 +448,10 @@ def test_files_by_parts(name, axes, tmp_path):
         (lambda u: float(u), r"a number does not work .* use gather\(\)"),
         (lambda u: u.redistribute(("x", None), parts=[8]), "parts must be lengths by axis"),
         (lambda u: np.add(u, 1, out=np.ones((8, 2))), "out must be a ShardedArray"),
+        (lambda u: u.__array_namespace__().reshape(u, (4, 4)), "numpy.reshape does not work"),
+        (lambda u: u.__array_namespace__().linalg.qr(u), "numpy.qr with mode does not work"),
+        (lambda u: u.__array_namespace__().cumulative_sum(u, axis=0), "numpy.cumsum with axis does not work"),
+        (lambda u: Mesh.for_grid((2, 2)), "number of dimensions, not .2, 2.: Mesh takes the size"),
     ],
 )
 def test_what_it_cannot_do(call, message):

@@ -1,0 +1,19 @@
+"""The array API standard for cut arrays: functions of NumPy, which take a `ShardedArray` or refuse it by name.
+
+Constructors without an array, such as ``zeros``, give an array that every rank has whole.
+"""
+
+from typing import Any
+
+import array_api_compat.numpy
+from array_api_compat.numpy import *  # noqa: F403
+from array_api_compat.numpy import fft, linalg  # noqa: F401
+
+__array_api_version__ = array_api_compat.numpy.__array_api_version__
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
+    """Return a cut array as it is, with another dtype or as a copy, and anything else as an array of NumPy."""
+    if not hasattr(obj, "redistribute"):
+        return array_api_compat.numpy.asarray(obj, dtype=dtype, device=device, copy=copy)
+    return obj if dtype in (None, obj.dtype) and not copy else obj.astype(obj.dtype if dtype is None else dtype)
