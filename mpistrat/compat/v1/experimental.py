@@ -17,7 +17,7 @@ from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.process.waiting import Backoff
 from mpistrat.replicas import random_stream
 from mpistrat.runtime.environment import rc
-from mpistrat.strategies.parameter_server import PlacingExtended, SentByNumber, number_of, refuse_to_serve
+from mpistrat.strategies.parameter_server import PlacingExtended, SentByNumber, number_of, refuse_to_serve, tasks_of_jobs
 from mpistrat.strategy import StrategyExtended
 from mpistrat.values import VariableSynchronization
 from mpistrat.variables import Variable, kind_on
@@ -197,11 +197,7 @@ def _reached(resolver: resolvers.ClusterResolver) -> Contact:
 
 
 def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
-    tasks = {job: len(numbers) for job, numbers in resolver.tasks().items()}
-    text = ", ".join(f"{job}={number}" for job, number in tasks.items())
-    others = sorted({*tasks} - {CHIEF, WORKER, PARAMETER_SERVER})
-    if others:
-        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {text}")
+    tasks, text = tasks_of_jobs(resolver)
     if tasks.get(CHIEF, 0) > 1:
         raise ValueError(f"the cluster has {tasks[CHIEF]} chiefs: give it one, or workers only")
     if not (tasks.get(CHIEF) or tasks.get(WORKER)):
