@@ -176,7 +176,7 @@ class Sequential(Combining):
         >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
         10
         """
-        return functools.reduce(reduce_func, self, initial_state)  # type: ignore[arg-type]
+        return functools.reduce(reduce_func, self, initial_state)  # type: ignore[call-overload]
 
     def bucket_by_sequence_length(
         self,
