@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 _Key = TypeVar("_Key")
@@ -47,6 +47,15 @@ def require(is_valid: object, text: str, value: object) -> None:
     """
     if not is_valid:
         raise ValueError(f"{text}, not {value!r}")
+
+
+def few(texts: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first ``most`` texts, and dots where there are more.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b, ...'
+    """
+    return between.join([*texts[:most], *["..."] * (len(texts) > most)])
 
 
 def _shown(value: Any) -> str:

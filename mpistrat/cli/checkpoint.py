@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from mpistrat.cli.table import aligned, amount, counted, echo
+from mpistrat.representation import few
 
 _ENDS = {".npz": "npz", ".safetensors": "safetensors", ".h5": "HDF5", ".hdf5": "HDF5"}
 _ERRORS = (OSError, RuntimeError, ValueError, TypeError, ImportError)
@@ -58,7 +59,7 @@ def _command(function: Callable[..., _Result]) -> Callable[..., None]:
 
 
 def _few(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "") or "none"
+    return few([*map(repr, names)], 10) or "none"
 
 
 @_command

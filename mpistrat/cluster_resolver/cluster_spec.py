@@ -155,7 +155,10 @@ def _tasks(job: str, tasks: Any) -> dict[int, str]:
     if isinstance(tasks, (list, tuple)):
         numbered = dict(enumerate(tasks))
     elif isinstance(tasks, Mapping):
-        numbered = {_number(job, index): address for index, address in tasks.items()}
+        numbered = {
+            task_number(index, f"the tasks of job {job!r} are numbered 0, 1, ..."): address
+            for index, address in tasks.items()
+        }
     else:
         raise TypeError(f"the tasks of job {job!r} are addresses in a list, or in a dict by number, not {tasks!r}")
     for index, address in numbered.items():
@@ -166,13 +169,14 @@ def _tasks(job: str, tasks: Any) -> dict[int, str]:
     return numbered
 
 
-def _number(job: str, index: Any) -> int:
+def task_number(value: Any, rule: str) -> int:
+    """Return the number of a task. Raise ValueError, whose text begins with ``rule``, for another value."""
     try:
-        number = int(index)
+        number = int(value)
     except (TypeError, ValueError):
         number = -1
-    if number < 0:
-        raise ValueError(f"the tasks of job {job!r} are numbered 0, 1, ..., not {index!r}")
+    if number < 0 or (isinstance(value, float) and number != value):
+        raise ValueError(f"{rule}, not {value!r}")
     return number
 
 

@@ -15,7 +15,7 @@ from mpistrat.cluster_resolver.placement import EMPTY, GIVEN, Fact, Placement, t
 from mpistrat.cluster_resolver.resolver import ClusterResolver
 from mpistrat.cluster_resolver.roles import WORKER, Roles
 from mpistrat.process import mpi
-from mpistrat.representation import grouped
+from mpistrat.representation import few, grouped
 from mpistrat.runtime.agreement.operation import ranks_in_words
 from mpistrat.runtime.topology import Topology
 
@@ -152,8 +152,8 @@ def _resolved(environ: Mapping[str, str] | None) -> ClusterResolver | None:
 def _text(value: Any) -> str:
     if not isinstance(value, tuple):
         return str(value)
-    text = ", ".join("+".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value[:8])
-    return f"[{text}{', ...' if len(value) > 8 else ''}]"
+    items = ["+".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value]
+    return f"[{few(items, 8)}]"
 
 
 def cross_check(resolver: ClusterResolver, topology: Topology, world: Any) -> None:

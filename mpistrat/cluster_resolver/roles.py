@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpistrat.cluster_resolver.cluster_spec import ClusterSpec
+from mpistrat.cluster_resolver.cluster_spec import ClusterSpec, task_number
 from mpistrat.cluster_resolver.resolver import ClusterResolver, with_protocol
 from mpistrat.runtime.environment import RuntimeOptions, numbers_of_tasks, rc
 
@@ -56,7 +56,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
         self.rpc_layer = rpc_layer
         self.task_type = None if task_type is None else str(task_type)
-        self.task_id = None if task_id is None else _index("task_id", task_id)
+        self.task_id = None if task_id is None else task_number(task_id, "task_id must be a number from 0 on")
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster in the variable, or an empty one if it has no key ``cluster``.
@@ -109,17 +109,7 @@ class TFConfigClusterResolver(ClusterResolver):
         own = _task(self._environ).get("type" if name == "task_type" else "index")
         if own is None or name == "task_type":
             return own and str(own)
-        return _index('"index" of "task" in TF_CONFIG', own)
-
-
-def _index(name: str, value: Any) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = -1
-    if number < 0 or (isinstance(value, float) and number != value):
-        raise ValueError(f"{name} must be a number from 0 on, not {value!r}")
-    return number
+        return task_number(own, '"index" of "task" in TF_CONFIG must be a number from 0 on')
 
 
 def config(environ: Mapping[str, str]) -> dict[str, Any]:

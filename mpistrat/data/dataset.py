@@ -156,8 +156,7 @@ class Dataset(FromFiles, Access, Sequential, Generic[Element], metaclass=_Explai
         >>> list(Dataset.range(5).batch(3))
         [array([0, 1, 2]), array([3, 4])]
         """
-        rows = RangeSource(range(start) if stop is None else range(start, stop, step))
-        return cls(rows)  # type: ignore[return-value]
+        return cls(RangeSource(range(start) if stop is None else range(start, stop, step)))  # type: ignore[return-value]
 
     @classmethod
     def from_sequence(cls, sequence: Any) -> Dataset[Any]:

@@ -121,13 +121,6 @@ def refuse(subject: str) -> NoReturn:
 class RemoteTraceback(Exception):
     """The cause of an error of another rank: where it was raised there."""
 
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
 
 class Failure(NamedTuple):
     """An error of another rank."""

@@ -17,7 +17,7 @@ from mpistrat.monitor.view import JobView
 from mpistrat.monitor.waits import Wait, ends_in_itself, wait_of, waits
 from mpistrat.record.layout import Phase
 from mpistrat.record.read import Entry, Record
-from mpistrat.representation import grouped
+from mpistrat.representation import few, grouped
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
 _MOST_FRAMES = 12
@@ -194,10 +194,9 @@ def _verdict_lines(groups: Mapping[Verdict, Sequence[Record]]) -> list[str]:
     """Return the lines about ranks that do not come, one group for each verdict."""
     lines = []
     for judged, records in groups.items():
-        processes = ", ".join(_process(record) for record in records[:_MOST_PROCESSES])
-        more = ", ..." if len(records) > _MOST_PROCESSES else ""
+        processes = few([*map(_process, records)], _MOST_PROCESSES)
         lines += [
-            f"  {ranks_in_words([record.rank for record in records])} ({processes}{more}): {judged.observed}",
+            f"  {ranks_in_words([record.rank for record in records])} ({processes}): {judged.observed}",
             f"  cause: {judged.cause}. {judged.remedy}",
         ]
     return lines
@@ -225,7 +224,7 @@ def _unseen(wait: Wait, seen: JobView) -> list[str]:
     """Return the lines about ranks without a record on this node."""
     ranks = ranks_in_words(wait.unseen)
     hosts = sorted({seen.hosts[rank] for rank in wait.unseen}) if len(seen.hosts) == wait.size else []
-    on = f" ({', '.join(hosts[:_MOST_PROCESSES])}{', ...' if len(hosts) > _MOST_PROCESSES else ''})" if hosts else ""
+    on = f" ({few(hosts, _MOST_PROCESSES)})" if hosts else ""
     if wait.missing:
         return [f"  {ranks} of the communicator{on}: no record here. On another node, without one, or ended early."]
     if len(seen.links) > 1:

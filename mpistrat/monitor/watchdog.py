@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mpistrat.launch import launch, proc
-from mpistrat.launch.launchers import LAUNCHERS, MPIRUN
+from mpistrat.launch.launchers import LAUNCHERS, MPIRUN, key_of
 from mpistrat.monitor import accounting
 from mpistrat.process import program_end
 from mpistrat.process.files import write_all
@@ -274,7 +274,6 @@ class Watchdog(threading.Thread):
     def _ready_notices(self, own: Record) -> Notices:
         """Return the notices of the job: all its ranks know the launch, or else the random number of a communicator."""
         if self._notices is None:
-            from mpistrat.launch.launchers import key_of
             from mpistrat.monitor.view import Notices
 
             key = key_of(os.environ, one_node=False)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mpistrat.process import failure
 from mpistrat.process.own_files import is_own
-from mpistrat.representation import grouped
+from mpistrat.representation import few, grouped
 
 _MOST = 1000  # lines and files that are noted
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -159,10 +159,9 @@ def report(world: Any) -> None:
     )
     for (path, _), opened in writers.items():
         if len(opened) > 1:
-            sites = ", ".join(f"rank {rank} at {site}" for rank, site in opened[:4])
-            more = ", ..." * (len(opened) > 4)
+            sites = few([f"rank {rank} at {site}" for rank, site in opened], 4)
             lines.append(
-                f"{path} was opened for writing by {len(opened)} ranks ({sites}{more}): write it on one rank by `if "
+                f"{path} was opened for writing by {len(opened)} ranks ({sites}): write it on one rank by `if "
                 "strategy.is_chief:`, or give each rank a name of its own"
             )
     text = (

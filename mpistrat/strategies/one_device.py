@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mpistrat.arrays.device import Device
-from mpistrat.strategy import Strategy, StrategyExtended, Variable
-from mpistrat.values import VariableSynchronization
-from mpistrat.variables import kind_on
+from mpistrat.strategy import Strategy
+from mpistrat.strategy.extended import LocalExtended
 
 
 class OneDeviceStrategy(Strategy):
@@ -31,9 +30,4 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str):
-        super().__init__(_OneDeviceExtended(self, device=Device.parse(device).require()))
-
-
-class _OneDeviceExtended(StrategyExtended):
-    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return kind_on(self.engine.variable_device)
+        super().__init__(LocalExtended(self, device=Device.parse(device).require()))

@@ -338,12 +338,18 @@ class _ServingExtended(PlacedExtended):
         )
 
 
-def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
+def tasks_of_jobs(resolver: resolvers.ClusterResolver) -> tuple[dict[str, int], str]:
+    """Return the number of tasks of each job, and the jobs as text. Raise ValueError for a job of another kind."""
     tasks = {job: len(numbers) for job, numbers in resolver.tasks().items()}
     jobs = ", ".join(f"{job}={number}" for job, number in tasks.items()) or "no jobs"
     others = sorted({*tasks} - {CHIEF, WORKER, PARAMETER_SERVER})
     if others:
         raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {jobs}")
+    return tasks, jobs
+
+
+def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
+    tasks, jobs = tasks_of_jobs(resolver)
     if tasks.get(CHIEF, 0) != 1:
         raise ValueError(f"the cluster needs one chief, the coordinator; it has {jobs}")
     for job in (WORKER, PARAMETER_SERVER):

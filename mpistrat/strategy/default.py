@@ -13,11 +13,11 @@ from mpistrat.collectives import CommunicationOptions
 from mpistrat.collectives.operations import parse_op
 from mpistrat.collectives.ops.default import Copies
 from mpistrat.process import mpi
-from mpistrat.strategy.extended import StrategyExtended
+from mpistrat.strategy.extended import LocalExtended
 from mpistrat.strategy.replica_context import NOT_GATHERED, ReplicaContext
 from mpistrat.strategy.strategy import Scope, Strategy
-from mpistrat.values import IndexedSlices, Mirrored, ReduceOp, ValueContext, VariableSynchronization, snapshot
-from mpistrat.variables import Variable, kind_on
+from mpistrat.values import IndexedSlices, Mirrored, ReduceOp, ValueContext, snapshot
+from mpistrat.variables import Variable
 
 if TYPE_CHECKING:
     from mpistrat.data import Dataset, InputContext, InputOptions
@@ -101,16 +101,13 @@ def _warn_of_one_replica(method: str) -> None:
         )
 
 
-class _DefaultExtended(StrategyExtended):
+class _DefaultExtended(LocalExtended):
     _usual_ops = Copies
 
     @cached_property
     def replica_context(self) -> ReplicaContext:
         """The context of the one replica."""
         return _DefaultReplicaContext(self._strategy, 0)
-
-    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return kind_on(self.engine.variable_device)
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> AbstractContextManager[None]:
         """Return a context that changes nothing: all variables live on one device."""

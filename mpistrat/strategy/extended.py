@@ -30,6 +30,7 @@ from mpistrat.variables import (
     SyncOnReadOfReplicas,
     SyncOnReadVariable,
     Variable,
+    kind_on,
 )
 
 if TYPE_CHECKING:
@@ -437,3 +438,10 @@ class StrategyExtended:
     ) -> Any:
         """Run a function once per replica, as `Strategy.run` does."""
         return self._strategy.run(fn, args, kwargs)
+
+
+class LocalExtended(StrategyExtended):
+    """What a strategy of one replica does: its variables are arrays of this process, without copies elsewhere."""
+
+    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
+        return kind_on(self.engine.variable_device)

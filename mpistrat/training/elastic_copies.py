@@ -227,7 +227,6 @@ def _read(paths: list[Path]) -> dict[str, np.ndarray]:
 # --- when copies are made --------------------------------------------------------------------------------
 
 _numbers = itertools.count()
-_log = logging.getLogger(__name__)
 
 
 class Copying:

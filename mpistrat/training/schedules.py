@@ -42,17 +42,21 @@ class LearningRateSchedule(ABC):
         return dataclasses.asdict(self) if dataclasses.is_dataclass(self) else {}
 
 
+class _OverSteps(LearningRateSchedule):
+    decay_steps: float
+
+    def __post_init__(self) -> None:
+        require(self.decay_steps > 0, "decay_steps must be positive", self.decay_steps)
+
+
 @dataclass(frozen=True)
-class _Decay(LearningRateSchedule):
+class _Decay(_OverSteps):
     """A schedule of the progress: the steps, as a multiple of ``decay_steps``."""
 
     initial_learning_rate: float
     decay_steps: float
     decay_rate: float
     staircase: bool = False
-
-    def __post_init__(self) -> None:
-        _require_positive("decay_steps", self.decay_steps)
 
     def _progress(self, step: int) -> float:
         progress = step / self.decay_steps
@@ -142,7 +146,7 @@ class PiecewiseConstantDecay(LearningRateSchedule):
 
 
 @dataclass(frozen=True)
-class PolynomialDecay(LearningRateSchedule):
+class PolynomialDecay(_OverSteps):
     """``(initial_learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate``.
 
     Parameters
@@ -166,9 +170,6 @@ class PolynomialDecay(LearningRateSchedule):
     cycle: bool = False
     name: str = "PolynomialDecay"
 
-    def __post_init__(self) -> None:
-        _require_positive("decay_steps", self.decay_steps)
-
     def __call__(self, step: int) -> float:
         steps = self.decay_steps
         if self.cycle:
@@ -179,7 +180,7 @@ class PolynomialDecay(LearningRateSchedule):
 
 
 @dataclass(frozen=True)
-class CosineDecay(LearningRateSchedule):
+class CosineDecay(_OverSteps):
     """Half a cosine wave, after an optional linear warm-up (Loshchilov and Hutter 2016).
 
     The rate falls to ``alpha`` times its highest value in ``decay_steps`` steps, and stays there. With
@@ -205,9 +206,6 @@ class CosineDecay(LearningRateSchedule):
     name: str = "CosineDecay"
     warmup_target: float | None = None
     warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        _require_positive("decay_steps", self.decay_steps)
 
     def __call__(self, step: int) -> float:
         if self.warmup_target is None:
@@ -251,7 +249,7 @@ class CosineDecayRestarts(LearningRateSchedule):
     name: str = "CosineDecayRestarts"
 
     def __post_init__(self) -> None:
-        _require_positive("first_decay_steps", self.first_decay_steps)
+        require(self.first_decay_steps > 0, "first_decay_steps must be positive", self.first_decay_steps)
         require(self.t_mul >= 1, "t_mul must be at least 1", self.t_mul)
 
     def __call__(self, step: int) -> float:
@@ -268,7 +266,3 @@ class CosineDecayRestarts(LearningRateSchedule):
 
 def _cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _require_positive(name: str, value: float) -> None:
-    require(value > 0, f"{name} must be positive", value)

@@ -43,7 +43,11 @@ def placed_beside(value: np.ndarray, kind: Hashable) -> np.ndarray:
 
 def follows(last: np.ndarray, array: np.ndarray) -> bool:
     """Return whether an array begins where ``last`` ends, in the same memory."""
-    return last.base is not None and last.base is array.base and address(array) == address(last) + last.nbytes
+    return (
+        last.base is not None
+        and last.base is array.base
+        and pinned.address(array) == pinned.address(last) + last.nbytes
+    )
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -52,13 +56,8 @@ def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     if len(arrays) == 1:
         return first.reshape(-1)
     assert isinstance(first.base, np.ndarray)
-    start = (address(first) - address(first.base)) // first.itemsize
+    start = (pinned.address(first) - pinned.address(first.base)) // first.itemsize
     return first.base[start : start + sum(array.size for array in arrays)]
-
-
-def address(array: np.ndarray) -> int:
-    """Return the address of the first byte."""
-    return array.__array_interface__["data"][0]
 
 
 _NUMBERS = {int, float, complex}
@@ -213,12 +212,6 @@ class GpuVariable(LocalVariable):
     def __cupy_get_ndarray__(self) -> Any:
         """Return the array for CuPy's functions. With CUDA's interface they wait for the stream; no bfloat16."""
         return self.array
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.array.__dlpack_device__()
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.array.__dlpack__(**options)
 
     def fitting(self, value: Any) -> Any:
         target, value = self.array, component(value)

@@ -22,7 +22,6 @@ from mpistrat.mesh import REPLICA, ShardedArray
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.values import (
-    ArrayLike,
     DistributedValues,
     IndexedSlices,
     Mirrored,
@@ -163,16 +162,6 @@ class MirroredVariable(DistributedVariable, Mirrored):
         """On a GPU, CuPy's functions take a variable as the array that it is."""
         component: Any = self._component
         return component.__cupy_get_ndarray__
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Other libraries take the array of a variable by ``from_dlpack``."""
-        component: Any = self._component
-        device: tuple[int, int] = component.__dlpack_device__()
-        return device
-
-    def __dlpack__(self, **options: Any) -> Any:  # a method, not a property: NumPy before 2.1 looks it up in the class
-        component: Any = self._component
-        return component.__dlpack__(**options)
 
     def _update_in_replica(self, method: str, value: Any) -> None:
         engine, op, target = self._engine, self._reduction, self._component.array
@@ -385,12 +374,6 @@ class CutVariable(MirroredVariable):
     @property
     def __cupy_get_ndarray__(self) -> Any:
         raise AttributeError("__cupy_get_ndarray__")
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return ArrayLike.__dlpack_device__(self)  # of a ShardedArray, which has none
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return ArrayLike.__dlpack__(self, **options)
 
 
 def _read(argument: Any) -> Any:

@@ -333,8 +333,8 @@ class VariableStore:
     def _outcome(self, message: ReceivedMessage, where: str) -> Packed:
         """Return the packed answer to one of several requests, or the packed error that it met."""
         try:
-            value = self._replies[message.kind](message)
-            return pack(value, copy=message.kind == "update")[0]  # a later one may change what it returns
+            # A later request may change what an update returns.
+            return pack(self._replies[message.kind](message), copy=message.kind == "update")[0]
         except KeyboardInterrupt:
             raise
         except BaseException as error:

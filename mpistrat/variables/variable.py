@@ -461,14 +461,12 @@ class Variable(ArrayLike, ArrayMethods, ScatterNd, NotProvided):
 
 
 def _checked_synchronization(synchronization: VariableSynchronization | None) -> VariableSynchronization:
-    if synchronization is None:
+    if synchronization in (None, VariableSynchronization.AUTO):
         return VariableSynchronization.ON_WRITE
     if not isinstance(synchronization, VariableSynchronization):
         raise TypeError(f"synchronization must be a VariableSynchronization, not {synchronization!r}")
     if synchronization is VariableSynchronization.NONE:
         raise ValueError("synchronization NONE: copies that are never brought together make no variable")
-    if synchronization is VariableSynchronization.AUTO:
-        return VariableSynchronization.ON_WRITE
     return synchronization
 
 

@@ -20,7 +20,7 @@ from mpistrat.launch.launch import library_family, library_name
 from mpistrat.launch.launchers import SRUN
 from mpistrat.launch.machine_mpi import foreign_wheel, without_library
 from mpistrat.process import mpi
-from mpistrat.representation import grouped, ranges
+from mpistrat.representation import few, grouped, ranges
 from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.operation import ranks_in_words
 
@@ -53,7 +53,7 @@ def _troubles(job: CheckedJob) -> list[str]:
     lines = []
     for ranks in groups.values():
         hosts = dict.fromkeys(job.facts[rank]["host"] for rank in ranks if rank in job.facts)
-        on = f" ({', '.join(list(hosts)[:4])}{', ...' if len(hosts) > 4 else ''})" if hosts else ""
+        on = f" ({few([*hosts], 4)})" if hosts else ""
         lines.append(f"{ranks_in_words(ranks)}{on}: {job.troubles[ranks[0]].text}")
     return lines if len(lines) <= _MOST else [*lines[:_MOST], f"... and {len(lines) - _MOST} other problems"]
 

@@ -17,10 +17,14 @@ from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.process.waiting import Backoff
 from mpistrat.replicas import random_stream
 from mpistrat.runtime.environment import rc
-from mpistrat.strategies.parameter_server import PlacingExtended, SentByNumber, number_of, refuse_to_serve
-from mpistrat.strategy import StrategyExtended
-from mpistrat.values import VariableSynchronization
-from mpistrat.variables import Variable, kind_on
+from mpistrat.strategies.parameter_server import (
+    PlacingExtended,
+    SentByNumber,
+    number_of,
+    refuse_to_serve,
+    tasks_of_jobs,
+)
+from mpistrat.strategy.extended import LocalExtended
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +83,7 @@ class ParameterServerStrategy(SentByNumber, Strategy):
         self._resolver = cluster_resolver
         if local:
             self._workers, self._worker = 1, 0
-            super().__init__(_LocalExtended(self))
+            super().__init__(LocalExtended(self))
         else:
             reached = _reached(cluster_resolver)
             self._workers, self._worker = len(reached.clients), reached.clients.index(reached.mailbox.rank)
@@ -116,11 +120,6 @@ class ParameterServerStrategy(SentByNumber, Strategy):
         """
         own = InputContext(self._workers, self._worker, 1)
         return super().distribute_datasets_from_function(lambda _: dataset_fn(own), options)
-
-
-class _LocalExtended(StrategyExtended):
-    def variable_class(self, synchronization: VariableSynchronization) -> type[Variable]:
-        return kind_on(self.engine.variable_device)
 
 
 class _BetweenWorkersExtended(PlacingExtended):
@@ -197,11 +196,7 @@ def _reached(resolver: resolvers.ClusterResolver) -> Contact:
 
 
 def _check_jobs(resolver: resolvers.ClusterResolver) -> None:
-    tasks = {job: len(numbers) for job, numbers in resolver.tasks().items()}
-    text = ", ".join(f"{job}={number}" for job, number in tasks.items())
-    others = sorted({*tasks} - {CHIEF, WORKER, PARAMETER_SERVER})
-    if others:
-        raise ValueError(f"a job is chief, worker or ps, not {', '.join(others)}; the cluster has {text}")
+    tasks, text = tasks_of_jobs(resolver)
     if tasks.get(CHIEF, 0) > 1:
         raise ValueError(f"the cluster has {tasks[CHIEF]} chiefs: give it one, or workers only")
     if not (tasks.get(CHIEF) or tasks.get(WORKER)):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -107,7 +107,7 @@ class Sequential(Combining):
     def _in_turn(self, name: str, fn: Callable[..., Any], *turns: int) -> Any:
         if not callable(fn):
             raise TypeError(f"{name}() needs a function, not {fn!r}")
-        make = partial(_elements_of, fn, name)
+        make = functools.partial(_elements_of, fn, name)
         return self._in_order(f"{name}{turns}", lambda openers, epoch: _interleaved(openers, epoch, make, *turns))
 
     def scan(self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]]) -> Dataset[Any]:
@@ -176,10 +176,7 @@ class Sequential(Combining):
         >>> int(Dataset.range(5).reduce(0, lambda total, x: total + x))
         10
         """
-        state = initial_state
-        for element in self:  # type: ignore[attr-defined]
-            state = reduce_func(state, element)
-        return state
+        return functools.reduce(reduce_func, self, initial_state)  # type: ignore[call-overload]
 
     def bucket_by_sequence_length(
         self,

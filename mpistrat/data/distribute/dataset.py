@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -220,10 +221,7 @@ class DistributedDataset(Generic[Element]):
         object
             The last state, of this rank only: the states of the ranks are not combined.
         """
-        state = initial_state
-        for batch in self:
-            state = reduce_func(state, batch)
-        return state
+        return functools.reduce(reduce_func, self, initial_state)
 
 
 def _generators(definition: Definition) -> list[str]:

@@ -112,20 +112,16 @@ class Feistel:
 
     @staticmethod
     def _round(half: np.ndarray, key: Any, tweak: Any) -> np.ndarray:
-        mixed: np.ndarray = (half if tweak is None else half ^ tweak) + key
-        _mix(mixed, np.empty_like(mixed))
-        return mixed
+        return _mix((half if tweak is None else half ^ tweak) + key)
 
 
 def _mixed(tweaks: Any) -> np.ndarray:
-    tweak: np.ndarray = np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN
-    _mix(tweak, np.empty_like(tweak))
-    return tweak
+    return _mix(np.atleast_1d(tweaks).astype(np.uint32) + _GOLDEN)
 
 
-def _mix(h: np.ndarray, shifted: np.ndarray) -> None:
-    """Apply the finaliser of MurmurHash3 in place. ``shifted`` is a scratch array like ``h``."""
-    np.right_shift(h, _U16, out=shifted)
+def _mix(h: np.ndarray) -> np.ndarray:
+    """Apply the finaliser of MurmurHash3 in place, and return the array."""
+    shifted = np.right_shift(h, _U16)
     h ^= shifted
     h *= _C1
     np.right_shift(h, _U13, out=shifted)
@@ -133,3 +129,4 @@ def _mix(h: np.ndarray, shifted: np.ndarray) -> None:
     h *= _C2
     np.right_shift(h, _U16, out=shifted)
     h ^= shifted
+    return h

@@ -26,7 +26,7 @@ from mpistrat.process.files import appearing, write_all
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff, begin_call
 from mpistrat.replicas import ReplicaGroup
-from mpistrat.representation import ranges
+from mpistrat.representation import few, ranges
 from mpistrat.runtime.affinity import cores
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Slot, Topology
@@ -423,7 +423,7 @@ def _require_same(ranks: Topology, digests: Mapping[str, int], of_all: Sequence[
     differ = [[own != first for own, first in zip(of_rank, reports[0], strict=True)] for of_rank in reports]
     named = [name for name, *of_ranks in zip(digests, *differ, strict=True) if any(of_ranks)]
     differing = [rank for rank, flags in enumerate(differ) if any(flags)]
-    shown = ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
+    shown = few([*map(repr, named)], _MOST_NAMED)
     raise ValueError(
         f"{len(named)} of {len(digests)} arrays ({shown}) are not the same on all ranks: those of rank"
         f"{'s' if len(differing) > 1 else ''} {ranges(differing)} differ from rank 0's, and one file has one value of "

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mpistrat import representation
 from mpistrat.collectives import structures
 from mpistrat.data import DataFileError
 from mpistrat.process.files import local_path
@@ -464,5 +465,4 @@ def _below(name: str, names: Iterable[str]) -> set[str]:
 
 def few(names: Iterable[str]) -> str:
     """Return the first names, in the order of names, and whether there are more."""
-    named = sorted(names)
-    return ", ".join(map(repr, named[:_MOST_NAMED])) + (", ..." if len(named) > _MOST_NAMED else "")
+    return representation.few([*map(repr, sorted(names))], _MOST_NAMED)

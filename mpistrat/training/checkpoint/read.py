@@ -19,6 +19,7 @@ from mpistrat.data.errors import check_bytes
 from mpistrat.data.hdf5.describe import opened
 from mpistrat.data.hdf5.open_file import has_no_links
 from mpistrat.data.write.shared_file import Box, read_box
+from mpistrat.representation import few
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
@@ -93,9 +94,11 @@ def read(values: Mapping[str, np.ndarray], path: Path, boxes: Sequence[tuple[str
                 into = around
             pieces += _pieces(path, name, dataset, into, checked_bytes, first)
         if missing:
-            others.insert(0, f"it has no variable {_few([*dict.fromkeys(missing)])}: it has {_names(path, file)}")
+            others.insert(
+                0, f"it has no variable {few([*dict.fromkeys(missing)], _MOST_NAMED)}: it has {_names(path, file)}"
+            )
         if others:
-            raise ValueError(f"{path}: {_few([*dict.fromkeys(others)], '; ')}")
+            raise ValueError(f"{path}: {few([*dict.fromkeys(others)], _MOST_NAMED, '; ')}")
         # Two threads: one reads while the other computes a checksum.
         for _ in pool.map(lambda part: part.fetch(raw.fileno()), pieces):
             pass
@@ -356,11 +359,7 @@ def _refusing(path: Path, name: str | None, problem: str = "it cannot be read") 
 def _names(path: Path, file: h5py.File) -> str:
     with _refusing(path, None, "its contents cannot be read"):
         names = _datasets(file)
-    return _few([repr(name) for name in names if not name.startswith(OF_REPLICAS)]) or "none"
-
-
-def _few(texts: list[str], between: str = ", ") -> str:
-    return between.join(texts[:_MOST_NAMED] + ["..."] * (len(texts) > _MOST_NAMED))
+    return few([repr(name) for name in names if not name.startswith(OF_REPLICAS)], _MOST_NAMED) or "none"
 
 
 def _datasets(file: h5py.File) -> list[str]:

@@ -18,7 +18,7 @@ from mpistrat.arrays import arrays
 from mpistrat.arrays.device import cupy_for
 from mpistrat.arrays.gpu import kernels
 from mpistrat.process.own_files import level_of_program
-from mpistrat.representation import require
+from mpistrat.representation import few, require
 from mpistrat.runtime.agreement.operation import Checksum
 from mpistrat.values import IndexedSlices, component
 from mpistrat.variables import Variable
@@ -96,9 +96,7 @@ def form_of(
 ) -> tuple[str, Checksum]:
     """Return a checksum for the ranks to compare: the hash of many names would take as long as a message."""
     compared = repr([*names, *map(str, dtypes), *shapes])
-    more = ", ..." if len(names) > _SHOWN else ""
-    shown = f"of {', '.join(map(str, names[:_SHOWN]))}{more}"
-    return shown, Checksum(f"{zlib.crc32(compared.encode()):08x}")
+    return f"of {few([*map(str, names)], _SHOWN)}", Checksum(f"{zlib.crc32(compared.encode()):08x}")
 
 
 def fitting_pairs(extended: StrategyExtended, all_pairs: Pairs) -> Pairs:
