@@ -18,7 +18,7 @@ from mpistrat.asynchronous import on_worker
 from mpistrat.asynchronous.statistics import Clock, Statistics, WorkerStatistics
 from mpistrat.messages.contact import Contact, role_in_words
 from mpistrat.messages.mailbox import Mailbox, ReceivedMessage, SentFunction
-from mpistrat.messages.pickling import LostRankError, Packed, unpack
+from mpistrat.messages.pickling import LostRankError, Packed, RepeatedLossError, unpack
 from mpistrat.process import failure
 from mpistrat.process.waiting import Backoff
 from mpistrat.runtime.environment import rc
@@ -52,6 +52,7 @@ class Task:
     value: Any = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
     failed_at: float | None = field(default=None, init=False)
+    losses: int = field(default=0, init=False)  # of workers, while they ran it
 
     @property
     def light(self) -> bool:
@@ -75,6 +76,7 @@ class Task:
 
 
 _log = logging.getLogger(__name__)
+_MOST_LOSSES = 3  # of workers, while they run the same task, which is then taken for the cause; as in Dask
 _SHORT_TASK_S = 0.002  # seconds; a worker whose last task took less gets a second task ahead
 
 
@@ -302,12 +304,23 @@ class Dispatcher:
                 len(tasks),
                 len(self._workers),
             )
+            for task in tasks[:1]:  # a second one has not begun
+                task.losses += 1
             for task in reversed(tasks):
                 if task.ranks is None:
                     if task.once:  # it may be prepared on some servers
                         self._commits.abort(task.number)
                     task.running.remove(worker.rank)
-                    self._queue_again(task, self._queue.appendleft)
+                    if task.losses < _MOST_LOSSES:
+                        self._queue_again(task, self._queue.appendleft)
+                    else:
+                        task.error = RepeatedLossError(
+                            f"{task.losses} workers were lost while they ran this function, the last one is "
+                            f"{role_in_words(self._contact.roles, worker.rank)}. It does not run again: it may be what "
+                            "ends them",
+                            worker.rank,
+                        )
+                        self._ended.append(task)
                 else:  # Open MPI 5.0 mixes up messages after a communicator was made with a lost rank
                     failure.end_job(
                         f"{self._mailbox.losses.error(worker.rank)}. It ran a function of {task.ranks} ranks, which "

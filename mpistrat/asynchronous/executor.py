@@ -20,7 +20,7 @@ from mpistrat.asynchronous.server import serve
 from mpistrat.asynchronous.statistics import CallsBar, Statistics
 from mpistrat.messages.contact import end_with, meet_on, shut_down
 from mpistrat.messages.mailbox import SentFunction
-from mpistrat.messages.pickling import LostRankError, pack_arguments
+from mpistrat.messages.pickling import LostRankError, RepeatedLossError, pack_arguments
 from mpistrat.process import mpi, program_end
 from mpistrat.process.program_end import EndStep
 from mpistrat.process.waiting import Backoff
@@ -226,7 +226,8 @@ class Executor(concurrent.futures.Executor):
             def ended(value: Any, error: BaseException | None) -> None:
                 if keep is not None and error is None and not future.cancelled():
                     keep(value)  # before the caller has it, and may close the file
-                if error is not None and left and not isinstance(error, concurrent.futures.CancelledError):
+                ends = concurrent.futures.CancelledError, RepeatedLossError
+                if error is not None and left and not isinstance(error, ends):
                     self._dispatcher.add(attempt(left - 1))
                 elif threading.current_thread() is self._thread:
                     self._settle(future, value, error, calls)
@@ -457,7 +458,8 @@ def _results(
             waiting.extend(itertools.islice(more, 1))  # submit one more for the one that is taken
             future, left = waiting.popleft(), None if end is None else end - time.monotonic()
             error = future.exception(left) if with_errors else None
-            if isinstance(error, LostRankError):  # no worker is left: the call did not run
+            # Unless the call itself was running when they were lost, no worker is left.
+            if isinstance(error, LostRankError) and not isinstance(error, RepeatedLossError):
                 raise error
             yield future.result(left) if error is None else error
     finally:

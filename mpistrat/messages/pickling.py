@@ -180,6 +180,10 @@ class LostRankError(RuntimeError):
         return self.text
 
 
+class RepeatedLossError(LostRankError):
+    """Several workers were lost, one after the other, while they ran the same function."""
+
+
 class Losses:
     """The lost ranks of a communicator. ``survived`` says whether the other ranks go on after a loss."""
 

@@ -1,5 +1,6 @@
 """Task farms do what executors of `concurrent.futures` do, and more: several ranks, time limits, statistics."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,29 @@ def test_a_collective_that_waits_for_a_failed_rank_ends_the_job(run_ranks):
     ended = run_ranks(3, PROGRAMS, "stuck", MPISTRAT_CONTACT_SECONDS="0.5")
     assert ended.status not in (0, None), str(ended)
     ended.shows("ArithmeticError: on purpose", "still runs on rank 2 (worker 1)")
+
+
+CRASH = """
+import os, signal
+from mpistrat.coordinator import Executor
+def simulate(i):
+    if i == 57:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return i * i
+with Executor(retries=2) as executor:
+    if executor is not None:
+        results = list(executor.map(simulate, range(100), on_error="keep"))
+        assert [*results[:57], *results[58:]] == [i * i for i in range(100) if i != 57]
+        print(f"call 57: {results[57]}", flush=True)
+        assert executor.submit(simulate, 3).result() == 9
+"""
+
+
+@pytest.mark.fault
+def test_a_call_that_ends_its_worker_does_not_end_all(run_alone, tmp_path):
+    program, start = tmp_path / "program.py", ("-m", "mpistrat", "run", "--ft")
+    program.write_text(CRASH)
+    if "MPISTRAT_TEST_LAUNCHER" in os.environ or run_alone(*start, "--dry-run", program).status:
+        pytest.skip("this launcher ends all ranks when one is lost")
+    ended = run_alone(*start, "-n", "6", program).check()
+    ended.shows("call 57: 3 workers were lost while they ran this function", "it may be what ends them")
