@@ -63,6 +63,18 @@ def test_a_wrong_contribution_to_an_ordered_sum_is_found_where_it_is_sampled(com
     assert strategy.reduce("SUM", 1.0, axis=None) == comm.size  # the ranks are in step
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ordered", "tree", "exact"])
+def test_a_share_of_the_flips_in_shared_memory_is_found(comm, algorithm):
+    counts = collections.Counter()
+    trained = random_flips.Training(comm, algorithm, "float64")
+    random_flips.flips(trained, ("shared memory",), 20, [comm.size, 2], counts, eager=True)
+    found = sum(counts["shared memory", f"found in {when}"] for when in ("steps", "save"))  # by one rank only
+    for bits in "equal bits", "rounded":
+        found += counts[f"sum, {bits}", "found"]
+    assert found
+    assert not counts["shared memory", "missed"]
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "ordered", "tree", "exact", "mpi"])
 def test_steps_of_any_values_raise_no_alarm(comm, algorithm):
     counts = collections.Counter()
