@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from mpi4py import MPI
-from ranks.verify import quiet_steps, random_flips
+from ranks.verify import quiet_programs, quiet_steps, random_flips
 
 import mpistrat
 from mpistrat import training
@@ -87,6 +87,17 @@ def test_steps_of_virtual_replicas_raise_no_alarm(comm, algorithm, replicas):
     counts = collections.Counter()
     quiet_steps.steps(quiet_steps.Program(comm, algorithm, [6], replicas), 30, counts)
     assert counts["verifications"] > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("mesh", "numpy"), ("keras", "keras"), ("torch", "torch"), ("restarts", "numpy")]
+)
+def test_programs_raise_no_alarm(comm, name, needs):
+    pytest.importorskip(needs)
+    counts = collections.Counter()
+    with quiet_programs.counted(counts, share=0):
+        quiet_programs.PROGRAMS[name](comm, 60, [1])
+    assert counts["verifications"] > 2
 
 
 def test_a_flip_in_virtual_replicas_is_found(comm):
