@@ -32,14 +32,14 @@ class Checks(Slot):
     """The verifications of a topology. One follows every ``every``-th reduction, a number that all ranks agree on.
 
     It pays off what the verification before took on the slowest rank, also if that loaded code or waited for a core.
-    ``left`` counts the reductions until the next one, and ``nbytes`` is what a rank hashes for it.
+    ``left`` counts the reductions until the next one. ``ended`` is when the last one did, in ns.
     """
 
     def __init__(self) -> None:
         self.copies = EqualCopies()
         self.left = self._every = _FIRST
         self._nbytes = _LEAST_BYTES
-        self._cost, self._ended = _FIRST_COST, time.perf_counter_ns()
+        self._cost, self.ended = _FIRST_COST, time.perf_counter_ns()
 
     def sample(self, topology: Topology, op: str, algorithm: Any, order: Iterable[int]) -> SumSample | None:
         """Return a sample of the next reduction, if sums are verified."""
@@ -62,7 +62,7 @@ class Checks(Slot):
                 root = lock.sequence % topology.size
                 rows = world.gather(sample.rows, root)
                 numbers[2] = int(rows is not None and bool(sample.wrong(rows, result).any()))
-            mean = (began - self._ended) // self._every
+            mean = (began - self.ended) // self._every
             are_equal, (is_wrong, cost, mean) = self._compared(world, numbers[:2], numbers[2], self._cost, -mean)
             error = None if are_equal[0] else difference(topology, pieces)
             if error is None and sample is not None and (is_wrong or not are_equal[1]):
@@ -70,8 +70,8 @@ class Checks(Slot):
             if error is not None:
                 raise error
         self._pace(cost, max(1, -mean))
-        self._ended = time.perf_counter_ns()
-        self._cost = min(self._ended - began + (0 if sample is None else sample.nanoseconds), _MOST_COST)
+        self.ended = time.perf_counter_ns()
+        self._cost = min(self.ended - began + (0 if sample is None else sample.nanoseconds), _MOST_COST)
 
     @staticmethod
     def _compared(world: Any, digests: Sequence[int], *numbers: int) -> tuple[list[bool], list[int]]:
