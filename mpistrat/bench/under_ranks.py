@@ -20,12 +20,17 @@ _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def parser(description: str | None, repetitions: int, program: str | None = None) -> argparse.ArgumentParser:
     """Return a parser of the arguments that all subjects have. A file that is run needs no ``program`` to name it."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
+    add_launch(parser)
     count(parser, "--repetitions", repetitions, "measurements of each program")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
-    parser.add_argument("--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})")
-    parser.add_argument("--here", action="store_true", help="measure the ranks that run this command; launch no others")
     return parser
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `run`."""
+    parser.add_argument("-n", type=positive, default=2, help="number of ranks to launch (%(default)s)")
+    parser.add_argument("--launcher", help="command to launch with, such as 'srun -n {n}' (mpistrat run -n {n})")
+    parser.add_argument("--here", action="store_true", help="use the ranks that run this command; launch no others")
 
 
 def count(parser: argparse.ArgumentParser, option: str, default: int, text: str) -> None:

@@ -25,7 +25,7 @@ GROUPS = {
         "run": ("run.main", "Start a Python program on this machine, one process per rank."),
         "slurm": ("slurm", "Write batch scripts for SLURM."),
         "check": ("check.main", "Find what will break a job. Start it like the job itself."),
-        "bench": ("bench", "Measure the speed of this machine and of the library."),
+        "bench": ("bench", "Measure the speed of this machine and of the library, and whether faults are found."),
     },
     "Look": {
         "info": ("info", "Show what is installed, which MPI is used, and how ranks communicate."),

@@ -10,6 +10,7 @@ import click
 # Subject -> what it measures. `mpistrat.bench.<subject>` has `main(arguments) -> int | None`.
 SUBJECTS = {
     "chaos": "Whether a program goes on after the loss of ranks, with the same result.",
+    "corrupt": "Whether the ranks of a program find a bit that flips (`mpistrat run --verify`).",
     "tune": "The fastest all-reduce algorithm for each size on this machine.",
 }
 
@@ -21,10 +22,11 @@ SUBJECTS = {
 @click.argument("subject", type=click.Choice(list(SUBJECTS)))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(subject: str, arguments: tuple[str, ...]) -> None:
-    """Measure the speed of this machine and of the library.
+    """Measure the speed of this machine and of the library, and whether faults are found.
 
     \b
     mpistrat bench tune -n 4 --dry-run
+    mpistrat bench corrupt -n 3 --kind weight prog.py
 
     The arguments after SUBJECT belong to it: see `mpistrat bench SUBJECT --help`.
     """

@@ -30,6 +30,22 @@ def words(module: str, *arguments: str) -> list[str]:
     return [os.path.join(_HERE, os.path.basename(__file__)), module, *arguments]
 
 
+def run_as_main(program: tuple[str, ...]) -> None:
+    """Run a file, a folder or an archive with its arguments in this process, or ``-m`` and a module, as Python does."""
+    import pkgutil
+    import runpy
+
+    is_module, safe = program[0] == "-m", getattr(sys.flags, "safe_path", False)
+    sys.argv[:] = program[is_module:]
+    if is_module:
+        sys.path[:0] = [] if safe else [os.getcwd()]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        is_script = pkgutil.get_importer(program[0]) is None  # neither a folder nor an archive
+        sys.path[:0] = [os.path.dirname(os.path.realpath(program[0]))] if is_script and not safe else []
+        runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
+
+
 def _main() -> None:
     if sys.path[0] in (_HERE, os.path.dirname(os.path.realpath(__file__))):
         del sys.path[0]

@@ -11,8 +11,6 @@ import contextlib
 import importlib
 import json
 import os
-import pkgutil
-import runpy
 import select
 import sys
 import time
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mpistrat.launch import launch, proc
+from mpistrat.process import children
 
 GO, INPUT = "go", "stdin"  # the named pipes in the folder of a job
 READY = "ready"  # there, a file for each rank whose imports are done
@@ -97,15 +96,7 @@ def _main(folder: str, imports: str, *program: str) -> None:
     if rank == 0:
         with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, INPUT), "rb", buffering=0) as source:
             os.dup2(source.fileno(), 0)
-    is_module, safe = program[0] == "-m", getattr(sys.flags, "safe_path", False)
-    sys.argv[:] = program[is_module:]
-    if is_module:
-        sys.path[:0] = [] if safe else [os.getcwd()]
-        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
-    else:
-        is_script = pkgutil.get_importer(program[0]) is None  # neither a folder nor an archive
-        sys.path[:0] = [os.path.dirname(os.path.realpath(program[0]))] if is_script and not safe else []
-        runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
+    children.run_as_main(program)
 
 
 if __name__ == "__main__":

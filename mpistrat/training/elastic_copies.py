@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from mpistrat.arrays.arrays import as_bytes
 from mpistrat.process import private_file, standby
@@ -34,6 +33,7 @@ from mpistrat.runtime.topology import Topology
 from mpistrat.training.checkpoint.checkpoint import Checkpoint
 from mpistrat.training.checkpoint.format import dtype_of, stored
 from mpistrat.training.checkpoint.variables import arrays_of
+from mpistrat.verify import digest
 
 _MAGIC = b"mpi-copy"
 _HEADER = struct.Struct("<8sqIIQQQ")  # the magic, the fields of `_Header`
@@ -156,8 +156,7 @@ def newest_steps(folder: Path) -> list[int]:
 
 
 def _digest(header: _Header, content: memoryview) -> int:
-    seed = xxhash.xxh3_64_intdigest(_HEADER.pack(_MAGIC, *header._replace(digest=0)))
-    return xxhash.xxh3_64_intdigest(content, seed)
+    return digest(content, digest(_HEADER.pack(_MAGIC, *header._replace(digest=0))))
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int]]:

@@ -128,27 +128,26 @@ def _blocks(pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 # --- when ranks verify --------------------------------------------------------------------------------------
 
-_SHARE = 100  # a verification takes at most one in so many parts of the time
-_FIRST = 8  # reductions before the first verification
-_MOST = 1 << 20  # reductions between two
+_SHARE = 125  # verifications take at most one in so many parts of the time: 0.8 %, and 0.2 % for what is not measured
+_FIRST, _MOST = 8, 1 << 20  # reductions before the first verification, and the most between two
 _LEAST_BYTES, _MOST_BYTES = 64 << 10, 256 << 20  # of a share
-_FIRST_COST = 100_000  # ns
+_FIRST_COST, _MOST_COST = 100_000, 10**9  # ns; what takes longer is a pause of the process
 
 run_unchecked = Reduction.run
 
 
 class Checks(Slot):
-    """The verifications of a topology. Every ``every``-th reduction is followed by one.
+    """The verifications of a topology. One follows every ``every``-th reduction, a number that all ranks agree on.
 
-    The number follows from the times of all ranks, which are exchanged with the digests, so that it is equal on all.
-    ``left`` counts the reductions until the next one, and ``nbytes`` is what a rank hashes for it.
+    It pays off what the verification before took on the slowest rank, also if that loaded code or waited for a core.
+    ``left`` counts the reductions until the next one. ``ended`` is when the last one did, in ns.
     """
 
     def __init__(self) -> None:
         self.copies = EqualCopies()
         self.left = self._every = _FIRST
         self._nbytes = _LEAST_BYTES
-        self._cost, self._ended = _FIRST_COST, time.perf_counter_ns()
+        self._cost, self.ended = _FIRST_COST, time.perf_counter_ns()
 
     def sample(self, topology: Topology, op: str, algorithm: Any, order: Iterable[int]) -> SumSample | None:
         """Return a sample of the next reduction, if sums are verified."""
@@ -171,17 +170,16 @@ class Checks(Slot):
                 root = lock.sequence % topology.size
                 rows = world.gather(sample.rows, root)
                 numbers[2] = int(rows is not None and bool(sample.wrong(rows, result).any()))
-            mean = (began - self._ended) // self._every
-            are_equal, (is_wrong, cost, mean) = self._compared(world, numbers[:2], numbers[2], -self._cost, -mean)
+            mean = (began - self.ended) // self._every
+            are_equal, (is_wrong, cost, mean) = self._compared(world, numbers[:2], numbers[2], self._cost, -mean)
             error = None if are_equal[0] else difference(topology, pieces)
             if error is None and sample is not None and (is_wrong or not are_equal[1]):
                 error = wrong_result(topology, sample, result)
             if error is not None:
                 raise error
-        self._pace(-cost, max(1, -mean))
-        self._ended = time.perf_counter_ns()
-        # A mean: single ones wait for a core. The first ones load code and open connections.
-        self._cost += (min(self._ended - began, 8 * self._cost) - self._cost) // 4
+        self._pace(cost, max(1, -mean))
+        self.ended = time.perf_counter_ns()
+        self._cost = min(self.ended - began + (0 if sample is None else sample.nanoseconds), _MOST_COST)
 
     @staticmethod
     def _compared(world: Any, digests: Sequence[int], *numbers: int) -> tuple[list[bool], list[int]]:
@@ -194,7 +192,7 @@ class Checks(Slot):
         return [high == ~low for high, low in ends], values[2 * count :]
 
     def _pace(self, cost: int, mean: int) -> None:
-        """Set when the next verification is, and its share, by the mean time of one and of a reduction in ns."""
+        """Set when the next verification is, and its share, by the time of one and of a reduction in ns."""
         self.left = self._every = min(max(1, -(-_SHARE * cost // mean)), _MOST)
         if 2 * _SHARE * cost < mean and self._nbytes < _MOST_BYTES:
             self._nbytes *= 2

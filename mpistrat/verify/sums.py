@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,7 @@ from mpistrat.values import ReduceOp
 from mpistrat.verify.corruption import CorruptionError, corruption, same, suspects
 from mpistrat.verify.digest import section
 
-_ONE_IN = 1000  # elements
-_LEAST = 256  # elements of a sample
+_ONE_IN, _LEAST = 1000, 256  # elements: a sample has one in so many, and at least so many
 _MOST_BYTES = 4 << 20  # of the samples of all ranks, which one of them gets
 
 
@@ -35,14 +35,17 @@ class SumSample:
         self._ends: list[int] = []  # of the arrays, as if they were joined
         self._pieces: list[tuple[int, int, int]] = []  # the array, and the ends of the elements in it
         self.rows: list[np.ndarray] = []
+        self.nanoseconds = 0  # of `take`
 
     def take(self, values: Sequence[Any]) -> None:
         """Copy the elements of the next replica of this rank."""
+        began = time.perf_counter_ns()
         if not self._ends:
             self._ends = [*itertools.accumulate([value.size for value in values], initial=0)]
             self._draw(values)
         rows = [section(values[i], start, stop) for i, start, stop in self._pieces]
         self.rows.append(np.concatenate(rows) if rows else np.empty(0))
+        self.nanoseconds += time.perf_counter_ns() - began
 
     def _draw(self, values: Sequence[Any]) -> None:
         total = self._ends[-1]
@@ -52,7 +55,7 @@ class SumSample:
             dtype = values[first].dtype
             left = min(max(_LEAST, total // _ONE_IN), _MOST_BYTES // (len(self._order) * dtype.itemsize) or 1)
             at -= self._ends[first]
-            others = [i % len(values) for i in range(first + 1, first + len(values))]
+            others = [*range(first + 1, len(values)), *range(first)]
             spans = [(first, at, values[first].size), *[(i, 0, values[i].size) for i in others], (first, 0, at)]
             for i, start, stop in spans:
                 stop = min(stop, start + left)
@@ -151,6 +154,5 @@ def wrong_result(topology: Topology, sample: SumSample, result: np.ndarray) -> C
         anywhere, ranks = np.logical_or.reduce([~same(results[0], block) for block in results]), suspects(results)
     if not anywhere.any():
         return None
-    return corruption(
-        topology, sample.name, f"{sample.name} has a wrong result", results, ranks, anywhere, sample.element
-    )
+    what = f"{sample.name} has a wrong result"
+    return corruption(topology, sample.name, what, results, ranks, anywhere, sample.element)

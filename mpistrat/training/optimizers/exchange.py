@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from mpistrat.arrays.arrays import as_bytes, fill, to_host
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.values import IndexedSlices, ReduceOp
 from mpistrat.variables import LocalVariable, Variable
+from mpistrat.verify import digest
 
 if TYPE_CHECKING:
     from mpistrat.collectives.between_groups import BetweenGroups
@@ -153,7 +153,7 @@ class GroupExchange:
         Return the variables to which all groups have assigned the same value, and the names of the others.
         """
         assigned = [
-            f"{zlib.crc32(as_bytes(self._latest[id(v)]).data)} {id(v) in settled}" if id(v) in self._latest else ""
+            f"{digest(as_bytes(self._latest[id(v)]).data)} {id(v) in settled}" if id(v) in self._latest else ""
             for v in variables
         ]
         names = [f"variable {variable.name!r} {[*variable.shape]}" for variable in variables]

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from mpi4py import MPI
-from ranks.verify import quiet_steps, random_flips
+from ranks.verify import quiet_programs, quiet_steps, random_flips
 
 import mpistrat
 from mpistrat import training
@@ -63,6 +63,18 @@ def test_a_wrong_contribution_to_an_ordered_sum_is_found_where_it_is_sampled(com
     assert strategy.reduce("SUM", 1.0, axis=None) == comm.size  # the ranks are in step
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "ordered", "tree", "exact"])
+def test_a_share_of_the_flips_in_shared_memory_is_found(comm, algorithm):
+    counts = collections.Counter()
+    trained = random_flips.Training(comm, algorithm, "float64")
+    random_flips.flips(trained, ("shared memory",), 20, [comm.size, 2], counts, eager=True)
+    found = sum(counts["shared memory", f"found in {when}"] for when in ("steps", "save"))  # by one rank only
+    for bits in "equal bits", "rounded":
+        found += counts[f"sum, {bits}", "found"]
+    assert found
+    assert not counts["shared memory", "missed"]
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "ordered", "tree", "exact", "mpi"])
 def test_steps_of_any_values_raise_no_alarm(comm, algorithm):
     counts = collections.Counter()
@@ -75,6 +87,17 @@ def test_steps_of_virtual_replicas_raise_no_alarm(comm, algorithm, replicas):
     counts = collections.Counter()
     quiet_steps.steps(quiet_steps.Program(comm, algorithm, [6], replicas), 30, counts)
     assert counts["verifications"] > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("mesh", "numpy"), ("keras", "keras"), ("torch", "torch"), ("restarts", "numpy")]
+)
+def test_programs_raise_no_alarm(comm, name, needs):
+    pytest.importorskip(needs)
+    counts = collections.Counter()
+    with quiet_programs.counted(counts, share=0):
+        quiet_programs.PROGRAMS[name](comm, 60, [1])
+    assert counts["verifications"] > 2
 
 
 def test_a_flip_in_virtual_replicas_is_found(comm):
