@@ -51,8 +51,8 @@ _NEEDED = {
 
 _LEFT_OUT = "_mpistrat_left_out"  # the attribute of a model with the batches that its next epoch leaves out
 _OF_ARRAYS = ("_num_samples", "_shuffle", "_inputs")  # attributes of an `ArrayDataAdapter`
-# Not checked, as instances have them: `_initial_epoch` of a model, `_trainable_variables` of an optimizer,
-# `_seed_generators` and `_non_trainable_variables` of a layer, `_value` of a variable; `_compile_loss._flat_losses`.
+# Attributes of a model, an optimizer, a layer, a layer and a variable; also a model's `_compile_loss._flat_losses`.
+_OF_INSTANCES = ("_initial_epoch", "_trainable_variables", "_seed_generators", "_non_trainable_variables", "_value")
 
 
 def _resolve(path: str) -> Any:
