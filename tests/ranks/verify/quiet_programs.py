@@ -47,12 +47,12 @@ def counted(counts, share=2):
 def mesh(comm, count, seed):
     """Steps of replicas of two ranks, or of one."""
     inner = 2 if comm.size % 2 == 0 and comm.size > 2 else 1
-    axes = Mesh(replica=-1, model=inner)
+    axes = Mesh(replica=-1, verified=inner)  # a name of its own: its communicators are not those of another test
     strategy = mpistrat.MultiWorkerMirroredStrategy(mesh=axes)
     shared, rng = np.random.default_rng(seed), np.random.default_rng([comm.rank, *seed])
     whole = shared.normal(size=(12, 8)).astype("f")
     with strategy.scope():
-        cut = mpistrat.Variable(ShardedArray.from_array(whole, mesh=axes, axes=(None, "model")), aggregation=SUM)
+        cut = mpistrat.Variable(ShardedArray.from_array(whole, mesh=axes, axes=(None, "verified")), aggregation=SUM)
         weights = [mpistrat.Variable(np.ones(shape, "f")) for shape in [(40, 20), (20,)]]
         optimizer = mpistrat.optimizers.SGD(0.1, momentum=0.9)
     for _ in range(count):
