@@ -80,7 +80,7 @@ def main(rounds):
                         step()
                     elapsed = time.perf_counter() - start
                     seconds.setdefault((round_, verify), []).append(elapsed / steps)
-                    if verify == "off":  # the time of the other way is none of the time that pays for verifications
+                    if verify == "off":  # the time of this way must not count as time that verifications may use
                         verifying[-1].ended += int(elapsed * 1e9)
             off, on = (np.array(seconds[round_, verify]) for verify in ways)
             if MPI.COMM_WORLD.rank == 0:

@@ -52,7 +52,7 @@ class Task:
     value: Any = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
     failed_at: float | None = field(default=None, init=False)
-    losses: int = field(default=0, init=False)  # of workers, while they ran it
+    losses: int = field(default=0, init=False)  # of workers that had it
 
     @property
     def light(self) -> bool:
@@ -76,7 +76,8 @@ class Task:
 
 
 _log = logging.getLogger(__name__)
-_MOST_LOSSES = 3  # of workers, while they run the same task, which is then taken for the cause; as in Dask
+_MOST_LOSSES = 3  # of workers that had the same task, which is then taken for the cause
+_ALL_LOSSES_S = 1.0  # after a loss: by then those that happened with it are known
 _SHORT_TASK_S = 0.002  # seconds; a worker whose last task took less gets a second task ahead
 
 
@@ -154,6 +155,7 @@ class Dispatcher:
         self._workers = {rank: _Worker(rank) for rank in contact.roles.workers}  # those that are not lost
         self._all = tuple(self._workers.values())
         self._losses = 0  # how many lost ranks have been dealt with
+        self._lost_at = 0.0
         self._ahead: set[_Worker] = set()  # workers with two tasks
         self._numbers = itertools.count()
         self._busy = False  # whether no worker can take a task before a result arrives
@@ -293,20 +295,19 @@ class Dispatcher:
         for rank in self._contact.roles.parameter_servers:
             if rank in lost:
                 raise self._mailbox.losses.error(rank)
-        self._losses = len(lost)
+        self._losses, self._lost_at = len(lost), time.monotonic()
         for worker in [self._workers.pop(rank) for rank in lost if rank in self._workers]:
             tasks, worker.tasks = [*worker.tasks.values()], {}
             worker.lost, worker.dropping = True, False
             self._ahead.discard(worker)
             _log.warning(
-                "%s. Functions that it had, and that run again: %d. Workers left: %d",
+                "%s. Functions that it had: %d. Workers left: %d",
                 self._mailbox.losses.error(worker.rank),
                 len(tasks),
                 len(self._workers),
             )
-            for task in tasks[:1]:  # a second one has not begun
-                task.losses += 1
             for task in reversed(tasks):
+                task.losses += 1  # of two, nobody knows which one ran. From now on each runs alone
                 if task.ranks is None:
                     if task.once:  # it may be prepared on some servers
                         self._commits.abort(task.number)
@@ -315,7 +316,7 @@ class Dispatcher:
                         self._queue_again(task, self._queue.appendleft)
                     else:
                         task.error = RepeatedLossError(
-                            f"{task.losses} workers were lost while they ran this function, the last one is "
+                            f"{task.losses} workers were lost while they had this function, the last one was "
                             f"{role_in_words(self._contact.roles, worker.rank)}. It does not run again: it may be what "
                             "ends them",
                             worker.rank,
@@ -399,6 +400,8 @@ class Dispatcher:
 
     def _hand_out_if_free(self) -> None:
         if self._queue and not self._busy:
+            if self._queue[0].losses and time.monotonic() < self._lost_at + _ALL_LOSSES_S:
+                return  # a worker that is dead already would count as the next one that this task has ended
             self._hand_out()
             self._busy = bool(self._queue)
 
@@ -440,7 +443,7 @@ class Dispatcher:
                 if len(worker.tasks) > most or worker.dropping or worker.deciding:
                     continue
                 task = self._queue[0]
-                if not worker.tasks or (worker.quick and task.light and not task.once):
+                if not worker.tasks or (worker.quick and task.light and not task.once and not task.losses):
                     yield worker
 
     def _hand(self, task: Task, workers: list[_Worker]) -> None:
@@ -451,7 +454,7 @@ class Dispatcher:
             else:
                 worker.since = time.monotonic()
             worker.tasks[task.number] = task
-            if task.ranks is not None:
+            if task.ranks is not None or task.losses:
                 worker.quick = False  # no second task ahead: behind a call of several ranks it would be taken back
             self._contact.functions.send(worker.rank, task.function)
             self._mailbox.send(worker.rank, "task", head, task.arguments)

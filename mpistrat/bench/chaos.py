@@ -1,13 +1,14 @@
 """Run a program again and again, lose ranks of it at random moments, and compare what it prints last.
 
 Each run has an empty directory of its own as the working directory, in which the program finds no file of another run.
-Words of its command that name files or folders are replaced by their absolute paths.
+So give absolute paths to the program.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ _SIGNALS = {"killed": signal.SIGKILL, "crashed": signal.SIGSEGV, "stopped": sign
 _HOW = ("killed", "killed", "killed", "crashed", "stopped")
 _STOPPED_S = 0.3
 _MOST_LOSSES = 2  # of one run: three at the same step would be taken for the fault of the program
-_LATE_S = 60.0  # beside ten times the time of a run without a loss: the run hangs
+_LATE_S = 60.0  # beside five times the time of a run without a loss: the run hangs
 
 
 class Fault(NamedTuple):
@@ -58,11 +59,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments, ranks and signals (%(default)s)")
     parser.add_argument("--fewer", action="store_true", help="go on with one rank less after a loss")
     parser.add_argument("--standby", action="store_true", help="start the ranks of the next run before a loss")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="with its arguments, for `mpistrat run`")
+    parser.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as in python -m")
+    parser.add_argument("program", metavar="PROGRAM", help="what mpistrat run would start")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the program")
     arguments = parser.parse_args(argv)
-    if not arguments.program:
-        parser.error("which program? As in: mpistrat bench chaos -n 4 train.py")
-    program = [os.path.abspath(word) if os.path.exists(word) else word for word in arguments.program]
+    name = ["-m", arguments.program] if arguments.is_module else [os.path.abspath(arguments.program)]
+    program = [*name, *arguments.arguments]
     options = ["--elastic", "fewer" if arguments.fewer else "same", *["--standby"] * arguments.standby]
     command = children.running("mpistrat", "run", "-n", str(arguments.n))
     undisturbed = _run([*command, *program], [], 0)
@@ -85,7 +87,9 @@ def main(argv: list[str]) -> int:
         if not same:
             print(run.messages, flush=True)
     print(f"{losses} losses in {runs} runs with seed {arguments.seed}: {runs - wrong} with the same last line")
-    return int(wrong > 0)
+    if losses < arguments.losses:
+        print("most runs ended before their losses: the program is too short")
+    return int(wrong > 0 or losses < arguments.losses)
 
 
 def _drawn(rng: np.random.Generator, ranks: int) -> Fault:
@@ -95,40 +99,38 @@ def _drawn(rng: np.random.Generator, ranks: int) -> Fault:
 
 def _run(command: list[str], faults: list[Fault], usual: float) -> EndedRun:
     """Run a command, with a fault in each start of its ranks. ``usual`` is its time in seconds; 0 for no limit."""
-    start = time.monotonic()
-    limit = (len(faults) + 1) * 10 * usual + _LATE_S if usual else None
+    start, environ = time.monotonic(), under_ranks.environment()
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), environ.get("PYTHONPATH")]))  # of modules
+    end = start + (len(faults) + 1) * 5 * usual + _LATE_S if usual else math.inf
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpistrat-chaos-", ignore_cleanup_errors=True))
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
         job = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=under_ranks.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=files[0],
-            stderr=files[1],
+            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=files[0], stderr=files[1]
         )
         stack.callback(_end, job)
-        status, came = None, []
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            came = _disturb(job, faults, usual)
-            status = job.wait(limit and max(0.0, start + limit - time.monotonic()))
+        came = _disturb(job, faults, usual, end)
+        status = job.poll()
+        while status is None and time.monotonic() < end:
+            time.sleep(0.01)
+            status = job.poll()
         for file in files:
             file.seek(0)
         output, messages = (file.read().decode(errors="replace").rstrip() for file in files)
         return EndedRun(status, output.rpartition("\n")[2], messages[-4000:], time.monotonic() - start, came)
 
 
-def _disturb(job: subprocess.Popen[bytes], faults: list[Fault], usual: float) -> list[Fault]:
-    """Let faults happen to a job, and return those that came before its end."""
+def _disturb(job: subprocess.Popen[bytes], faults: list[Fault], usual: float, end: float) -> list[Fault]:
+    """Let faults happen to a job, and return those that came before its end or ``end``."""
     over: set[int] = set()  # the ranks of starts that a loss has ended
     for i, fault in enumerate(faults):
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(fault.at * usual)
-        while job.poll() is None and not _ranks(job.pid, over):  # the next start begins
+        while job.poll() is None and not _ranks(job.pid, over) and time.monotonic() < end:  # the next start begins
             time.sleep(0.01)
         ranks = _ranks(job.pid, over)
-        victims = [ranks[rank] for rank in fault.ranks if rank in ranks]
+        running = sorted(ranks)  # fewer than at first, with --fewer
+        victims = {ranks[running[rank % len(running)]] for rank in fault.ranks} if running else {}
         if job.poll() is not None or not victims:
             return faults[:i]
         for victim in victims:

@@ -6,6 +6,7 @@ The exit status is 0 if they do. The program needs no change. A seed draws the r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 import sys
 import weakref
@@ -17,15 +18,15 @@ import numpy as np
 from mpistrat.bench import under_ranks
 from mpistrat.process import children
 
-_EVENED_OUT = "the copies of mirrored variables are equal: none was made from it, or it was written anew since"
+_EVENED_OUT = "the copies of mirrored variables are equal: it was overwritten, or nothing was computed from it"
 # Kind -> what a fault changes there -> why the ranks may not find it.
 KINDS = {
     "weight": ("an element of a trainable variable", _EVENED_OUT),
     "slot": ("an element of another mirrored variable, such as a slot of an optimizer", _EVENED_OUT),
     "result": ("the result of a reduction on one rank", f"it was not sampled, and {_EVENED_OUT}"),
     "sum": (
-        "what a rank gives to a reduction, while it is added: found where it is sampled",
-        "all ranks have the same wrong sum, of which no sample had this element",
+        "what a rank gives to each reduction from then on, while it is added: found where it is sampled",
+        "all ranks have the same wrong sums, of which no sample had a wrong element",
     ),
     "gradient": (
         "the same, before it is given: not covered",
@@ -70,12 +71,14 @@ def _drill(arguments: argparse.Namespace) -> int:
         children.run_as_main((*["-m"] * arguments.is_module, arguments.program, *arguments.arguments))
     except (Exception, SystemExit) as caught:
         error = caught
+    who = f"corrupt: --kind {arguments.kind} --within {arguments.within} --seed {seed}: rank {rank}"
     if drill.error is None:
         if error is not None and (not isinstance(error, SystemExit) or error.code):
+            if world.rank == rank:
+                print(f"{who}: {drill.flipped or 'no bit was flipped'}. The program has failed first", flush=True)
             raise error
         drill.compare_all()
     if world.rank == rank:
-        who = f"corrupt: --kind {arguments.kind} --within {arguments.within} --seed {seed}: rank {rank}"
         print(f"{who}: {drill.verdict()}", flush=True)
     return 0 if world.bcast(drill.is_found, rank) else 1
 
@@ -91,7 +94,7 @@ class Drill:
         self._variables: list[weakref.ref[Any]] = []
         self._topologies: list[Any] = []
         self._reductions = self._verifications = 0
-        self._flipped = ""  # what has flipped, in words
+        self.flipped = ""  # what has flipped, in words
         self._at_flip = (0, 0)  # reductions and verifications
         self._at_end = False  # whether the program has ended
         self.error: Exception | None = None  # by which a difference was found
@@ -111,6 +114,7 @@ class Drill:
             setattr(owner, name, self._counting(getattr(owner, name)))
         for name in ("verify", "verify_all"):
             setattr(checks.Checks, name, self._noting(getattr(checks.Checks, name)))
+        verify.count_reduction = self._counting(verify.count_reduction)
         register, watch = verify.register, verify.watch
 
         def register_and_keep(topology: Any, variable: Any) -> None:
@@ -135,7 +139,7 @@ class Drill:
     def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             out = function(*args, **kwargs)
-            if self._kind == "result" and self._is_due():
+            if self._kind == "result" and out is not None and self._is_due():
                 out = self._changed(out)
             elif self._kind in ("weight", "slot") and self._is_due():
                 living = [v for v in (reference() for reference in self._variables) if v is not None]
@@ -147,18 +151,21 @@ class Drill:
         return call
 
     def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        from mpistrat import verify
+
         def call(*args: Any) -> None:
             self._verifications += 1
             try:
                 function(*args)
-            except Exception as error:
+            except verify.CorruptionError as error:
                 self.error = error
                 raise
 
         return call
 
     def _is_due(self) -> bool:
-        return self._number is not None and self._reductions + 1 >= self._number and not self._flipped
+        is_once = self._kind != "sum"
+        return self._number is not None and self._reductions + 1 >= self._number and not (is_once and self.flipped)
 
     def _changed(self, values: Sequence[Any], names: Sequence[str] = ()) -> Sequence[Any]:
         """Flip a bit in one of these arrays, where it lies if possible. Return the arrays."""
@@ -183,8 +190,9 @@ class Drill:
             return values
         index = [*map(int, np.unravel_index(i, host.shape))]
         where = names[number] if names else f"array {number} of {len(values)}"
-        self._flipped = f"{where} {index}: {before[0]} became {flat[i]}, at reduction {self._reductions + 1}"
-        self._at_flip = self._reductions + 1, self._verifications
+        if not self.flipped:
+            self.flipped = f"{where} {index}: {before[0]} became {flat[i]}, at reduction {self._reductions + 1}"
+            self._at_flip = self._reductions + 1, self._verifications
         if arrays.can_be_filled(values[number]):
             arrays.fill(values[number], host)
             return values
@@ -195,21 +203,18 @@ class Drill:
         from mpistrat import verify
 
         self._at_end = True
-        try:
-            for topology in self._topologies:
+        for topology in self._topologies:
+            with contextlib.suppress(RuntimeError):  # noted, or the program has freed the communicator
                 verify.require_equal(topology)
-        except RuntimeError:
-            if self.error is None:  # the program has freed the communicator
-                return
 
     @property
     def is_found(self) -> bool:
         """Whether the ranks have found what has flipped on this rank."""
-        return bool(self._flipped) and self.error is not None
+        return bool(self.flipped) and self.error is not None
 
     def verdict(self) -> str:
         """Return what has flipped on this rank, and what was found, in words."""
-        if not self._flipped:
+        if not self.flipped:
             if self.error is not None:
                 return f"a difference was found before a bit was flipped: {self.error}"
             if self._reductions < (self._number or 0):
@@ -220,11 +225,11 @@ class Drill:
                 "are not mirrored variables; Keras compares them after some epochs"
             )
         reductions, verifications = max(0, self._reductions - self._at_flip[0]), self._verifications - self._at_flip[1]
-        later = f"after {reductions} more reductions and {verifications} verifications"
+        later = f"after {reductions} more reductions; verifications: {verifications}"
         if self.error is None:
-            return f"{self._flipped}. NOT FOUND {later}: {KINDS[self._kind][1]}"
+            return f"{self.flipped}. NOT FOUND {later}: {KINDS[self._kind][1]}"
         when = "FOUND at its end by the comparison that a save makes" if self._at_end else "FOUND"
-        return f"{self._flipped}. {when} {later}. {type(self.error).__name__}: {self.error}"
+        return f"{self.flipped}. {when} {later}. {type(self.error).__name__}: {self.error}"
 
 
 if __name__ == "__main__":

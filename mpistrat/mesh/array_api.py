@@ -6,10 +6,16 @@ Constructors without an array, such as ``zeros``, give an array that every rank 
 from typing import Any
 
 import array_api_compat.numpy
+import numpy as np
 from array_api_compat.numpy import *  # noqa: F403
 from array_api_compat.numpy import fft, linalg  # noqa: F401
 
 __array_api_version__ = array_api_compat.numpy.__array_api_version__
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
+    """Return the elements, none of which is below ``min`` or above ``max``."""
+    return np.clip(x, min, max)
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:

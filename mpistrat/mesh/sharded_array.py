@@ -27,6 +27,7 @@ _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
 _METHODS = {
     getattr(np, name): name for name in ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot"]
 }
+_UNSET = {"axis", "device", "dtype", "out", "shape", "where"}  # keywords that None leaves as they are
 _REMEDY = "use gather() for the whole array, local for the part of this rank, or halo() for a part and its neighbors"
 
 
@@ -287,7 +288,7 @@ class ShardedArray(NDArrayOperatorsMixin):
             return getattr(args[0], function.__name__)
         if function is np.result_type:
             return np.result_type(*(a.dtype if isinstance(a, ShardedArray) else a for a in args))
-        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _UNSET}
         n, is_plain = len(args), kwargs.keys().isdisjoint({"shape", "out", "where"})
         if function in _OF_PARTS and is_plain and n < 4 and (function is not np.where or n == 3):
             named = lambda *parts: function(*parts[:n], **dict(zip(kwargs, parts[n:], strict=True)))  # noqa: E731

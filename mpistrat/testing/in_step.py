@@ -30,6 +30,7 @@ from _pytest.runner import pytest_runtest_teardown
 from mpi4py import MPI
 
 from mpistrat.process.own_files import is_own
+from mpistrat.process.waiting import within
 from mpistrat.record import flight_record
 from mpistrat.representation import grouped
 from mpistrat.runtime.topology import start_record
@@ -38,6 +39,7 @@ from mpistrat.testing.requirements import OPTIONS, name_of, needs_ranks, seconds
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 _COLLECTION_LIMIT_S = 300.0  # at least: a file system may be slow in imports
+_ABORT_S = 5.0
 _END = "the end of the run"
 _OTHER_RANKS_REPORT_S = 2.0  # for the other ranks to show where they stand as well
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
@@ -145,12 +147,13 @@ class InStep:
     def _abort_early_exit(self) -> None:
         """End the job where a rank leaves by ``os._exit`` before all tests have run.
 
-        Hydra kills the other ranks then, and returned the status 0 of this one in 7 of 18 runs: the suite had passed.
+        Hydra kills the other ranks then, and returned the status 0 of this one in 7 of 18 runs: the suite seemed to
+        pass.
         """
         _, activity, _ = self._deadline
         if activity not in ("", _END):
             self._send_reason("ended by os._exit", activity)
-            self._comm.Abort(1)
+            within(_ABORT_S, lambda: self._comm.Abort(1))  # this may be the end of a rank whose MPI hangs
 
     def _send_reason(self, title: str, text: str) -> None:
         """Show why this rank ends the job."""

@@ -64,6 +64,9 @@ mesh, (x, y) = mpistrat.Mesh.for_grid(2), np.random.default_rng(0).random((2, 7,
 u, v = (mpistrat.ShardedArray.from_array(each, mesh=mesh, axes=("x", "y")) for each in (x, y))
 for function in (lambda x: scipy.special.softmax(x, axis=0), lambda x: scipy.special.xlogy(x, x)):
     np.testing.assert_allclose(function(u).gather(), function(x), rtol=1e-12)
+for xp in (np, u.__array_namespace__()):
+    np.testing.assert_array_equal(xp.clip(u, 0.2, 0.8).gather(), np.clip(x, 0.2, 0.8))
+np.testing.assert_array_equal(np.clip(u, a_min=None, a_max=0.5).gather(), np.clip(x, None, 0.5))
 for name in ("mean_squared_error", "mean_absolute_error", "mean_absolute_percentage_error"):
     function = getattr(sklearn.metrics, name)
     np.testing.assert_allclose(function(u, v), function(x, y), rtol=1e-12)

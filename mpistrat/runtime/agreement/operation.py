@@ -138,11 +138,15 @@ def mismatch(rank: int, sequence: int, reports: Sequence[RankReport]) -> Mismatc
 def _exception(reports: Sequence[RankReport]) -> str:
     """Return which calls take values that differ as these do."""
     if reports[0].name == "all_gather":
-        return ", except lengths along the axis. The numbers are the axis and the dimensions, the shape that of a row"
+        return (
+            ", except the lengths along the axis. Above, the first number is the axis, the second one the number of "
+            "dimensions, and the shape leaves the axis out"
+        )
     of_rows = {re.sub(r"\[\d+", "[", report.description) for report in reports}
     if reports[0].name == "all_reduce" and len(of_rows) == 1:
         return (
-            ". For different numbers of rows, reduce(..., axis=0) adds the rows up, and gather(..., axis=0) joins them"
+            ". Outside of run, strategy.reduce(..., axis=0) adds up different numbers of rows, and "
+            "strategy.gather(..., axis=0) joins them"
         )
     return ""
 

@@ -66,7 +66,7 @@ def test_different_numbers_of_rows(strategy, in_step):
         with pytest.raises(ValueMismatchError) as caught:
             strategy.reduce("SUM", rows, axis=None)
         assert ("reduce(..., axis=0)" in str(caught.value)) is advised
-    with pytest.raises(ValueMismatchError, match="except lengths along the axis"):
+    with pytest.raises(ValueMismatchError, match="except the lengths along the axis"):
         strategy.gather(np.ones((3 + RANK, 2)), axis=1)
     assert strategy.gather(np.ones((3 + RANK, 2)), axis=0).shape == (3 * SIZE + SIZE * (SIZE - 1) // 2, 2)
 

@@ -89,11 +89,11 @@ def test_steps_of_virtual_replicas_raise_no_alarm(comm, algorithm, replicas):
     assert counts["verifications"] > 3
 
 
-@pytest.mark.parametrize("name", ["mesh", "restarts"])
-def test_programs_raise_no_alarm(comm, name):
+@pytest.mark.parametrize(("name", "seed"), [("mesh", 1), *(("restarts", optimizer) for optimizer in range(3))])
+def test_programs_raise_no_alarm(comm, name, seed):
     counts = collections.Counter()
     with quiet_programs.counted(counts, share=0):
-        quiet_programs.PROGRAMS[name](comm, 60, [1])
+        quiet_programs.PROGRAMS[name](comm, 60, [seed])
     assert counts["verifications"] > 2
 
 
