@@ -1,7 +1,7 @@
 """Steps without a fault, of values and dtypes at random, in which nothing may be found.
 
-``mpistrat run -n 3 -m tests.ranks.verify.quiet_steps 10000 7`` makes so many steps from a seed, with verifications
-after a few of them, and counts these. With a third number of 40, there are at most 40 reductions between two.
+``mpistrat run -n 3 -m tests.ranks.verify.quiet_steps 10000 7 4 1`` makes so many steps from a seed, with at most so
+many between two verifications, and counts these. The last number is how often each is made: to draw one takes longer.
 """
 
 import collections
@@ -56,49 +56,54 @@ class Program:
         likes = [np.zeros(700, "f"), np.zeros(20, "d")]
         self.buffers = self.strategy.experimental_buffers_like(likes) if virtual is None else []
 
-    def step(self):
-        """Make one step. Return its kind."""
+    def draw(self):
+        """Return the kind of a step, and the step."""
         kinds = ["reduce", "apply", "list", "assign", "buffers"]
         kind = self.shared.choice(kinds if self.buffers else kinds[:3])
         dtype, op = self.shared.choice(DTYPES), self.shared.choice(OPS)
         shape = [(), (7,), (3, 4), (0,), (500,), (9000,)][self.shared.integers(6)]
         if kind == "apply":
             gradients = [values(self.rng, "f", w.shape) for w in self.weights]
-            self.strategy.run(lambda: self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True)))
-        elif kind == "assign":
+            return kind, lambda: self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
+        if kind == "assign":
             variable = self.variables[self.shared.integers(len(self.variables))]
             value = values(self.rng, variable.dtype, variable.shape)
-            self.strategy.run(lambda: variable.assign(value))
-        elif kind == "buffers":
-            for buffer in self.buffers:
-                buffer[...] = values(self.rng, buffer.dtype, buffer.shape)
-            self.strategy.run(lambda: mpistrat.get_replica_context().all_reduce("SUM", self.buffers))
-        else:
-            if dtype in "FD" and op in ("MAX", "MIN"):
-                op = "SUM"
-            if self.algorithm == "exact" and (dtype in "gG" or op == "PROD"):
-                dtype, op = "d", "SUM"
-            count = 1 if kind == "reduce" else int(self.shared.integers(1, 5))
-            tree = [values(self.rng, dtype, shape) for _ in range(count)]
-            self.strategy.run(lambda: mpistrat.get_replica_context().all_reduce(op, tree))
-        return kind
+            return kind, lambda: variable.assign(value)
+        if kind == "buffers":
+            contents = [values(self.rng, buffer.dtype, buffer.shape) for buffer in self.buffers]
+            return kind, lambda: self.reduce_buffers(contents)
+        if dtype in "FD" and op in ("MAX", "MIN"):
+            op = "SUM"
+        if self.algorithm == "exact" and (dtype in "gG" or op == "PROD"):
+            dtype, op = "d", "SUM"
+        count = 1 if kind == "reduce" else int(self.shared.integers(1, 5))
+        tree = [values(self.rng, dtype, shape) for _ in range(count)]
+        return kind, lambda: mpistrat.get_replica_context().all_reduce(op, tree)
+
+    def reduce_buffers(self, contents):
+        for buffer, content in zip(self.buffers, contents, strict=True):
+            buffer[...] = content
+        mpistrat.get_replica_context().all_reduce("SUM", self.buffers)
 
 
-def steps(program, count, counts, most=4):
-    for _ in range(count):
-        program.checks.left = min(program.checks.left, int(program.shared.integers(1, most + 1)))
-        counts["verifications"] += program.checks.left <= 1
-        counts[program.step()] += 1
+def steps(program, count, counts, most=4, times=1):
+    for _ in range(count // times):
+        kind, step = program.draw()
+        for _ in range(times):
+            program.checks.left = min(program.checks.left, int(program.shared.integers(1, most + 1)))
+            counts["verifications"] += program.checks.left <= 1
+            counts[str(kind)] += 1
+            program.strategy.run(step)
 
 
-def main(count, seed, most=4):
+def main(count, seed, most=4, times=1):
     mpistrat.rc.verify = "copies,sums"
     np.seterr(all="ignore")
     counts = collections.Counter()
     layouts = [(algorithm, None) for algorithm in ALGORITHMS] + [("tree", 5), ("exact", 6)]
     for i, (algorithm, virtual) in enumerate(layouts):
         program = Program(MPI.COMM_WORLD.Dup(), algorithm, [seed, i], virtual)
-        steps(program, (count + len(layouts) - 1 - i) // len(layouts), counts, most)
+        steps(program, (count + len(layouts) - 1 - i) // len(layouts), counts, most, times)
     if MPI.COMM_WORLD.rank == 0:
         print(dict(counts), flush=True)
 
