@@ -1,5 +1,6 @@
 """A rank that leaves or fails before it has started MPI, which the others wait in."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def test_a_rank_that_leaves_is_named(run_ranks, tmp_path, rank):
 
 
 ROLES = """
+import os
 import sys
 import mpistrat
 
@@ -64,5 +66,7 @@ def test_a_rank_that_fails_ends_a_job_that_survives_losses(run_alone, tmp_path, 
     program.write_text(ROLES.format(jobs=jobs, fails=fails))
     ended = run_alone("-m", "mpistrat", "run", "--ft", "-n", "3", program)
     assert ended.status == 1, str(ended)
-    told = [line for line in ended.output.splitlines(keepends=True) if not line.startswith("[warn] Epoll")]
+    # Open MPI 5.0 itself may crash while it ends such a job, in ompi_comm_revoke_local, and says so in many lines.
+    noise = "[warn] Epoll", f"[{os.uname().nodename}:"
+    told = [line for line in ended.output.splitlines(keepends=True) if not line.startswith(noise)]
     assert last in told[-2:], str(ended)
