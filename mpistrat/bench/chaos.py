@@ -67,7 +67,10 @@ def main(argv: list[str]) -> int:
     program = [*name, *arguments.arguments]
     options = ["--elastic", "fewer" if arguments.fewer else "same", *["--standby"] * arguments.standby]
     command = children.running("mpistrat", "run", "-n", str(arguments.n))
-    undisturbed = _run([*command, *program], [], 0)
+    environ = under_ranks.environment()
+    if arguments.is_module:  # of the directory from which Python takes it, as the one of a run is empty
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), environ.get("PYTHONPATH")]))
+    undisturbed = _run([*command, *program], environ, [], 0)
     if undisturbed.status or not undisturbed.result:
         print(undisturbed.messages)
         print(f"without a loss: exit status {undisturbed.status}, last line {undisturbed.result!r}: nothing to compare")
@@ -77,7 +80,7 @@ def main(argv: list[str]) -> int:
     losses = runs = wrong = 0
     while losses < arguments.losses and runs < 4 * arguments.losses:  # some runs end before their loss
         faults = [_drawn(rng, arguments.n) for _ in range(rng.integers(1, _MOST_LOSSES + 1))]
-        run = _run([*command, *options, *program], faults, undisturbed.seconds)
+        run = _run([*command, *options, *program], environ, faults, undisturbed.seconds)
         same = run.status == 0 and run.result == undisturbed.result
         runs, wrong = runs + 1, wrong + (not same)
         losses += sum(fault.how != "stopped" for fault in run.faults)
@@ -97,10 +100,9 @@ def _drawn(rng: np.random.Generator, ranks: int) -> Fault:
     return Fault(str(rng.choice(_HOW)), tuple(victims), rng.random())
 
 
-def _run(command: list[str], faults: list[Fault], usual: float) -> EndedRun:
+def _run(command: list[str], environ: dict[str, str], faults: list[Fault], usual: float) -> EndedRun:
     """Run a command, with a fault in each start of its ranks. ``usual`` is its time in seconds; 0 for no limit."""
-    start, environ = time.monotonic(), under_ranks.environment()
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), environ.get("PYTHONPATH")]))  # of modules
+    start = time.monotonic()
     end = start + (len(faults) + 1) * 5 * usual + _LATE_S if usual else math.inf
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mpistrat-chaos-", ignore_cleanup_errors=True))
@@ -110,14 +112,12 @@ def _run(command: list[str], faults: list[Fault], usual: float) -> EndedRun:
         )
         stack.callback(_end, job)
         came = _disturb(job, faults, usual, end)
-        status = job.poll()
-        while status is None and time.monotonic() < end:
-            time.sleep(0.01)
-            status = job.poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(None if end == math.inf else max(0.0, end - time.monotonic()))
         for file in files:
             file.seek(0)
         output, messages = (file.read().decode(errors="replace").rstrip() for file in files)
-        return EndedRun(status, output.rpartition("\n")[2], messages[-4000:], time.monotonic() - start, came)
+        return EndedRun(job.poll(), output.rpartition("\n")[2], messages[-4000:], time.monotonic() - start, came)
 
 
 def _disturb(job: subprocess.Popen[bytes], faults: list[Fault], usual: float, end: float) -> list[Fault]:

@@ -13,6 +13,11 @@ from array_api_compat.numpy import fft, linalg  # noqa: F401
 __array_api_version__ = array_api_compat.numpy.__array_api_version__
 
 
+def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """Return the dtype of a result of these."""
+    return np.result_type(*(each.dtype if hasattr(each, "redistribute") else each for each in arrays_and_dtypes))
+
+
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     """Return the elements, none of which is below ``min`` or above ``max``."""
     return np.clip(x, min, max)

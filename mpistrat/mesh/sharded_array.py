@@ -286,8 +286,6 @@ class ShardedArray(NDArrayOperatorsMixin):
             return NotImplemented  # NumPy asks the variable, which reads its value
         if function in (np.shape, np.ndim, np.size) and len(args) == 1:
             return getattr(args[0], function.__name__)
-        if function is np.result_type:
-            return np.result_type(*(a.dtype if isinstance(a, ShardedArray) else a for a in args))
         kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _UNSET}
         n, is_plain = len(args), kwargs.keys().isdisjoint({"shape", "out", "where"})
         if function in _OF_PARTS and is_plain and n < 4 and (function is not np.where or n == 3):

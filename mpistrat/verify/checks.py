@@ -1,17 +1,14 @@
-"""The verification of a topology: variables of which all ranks have equal copies, and when ranks verify (`watch`)."""
+"""When ranks verify, and what: `watch` lets the reductions of a topology do so."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 import time
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from mpistrat.arrays.arrays import as_bytes
 from mpistrat.collectives.algorithms.tree import Shares
 from mpistrat.collectives.operations import Op
 from mpistrat.collectives.ops.of_replicas import ReplicaSums
@@ -19,114 +16,9 @@ from mpistrat.collectives.reduction import Key, Reduction, Reductions
 from mpistrat.process import mpi
 from mpistrat.runtime.agreement.operation import Operation, operation
 from mpistrat.runtime.topology import Slot, Topology
-from mpistrat.verify.corruption import CorruptionError, corruption, same, suspects
-from mpistrat.verify.digest import digest, section
+from mpistrat.verify.copies import EqualCopies, EqualVariable, Piece, difference, digest_of
+from mpistrat.verify.digest import digest
 from mpistrat.verify.sums import SumSample, wrong_result
-
-_EACH = 8 << 10  # a digest costs as much as that of so many bytes, if it is short
-_BLOCK = 16 << 10  # elements that ranks exchange to find those that differ
-
-
-class EqualVariable(Protocol):
-    """A variable of which each rank has a copy."""
-
-    @property
-    def name(self) -> str: ...
-
-    def own_copy(self) -> Any:
-        """Return this rank's copy, an array of any library."""
-
-
-class Piece(NamedTuple):
-    """Some elements of a variable."""
-
-    variable: EqualVariable
-    start: int
-    stop: int
-
-    @property
-    def content(self) -> np.ndarray:
-        return np.ascontiguousarray(section(self.variable.own_copy(), self.start, self.stop))
-
-
-class EqualCopies:
-    """The copies of variables on these ranks, in the order of their creation, which is collective.
-
-    A pass goes through all of them. The ranks collect garbage at different times, so that a pass begins with an
-    agreement on what still exists, and keeps it alive.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[weakref.ref[EqualVariable]] = []
-        self._rest: list[tuple[EqualVariable, int]] = []  # of this pass, in reverse order; where each goes on
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def add(self, variable: EqualVariable) -> None:
-        self._known.append(weakref.ref(variable))
-
-    def next_share(self, world: Any, nbytes: int) -> list[Piece]:
-        """Return the next pieces, of about ``nbytes``. Collective where a pass begins."""
-        if not self._rest:
-            found = [reference() for reference in self._known]
-            exist = np.array([variable is not None for variable in found], np.uint8)
-            world.Allreduce(mpi.start().IN_PLACE, exist, mpi.start().MIN)
-            kept = [variable for variable, exists in zip(found, exist, strict=True) if variable is not None and exists]
-            self._known = [*map(weakref.ref, kept)]
-            self._rest = [(variable, 0) for variable in reversed(kept)]
-        pieces = []
-        while self._rest and nbytes > 0:
-            variable, start = self._rest.pop()
-            array = variable.own_copy()
-            stop = min(array.size, start + max(1, nbytes // array.itemsize))
-            pieces.append(Piece(variable, start, stop))
-            nbytes -= (stop - start) * array.itemsize + _EACH
-            if stop < array.size:
-                self._rest.append((variable, stop))
-        return pieces
-
-    def all_pieces(self, world: Any) -> list[Piece]:
-        """Return all variables that exist on all ranks, and end the pass. Collective."""
-        self._rest = []
-        return self.next_share(world, sys.maxsize)
-
-
-def digest_of(pieces: Sequence[Piece]) -> int:
-    """Return the digest of this rank's copies."""
-    seed = 0
-    for piece in pieces:
-        seed = digest(as_bytes(piece.content).data, seed)
-    return seed
-
-
-def difference(topology: Topology, pieces: Sequence[Piece]) -> CorruptionError | None:
-    """Return the error of all ranks for the first elements that differ; None if only the bits do. Collective."""
-    world, blocks = topology.world, [*_blocks(pieces)]
-    digests = world.allgather([digest_of([block]) for block in blocks])
-    for block, *of_ranks in zip(blocks, *digests, strict=True):
-        if len({*of_ranks}) == 1:
-            continue
-        copies = world.allgather(block.content)
-        wrong = np.logical_or.reduce([~same(copies[0], copy) for copy in copies[1:]])
-        if wrong.any():
-            name, shape, start = block.variable.name, block.variable.own_copy().shape, block.start
-
-            def element(i: int, start: int = start, shape: tuple[int, ...] = shape) -> tuple[int, ...]:
-                return tuple(map(int, np.unravel_index(start + i, shape)))
-
-            what = f"variable {name!r} is not the same on all ranks"
-            return corruption(topology, name, what, copies, suspects(copies), wrong, element)
-    return None
-
-
-def _blocks(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    for variable, start, stop in pieces:
-        for first in range(start, stop, _BLOCK):
-            yield Piece(variable, first, min(first + _BLOCK, stop))
-
-
-# --- when ranks verify --------------------------------------------------------------------------------------
 
 _SHARE = 125  # verifications take at most one in so many parts of the time: 0.8 %, and 0.2 % for what is not measured
 _FIRST, _MOST = 8, 1 << 20  # reductions before the first verification, and the most between two
