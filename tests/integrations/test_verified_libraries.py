@@ -1,6 +1,14 @@
 """Verifications find nothing in programs of Keras and PyTorch in which nothing is wrong."""
 
+import importlib.util
 import re
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+    for name in ("torch", "keras")
+]
 
 
 def test_programs_raise_no_alarm(run_ranks):
