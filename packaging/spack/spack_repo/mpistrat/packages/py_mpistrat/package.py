@@ -6,7 +6,7 @@ from spack.package import *
 
 
 class PyMpistrat(PythonPackage):
-    """One NumPy program on many processes: the API of tf.distribute on MPI, without TensorFlow."""
+    """One Python program on many processes: the API of tf.distribute on MPI, without TensorFlow."""
 
     git = Path(__file__).parents[6].as_uri()  # the clone that this file is in
 
