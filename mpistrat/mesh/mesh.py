@@ -370,7 +370,10 @@ def joined(layouts: Sequence[Layout]) -> Layout | None:
         sizes = {layout.shape[i] for layout in having} - {1} or {1}
         n = sizes.pop()
         if sizes:
-            raise ValueError(f"the shapes {', '.join(str(layout.shape) for layout in layouts)} do not fit together")
+            raise ValueError(
+                f"the shapes {', '.join(str(layout.shape) for layout in layouts)} do not fit together: a plain array has "
+                "the shape of the whole. What this rank has computed for its part goes to `.local`"
+            )
         ways = {(layout.axes[i], layout.cuts[i]) for layout in having if layout.axes[i] is not None}
         name, cut = ways.pop() if ways else (None, (0, n))
         if ways or cut[-1] != n or (name is not None and name in axes):

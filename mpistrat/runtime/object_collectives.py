@@ -133,16 +133,18 @@ class ObjectCollectives:
             raise
 
 
-def _portable(error: BaseException) -> tuple[list[type], str]:
-    """Return the classes of an error that all ranks have, the nearest first, and its text."""
+def _portable(error: BaseException) -> tuple[list[type], str, dict[str, str]]:
+    """Return the classes of an error that all ranks have, the nearest first, its text, and its attributes of text."""
     kinds = [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "mpistrat")]
-    return kinds, str(error)
+    return kinds, str(error), {name: value for name, value in vars(error).items() if type(value) is str}
 
 
-def _error_of(rank: int, kinds: list[type], text: str) -> Exception:
+def _error_of(rank: int, kinds: list[type], text: str, attributes: dict[str, str]) -> Exception:
     """Return an error of another rank, of the first of these classes that is made of a text alone."""
     for kind in kinds:
         if issubclass(kind, Exception):
             with contextlib.suppress(TypeError):
-                return kind(f"rank {rank}: {text}")
+                error = kind(f"rank {rank}: {text}")
+                vars(error).update(attributes)
+                return error
     return RuntimeError(f"rank {rank}: {text}")

@@ -146,7 +146,7 @@ def _exception(reports: Sequence[RankReport]) -> str:
     if reports[0].name == "all_reduce" and len(of_rows) == 1:
         return (
             ". Outside of run, strategy.reduce(..., axis=0) adds up different numbers of rows, and "
-            "strategy.gather(..., axis=0) joins them"
+            "strategy.gather(..., axis=0) joins them. A rank without rows gives an array of shape (0, ...)"
         )
     return ""
 
