@@ -83,7 +83,7 @@ class KeptResults:
                 _replace_handler(_end_by_signal, signal.SIG_DFL)
             if self._saved < self._count:
                 summary = f"{self._path} has {self._saved} of {self._count} results"
-                failure.write(f"\nmpistrat: {summary}: the same program, started again, goes on with the rest\n")
+                failure.write(f"\nmpistrat: {summary}: the same program, started again, runs the others\n")
         self._raise()
 
     def _raise(self) -> None:

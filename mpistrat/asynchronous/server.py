@@ -154,9 +154,10 @@ class _Worker:
         self._parts = parts
         self._failed: dict[int, Any] = {}  # communicators of tasks of several ranks that raised here
         self._running: object = None  # message of the task that runs
+        self._called = False  # whether its function runs
 
     def serve(self) -> None:
-        with self._polling():
+        with self._polling(), self._interrupting_functions():
             backoff = Backoff()
             while True:
                 with self._mailbox.lock:
@@ -187,6 +188,29 @@ class _Worker:
         finally:
             ended.set()
             thread.join(_JOIN_TIMEOUT_S)
+
+    @contextmanager
+    def _interrupting_functions(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt a function of the program only.
+
+        It comes to all ranks. A worker that failed between two tasks would end the job before the coordinator has
+        written the results that it keeps.
+        """
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._called:
+                signal.default_int_handler(number, frame)
+
+        if threading.current_thread() is not threading.main_thread() or (
+            signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield
+            return
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _poll(self, ended: threading.Event) -> None:
         seen = None
@@ -236,7 +260,6 @@ class _Worker:
         start = time.perf_counter()
         comm = None
         servers: tuple[int, ...] = ()  # that wait for the decision of the coordinator
-        called = False  # whether the function runs
         try:
             function = self._functions.function(message.source, digest)
             args, kwargs = unpack(message.body)
@@ -245,9 +268,9 @@ class _Worker:
                 args = (comm, *args)
             with _in_scope(strategy), _keeping_writes(strategy, once) as writes:
                 with on_worker.call_on(comm), time_limit(seconds, self._mailbox):
-                    called = True
+                    self._called = True
                     result = on_worker.call(function, args, kwargs)
-                    called = False
+                    self._called = False
                 if comm is not None:
                     result = result if comm.rank == 0 else None
                     comm.Free()  # not yet after an error: another rank may still use it
@@ -257,6 +280,7 @@ class _Worker:
             servers = error.servers
             body, kind = pack(failure_of(error.__cause__ or error, self._contact.role))[0], "failed"
         except BaseException as error:  # sys.exit() in a task must not end the worker
+            called, self._called = self._called, False
             if isinstance(error, KeyboardInterrupt) and not called:  # a message may be incomplete
                 raise
             body, kind = pack(failure_of(error, self._contact.role))[0], "failed"

@@ -68,6 +68,16 @@ def test_ended_three_times(run_ranks, tmp_path):
     assert count + rank_0 <= len(ran) < 2 * count + rank_0  # those that were running, or not yet written, ran again
 
 
+def test_interrupted_on_all_ranks(run_ranks, tmp_path):
+    for _ in range(3):  # where a worker is interrupted depends on the moment
+        ended = run_ranks(3, PROGRAM, tmp_path, 20_000, 200, int(signal.SIGINT))
+        assert ended.status not in (0, None), str(ended)
+        told = re.search(r"mpistrat: \S+/results\.h5 has (\d+) of 20000 results: the same program", ended.output)
+        with h5py.File(tmp_path / "results.h5") as file:
+            assert len(json.loads(file["results"][()].tobytes())) == int(told[1]) >= 200
+        (tmp_path / "results.h5").unlink()
+
+
 @pytest.mark.parametrize("chunksize", [1, 5])
 def test_results_are_equal_and_do_not_run_again(executor, tmp_path, chunksize):
     ran = []
