@@ -382,7 +382,8 @@ _INSTEAD = {
     "ElasticSampler": "strategy.experimental_distribute_dataset(), whose state() and restore() go on within an epoch",
     "callbacks": "mpistrat.integrations.hvd.keras.callbacks",
     "HostsUpdatedInterrupt": "a batch script that starts the job again",
-    "SyncBatchNorm": "torch.nn.SyncBatchNorm after torch.distributed.init_process_group('mpistrat')",
+    "SyncBatchNorm": "torch.nn.SyncBatchNorm, on a GPU, after `import mpistrat.integrations.torch` and "
+    "torch.distributed.init_process_group('mpistrat')",
     "start_timeline": "`with mpistrat.experimental.trace(...)`, or `mpistrat run --trace`",
     "stop_timeline": "`with mpistrat.experimental.trace(...)`, or `mpistrat run --trace`",
     "run": "`mpistrat run -n RANKS program.py`, mpirun or srun",
