@@ -277,24 +277,27 @@ memory=/dev/shm/mpistrat-elastic-$UID-$SLURM_JOB_ID
 export MPISTRAT_ELASTIC=$memory-${SLURM_RESTART_COUNT:-0} MPISTRAT_ELASTIC_RANKS=%(ranks)s
 # Where a node is lost without a word, the other ranks wait for it, and end after so many seconds.
 export MPISTRAT_HANG_ABORT_SECONDS=${MPISTRAT_HANG_ABORT_SECONDS:-300}
-# A rank runs in a shell that writes its exit status to the memory of its node. Slurm kills the shells of other ranks.
+# A rank runs in a shell that writes its exit status to the memory of its node. Slurm kills the shells of other ranks. A
+# lock is held as long as the rank or the shell lives.
 export %(ends)s=$MPISTRAT_ELASTIC/ends
 rank='
     mkdir -p -m 700 "$MPISTRAT_ELASTIC" && [ -O "$MPISTRAT_ELASTIC" ] || exit 1
+    exec 9>"$MPISTRAT_ELASTIC/rank-$SLURM_LOCALID" && flock 9 || exit 1
     trap : TERM USR1 USR2  # they are for the program
     "$@"
     status=$?
-    [ "$status" -eq 0 ] || echo "$status" >>"$%(ends)s"
+    [ "$status" -ne 137 ] || sleep 1  # a rank that Slurm kills: it kills this shell next
+    echo "$status" >>"$%(ends)s"
     [ "$status" -eq %(restart)s ] || exit "$status"  # else srun would end ranks that still save
 '
 # What a node says of the last run: its name, and how its ranks ended.
 answer='
     echo "$0" $(cat "$%(ends)s" 2>/dev/null)
-    rm -f "$%(ends)s"
+    rm -f "$%(ends)s" "$MPISTRAT_ELASTIC"/rank-*
 '
 on_nodes() {  # COMMAND: a lost node takes 10 s
     local command=$1
-    printf '%%s\n' "${nodes[@]}" | xargs -P 64 -I{} timeout 10 \
+    printf '%%s\n' "${nodes[@]}" | xargs -P 64 -I{} timeout --foreground --signal=KILL 10 \
         srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist={} bash -c "$command" {} 2>/dev/null || :
 }
 # With --no-kill Slurm keeps a job that has lost this node, and no script runs in it, until its time limit. So another
@@ -313,13 +316,29 @@ guard() {
     } </dev/null &>/dev/null &
     guard=$!
 }
+# Once the ranks of this node were killed, the step is over. But srun waits for a lost node for KillWait (30 s), or
+# longer.
+hurry() {  # STEP: the process of its srun
+    local lock locks
+    while sleep 1; do
+        locks=("$MPISTRAT_ELASTIC"/rank-*)
+        for lock in "${locks[@]}"; do
+            [ -e "$lock" ] && flock --nonblock "$lock" true || continue 2  # a rank starts, or lives
+        done
+        [ "$(cat "$%(ends)s" | wc -l)" -lt "${#locks[@]}" ] || continue  # they have ended, and others may still run
+        sleep 3
+        kill -KILL "$1" || :
+        break
+    done
+}
 trap 'on_nodes "rm -rf $memory-*"' EXIT
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # A loss is a rank that a signal ended (but Ctrl-C and SIGTERM, which are for the job), a collective that hung, or a
 # node without an answer. With %(unknown)s, MPI_ERR_UNKNOWN, Open MPI ends ranks that notice the loss of another one.
 judge='
     { for (i = 2; i <= NF; i++)
-        if ($i == %(hang)s || $i > 128 && $i != 130 && $i != 143) lost = 1
+        if (!$i) ;
+        else if ($i == %(hang)s || $i > 128 && $i != 130 && $i != 143) lost = 1
         else if ($i == %(restart)s) saved = 1
         else if ($i != %(unknown)s) own = $i }
     END {
@@ -336,7 +355,11 @@ for ((restart = 0; restart <= 100; restart++)); do
     MPISTRAT_RESTART=$restart srun --mpi="$mpi" --overlap --kill-on-bad-exit=1 --wait=60 \
         --nodes="$used" --nodelist="$(IFS=,; echo "${nodes[*]:0:used}")" \
         --ntasks="$((used * SLURM_NTASKS_PER_NODE))" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" \
-        bash -c "$rank" rank %(command)s || status=$?
+        bash -c "$rank" rank %(command)s </dev/null &
+    step=$!
+    hurry "$step" 2>/dev/null &
+    wait "$step" 2>/dev/null || status=$?
+    kill $! 2>/dev/null || :
     [ -z "$guard" ] || kill "$guard" 2>/dev/null || :  # its node may be the lost one
     answers=$(on_nodes "$answer")
     mapfile -t nodes < <(cut -d " " -f 1 <<<"$answers" | sort -V)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from mpistrat.launch import launch, proc
 from mpistrat.launch.launchers import LAUNCHERS, MPIRUN, key_of
 from mpistrat.monitor import accounting
-from mpistrat.process import program_end
+from mpistrat.process import failure, program_end
 from mpistrat.process.files import write_all
 from mpistrat.process.own_files import is_of_library
 from mpistrat.process.program_end import EndStep
@@ -130,8 +130,7 @@ class Watchdog(threading.Thread):
             self._record.moves(moves)
         now = time.monotonic()
         waited = now - since
-        last = rc.hang_abort_seconds
-        limit = min(rc.hang_seconds, last or math.inf)  # the report comes before the end
+        last, limit = rc.hang_abort_seconds, _limit()
         began, count = self._reports
         if began not in (0.0, since):
             self._reports = 0.0, 0
@@ -310,6 +309,7 @@ class Watchdog(threading.Thread):
         )
 
         accounting.end(launch.HANG)
+        failure.record_end(launch.HANG)
 
         def leave() -> None:
             time.sleep(_ABORTED)
@@ -323,8 +323,13 @@ class Watchdog(threading.Thread):
         MPI.COMM_WORLD.Abort(launch.HANG)
 
 
+def _limit() -> float:
+    """Return after how many seconds a hang is reported, 0 for never: before its end, at the latest."""
+    return min(rc.hang_seconds, rc.hang_abort_seconds or math.inf)
+
+
 def _nap() -> float:
-    limit = rc.hang_seconds
+    limit = _limit()
     return min(_LONGEST_NAP, max(_SHORTEST_NAP, limit / 4)) if limit else _LONGEST_NAP
 
 

@@ -209,6 +209,16 @@ def first_failure() -> bool:
     return True
 
 
+def record_end(status: int) -> None:
+    """Write the exit status of this rank to the memory of its node, for an elastic job of Slurm.
+
+    On MPI_Abort, Slurm kills the step at once, with the shell that would write it.
+    """
+    if path := os.environ.get(ENDS):
+        with contextlib.suppress(OSError), open(path, "a", encoding="ascii") as file:
+            file.write(f"{status}\n")
+
+
 def _abort_at_exit(status: int) -> None:
     global _pending
     _pending = status = status % 256 or 1  # the 8 bits that the system keeps, never 0 (success)
@@ -216,10 +226,7 @@ def _abort_at_exit(status: int) -> None:
         with contextlib.suppress(Exception):  # this rank fails anyway
             _start()
     _revoke_all()
-    if path := os.environ.get(ENDS):
-        # On MPI_Abort, Slurm kills the step at once, with the shell that would write the status of this rank.
-        with contextlib.suppress(OSError), open(path, "a", encoding="ascii") as file:
-            file.write(f"{status}\n")
+    record_end(status)
     from mpi4py.run import set_abort_status
 
     set_abort_status(status)

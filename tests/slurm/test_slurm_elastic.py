@@ -104,6 +104,27 @@ def test_lost_node(can_run, environ, program, result, tmp_path):
     assert result in output
 
 
+def test_links_that_break_and_come_back(can_run, environ, program, result, tmp_path):
+    """A short break delays the job. After a long one it goes on without the node, whose ranks come back too late."""
+    words = "slurm write --nodes 2 --ntasks-per-node 2 --spare 1 --elastic same --mpi pmix program.py"
+    (tmp_path / "elastic.sbatch").write_text(run_here("-m", "mpistrat", *words.split(), cwd=tmp_path))
+    patience = {"MPISTRAT_HANG_ABORT_SECONDS": "10"}
+    with clusters.Cluster(3) as cluster:
+        job = submitted(cluster, tmp_path, tmp_path / "elastic.sbatch", program, "cut", "slow", **environ, **patience)
+        job.wait_until("its first steps", lambda: "five steps" in job.output)
+        for _ in range(20):
+            cluster.cut(1)
+            cluster.heal(1)
+        assert len(starts(job.output)) == 1
+        cluster.cut(1)
+        job.wait_until("its new start", lambda: len(starts(job.output)) == 2)
+        cluster.heal(1)
+        job.wait_until("its end", lambda: "result " in job.output or job.is_over())
+        output = job.output
+    assert {ranks for _, ranks in starts(output)} == {4}
+    assert result in output
+
+
 def test_lost_batch_host(can_run, environ, program, result, tmp_path):
     """Slurm keeps such a job, in which no script runs any more: another node puts it back into the queue.
 
