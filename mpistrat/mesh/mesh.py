@@ -371,8 +371,8 @@ def joined(layouts: Sequence[Layout]) -> Layout | None:
         n = sizes.pop()
         if sizes:
             raise ValueError(
-                f"the shapes {', '.join(str(layout.shape) for layout in layouts)} do not fit together: a plain array has "
-                "the shape of the whole. What this rank has computed for its part goes to `.local`"
+                f"the shapes {', '.join(str(layout.shape) for layout in layouts)} do not fit together: a plain array "
+                "has the shape of the whole. What this rank has computed for its part goes to `.local`"
             )
         ways = {(layout.axes[i], layout.cuts[i]) for layout in having if layout.axes[i] is not None}
         name, cut = ways.pop() if ways else (None, (0, n))

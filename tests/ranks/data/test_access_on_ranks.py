@@ -1,6 +1,8 @@
 """Elements taken by number under several ranks: one order for any number of ranks, exact states, errors on all."""
 
+import glob
 import itertools
+import os
 
 import h5py
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import mpistrat
-from mpistrat.data import Dataset
+from mpistrat.data import DataFileError, Dataset
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
@@ -104,6 +106,22 @@ def test_rows_are_those_of_one_process(strategy, comm, files, kind):
     again = strategy.experimental_distribute_dataset(batched(kinds(files)[kind], 5 if lanes else 4))
     again.restore(state)
     assert rest == [x for batch in whole_batches(comm, again) for x in batch]
+
+
+def test_a_damaged_file_is_named_on_all_ranks(strategy, comm, files):
+    """By the attribute too, so that a program can leave it out, wherever it was found."""
+    paths = sorted(glob.glob(files))
+    for path in paths[:2]:
+        if RANK == 0:
+            os.truncate(path, 1000)
+    comm.barrier()
+    for _ in range(2):
+        with pytest.raises(DataFileError, match="truncated") as caught:
+            strategy.experimental_distribute_dataset(Dataset.from_hdf5(paths, "x").batch(3))
+        paths.remove(caught.value.path)
+    assert len({*comm.allgather(tuple(paths))}) == 1
+    batches = strategy.experimental_distribute_dataset(Dataset.from_hdf5(paths, "x").batch(3))
+    assert comm.allreduce(sum(map(len, batches))) == 30
 
 
 def test_keys_that_one_rank_cannot_read_raise_on_all(strategy):

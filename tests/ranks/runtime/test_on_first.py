@@ -62,6 +62,8 @@ def test_one_rank_fails_and_all_raise(comm, error):
             raise error
 
     kind = LookupError if comm.rank != last and isinstance(error, Foreign) else type(error)
-    with pytest.raises(kind, match="bad" if comm.rank == last else f"rank {last}: .*bad"):
+    error.path = "a.h5"
+    with pytest.raises(kind, match="bad" if comm.rank == last else f"rank {last}: .*bad") as caught:
         topology.on_all_ranks(fail)
+    assert caught.value.path == "a.h5"
     assert topology.on_all_ranks(lambda: 1) == [1] * comm.size
