@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -82,7 +82,8 @@ def serve(contact: Contact) -> None:
     phase = flight_record.phase(Phase.SERVING)
     with phase, _exit_by_signal(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
-            _serve_variables(contact)
+            with _interrupting(bool):
+                _serve_variables(contact)
             return
         with on_worker.worker(number) as parts:
             _Worker(contact, parts).serve()
@@ -105,6 +106,30 @@ def _exit_by_signal() -> Iterator[None]:
         yield
     finally:
         serving = False
+
+
+@contextmanager
+def _interrupting(called: Callable[[], bool]) -> Iterator[None]:
+    """Let Ctrl-C interrupt a function of the program only, which is ``called``.
+
+    It comes to all ranks. One that failed between two tasks would end the job before the coordinator has written the
+    results that it keeps.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if called():
+            signal.default_int_handler(number, frame)
+
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # a handler of the program stays
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _serve_variables(contact: Contact) -> None:
@@ -157,7 +182,7 @@ class _Worker:
         self._called = False  # whether its function runs
 
     def serve(self) -> None:
-        with self._polling(), self._interrupting_functions():
+        with self._polling(), _interrupting(lambda: self._called):
             backoff = Backoff()
             while True:
                 with self._mailbox.lock:
@@ -188,29 +213,6 @@ class _Worker:
         finally:
             ended.set()
             thread.join(_JOIN_TIMEOUT_S)
-
-    @contextmanager
-    def _interrupting_functions(self) -> Iterator[None]:
-        """Let Ctrl-C interrupt a function of the program only.
-
-        It comes to all ranks. A worker that failed between two tasks would end the job before the coordinator has
-        written the results that it keeps.
-        """
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            if self._called:
-                signal.default_int_handler(number, frame)
-
-        if threading.current_thread() is not threading.main_thread() or (
-            signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-        ):
-            yield
-            return
-        signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _poll(self, ended: threading.Event) -> None:
         seen = None

@@ -278,16 +278,20 @@ export MPISTRAT_ELASTIC=$memory-${SLURM_RESTART_COUNT:-0} MPISTRAT_ELASTIC_RANKS
 # Where a node is lost without a word, the other ranks wait for it, and end after so many seconds.
 export MPISTRAT_HANG_ABORT_SECONDS=${MPISTRAT_HANG_ABORT_SECONDS:-300}
 # A rank runs in a shell that writes its exit status to the memory of its node. Slurm kills the shells of other ranks. A
-# lock is held as long as the rank or the shell lives.
+# file is locked as long as a rank or its shell lives. It appears when it is, and says "run" until the shell ends by
+# itself.
 export %(ends)s=$MPISTRAT_ELASTIC/ends
 rank='
     mkdir -p -m 700 "$MPISTRAT_ELASTIC" && [ -O "$MPISTRAT_ELASTIC" ] || exit 1
-    exec 9>"$MPISTRAT_ELASTIC/rank-$SLURM_LOCALID" && flock 9 || exit 1
+    lock=$MPISTRAT_ELASTIC/rank-$MPISTRAT_RESTART-$$
+    exec 9>"$lock.new" && flock 9 && echo run >&9 && mv "$lock.new" "$lock" || exit 1
     trap : TERM USR1 USR2  # they are for the program
     "$@"
     status=$?
-    [ "$status" -ne 137 ] || sleep 1  # a rank that Slurm kills: it kills this shell next
-    echo "$status" >>"$%(ends)s"
+    [ "$status" -eq 0 ] || echo "$status" >>"$%(ends)s"
+    # A rank is lost if this shell goes on after it: where Slurm kills ranks, it kills their shells next.
+    [ "$status" -ne 137 ] || { sleep 0.5 && echo lost >>"$%(ends)s"; }
+    echo end 1<>"$lock"
     [ "$status" -eq %(restart)s ] || exit "$status"  # else srun would end ranks that still save
 '
 # What a node says of the last run: its name, and how its ranks ended.
@@ -295,7 +299,7 @@ answer='
     echo "$0" $(cat "$%(ends)s" 2>/dev/null)
     rm -f "$%(ends)s" "$MPISTRAT_ELASTIC"/rank-*
 '
-on_nodes() {  # COMMAND: a lost node takes 10 s
+on_nodes() {  # COMMAND: a lost node takes 10 s. In the foreground, or the signal would reach xargs
     local command=$1
     printf '%%s\n' "${nodes[@]}" | xargs -P 64 -I{} timeout --foreground --signal=KILL 10 \
         srun --mpi=none --overlap --nodes=1 --ntasks=1 --nodelist={} bash -c "$command" {} 2>/dev/null || :
@@ -316,18 +320,20 @@ guard() {
     } </dev/null &>/dev/null &
     guard=$!
 }
-# Once the ranks of this node were killed, the step is over. But srun waits for a lost node for KillWait (30 s), or
-# longer.
+# Once a rank of this node was killed with its shell, the step is over. But srun waits for a lost node for KillWait (30
+# seconds), or longer.
 hurry() {  # STEP: the process of its srun
-    local lock locks
+    local lock state over
     while sleep 1; do
-        locks=("$MPISTRAT_ELASTIC"/rank-*)
-        for lock in "${locks[@]}"; do
+        over=
+        for lock in "$MPISTRAT_ELASTIC/rank-$restart"-*[0-9]; do
             [ -e "$lock" ] && flock --nonblock "$lock" true || continue 2  # a rank starts, or lives
+            read -r state <"$lock"
+            [ "$state" = end ] || over=yes
         done
-        [ "$(cat "$%(ends)s" | wc -l)" -lt "${#locks[@]}" ] || continue  # they have ended, and others may still run
-        sleep 3
-        kill -KILL "$1" || :
+        [ -n "$over" ] || continue  # all have ended by themselves, and others may still run
+        sleep 3  # other nodes may be slower to end
+        kill -KILL "$1"
         break
     done
 }
@@ -337,14 +343,15 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # node without an answer. With %(unknown)s, MPI_ERR_UNKNOWN, Open MPI ends ranks that notice the loss of another one.
 judge='
     { for (i = 2; i <= NF; i++)
-        if (!$i) ;
-        else if ($i == %(hang)s || $i > 128 && $i != 130 && $i != 143) lost = 1
+        if ($i == "lost" || $i == %(hang)s || $i > 128 && $i != 130 && $i != 137 && $i != 143) lost = 1
+        else if ($i == 137) killed = 1
         else if ($i == %(restart)s) saved = 1
         else if ($i != %(unknown)s) own = $i }
     END {
         if (lost) print "loss"
         else if (saved) print %(restart)s
         else if (own) print own
+        else if (killed) print "loss"
         else print status ~ /^(0|130|143)$/ ? status : "loss" }
 '
 used=$((SLURM_JOB_NUM_NODES - %(spare)s))  # nodes of a run

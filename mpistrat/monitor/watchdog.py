@@ -230,7 +230,7 @@ class Watchdog(threading.Thread):
         if not self._writes:
             return own
         # Other nodes look for questions only when they have been idle for a quarter of the limit.
-        patience = max(_SILENCE, 2 * self._every + rc.hang_seconds / 4) + notices.delay
+        patience = max(_SILENCE, 2 * self._every + _limit() / 4) + notices.delay
 
         def waits() -> bool:
             self._beat()
@@ -350,11 +350,11 @@ def _ranks_of_node(job: Topology) -> tuple[int, ...]:
 
 def _is_reporter(own: Record, job: list[Record]) -> bool:
     """Return whether this rank reports: no lower rank that runs has waited as long."""
-    now = time.monotonic()
+    now, limit = time.monotonic(), _limit()
     return not any(
         record.rank < own.rank
         and record.watches
-        and any(now - wait.last.entered > rc.hang_seconds for wait in record.waits if wait.last is not None)
+        and any(now - wait.last.entered > limit for wait in record.waits if wait.last is not None)
         for record in job
     )
 

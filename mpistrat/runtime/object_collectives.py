@@ -16,6 +16,7 @@ _BARRIER = operation("barrier")
 _AGREE = operation("agree")
 _ALL_GATHER_OBJECT = operation("all_gather_object")
 _ON_FIRST = operation("on_first")
+_LONGEST = 4096  # characters of an attribute of an error that other ranks get: the path of a file, not a document
 _collective_call = collective_call(lambda ranks: ranks)
 
 
@@ -134,9 +135,9 @@ class ObjectCollectives:
 
 
 def _portable(error: BaseException) -> tuple[list[type], str, dict[str, str]]:
-    """Return the classes of an error that all ranks have, the nearest first, its text, and its attributes of text."""
+    """Return the classes of an error that all ranks have, the nearest first, its text, and its short attributes."""
     kinds = [kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "mpistrat")]
-    return kinds, str(error), {name: value for name, value in vars(error).items() if type(value) is str}
+    return kinds, str(error), {k: v for k, v in vars(error).items() if type(v) is str and len(v) <= _LONGEST}
 
 
 def _error_of(rank: int, kinds: list[type], text: str, attributes: dict[str, str]) -> Exception:

@@ -300,6 +300,10 @@ def test_farm(options, signals, restarts, told, status):
         ([[14, 137], []], 0, 2, False),  # another one notices first
         ([[43, 1], []], 0, 2, False),  # a hang that the watchdog ended
         ([["lost"], []], 0, 2, False),  # no rank could say anything
+        ([["lost", 0, "stays"], []], 0, 2, False),  # srun waits for a lost node
+        ([["killed", 3]], 3, 1, False),  # an error, and then Slurm kills the other rank before its shell
+        ([["later", 0, "stays", 6]], 0, 1, False),  # one rank starts late, and those of another node work for longer
+        ([[42, 42, "stays", 6]], 42, 1, True),
         ([[3]], 3, 1, False),
         ([[1, 1]], 1, 1, False),
         ([[143]], 143, 1, False),
@@ -318,13 +322,19 @@ def test_elastic(ends, status, runs, queued):
     srun = """
         for word in "$@"; do [ "$word" != bash ] || break; shift; done
         case "$4" in
-        rank) for n in 0 1; do n=$n "$@"; ended=$?; [ "$ended" -eq 0 ] || status=$ended; done; exit "${status:-0}" ;;
+        rank) for n in 0 1; do n=$n "$@"; ended=$?; [ "$ended" -eq 0 ] || status=$ended; done
+            [ ! -e stays ] || sleep "$(cat stays; rm stays)"; exit "${status:-0}" ;;
         *) exec "$@" ;;
         esac"""
     of_runs = " ".join(f"'{' '.join(map(str, each))}'" for each in ends)
     python = f"""
         runs=({of_runs}) && ends=(${{runs[$MPISTRAT_RESTART]}}) && echo x >>started
-        [ "${{ends[$n]}}" != lost ] || kill -KILL $PPID
+        [ -z "${{ends[2]}}" ] || echo "${{ends[3]:-20}}" >stays
+        case "${{ends[$n]}}" in
+        lost) kill -KILL $PPID ;;
+        killed) (sleep 0.2; kill -KILL $PPID) & kill -KILL $$ ;;
+        later) sleep 3; exit ;;
+        esac
         exit ${{ends[$n]:-0}}"""
     for name, body in {
         "srun": srun,

@@ -37,6 +37,8 @@ for batch in loop:
         time.sleep(0.5)
     if loop.step == 5 and rank == 0:
         print("five steps", flush=True)
+    if loop.step == 15 and rank == 0:
+        print("fifteen steps", flush=True)
     if loop.step == 17 and loop.restarts == 0 and rank == 1 and sys.argv[1] in ends:
         ends[sys.argv[1]]()
 if rank == 0:
@@ -89,7 +91,7 @@ def test_lost_node(can_run, environ, program, result, tmp_path):
     """As by a loss of power: connections stay open, so that the other ranks wait until the watchdog ends them."""
     words = "slurm write --nodes 2 --ntasks-per-node 2 --elastic fewer --mpi pmix program.py"
     (tmp_path / "elastic.sbatch").write_text(run_here("-m", "mpistrat", *words.split(), cwd=tmp_path))
-    patience = {"MPISTRAT_HANG_ABORT_SECONDS": "5"}
+    patience = {"MPISTRAT_HANG_ABORT_SECONDS": "10"}
     with clusters.Cluster(2) as cluster:
         job = submitted(cluster, tmp_path, tmp_path / "elastic.sbatch", program, "lost", "slow", **environ, **patience)
         job.wait_until("its first steps", lambda: "five steps" in job.output)
@@ -100,6 +102,7 @@ def test_lost_node(can_run, environ, program, result, tmp_path):
     (first, second), ranks = zip(*starts(output), strict=True)
     assert first == 0
     assert 4 <= second < STEPS
+    assert "a loss (status 137)" in output  # the script ends the step, which waits for the node
     assert ranks == (4, 2)
     assert result in output
 
@@ -115,6 +118,7 @@ def test_links_that_break_and_come_back(can_run, environ, program, result, tmp_p
         for _ in range(20):
             cluster.cut(1)
             cluster.heal(1)
+        job.wait_until("its next steps", lambda: "fifteen steps" in job.output)
         assert len(starts(job.output)) == 1
         cluster.cut(1)
         job.wait_until("its new start", lambda: len(starts(job.output)) == 2)
@@ -130,7 +134,7 @@ def test_lost_batch_host(can_run, environ, program, result, tmp_path):
 
     Two spare nodes, since Slurm may also drain the node where the step of the lost one is slow to end.
     """
-    environ = {**environ, "MPISTRAT_HANG_ABORT_SECONDS": "5"}
+    environ = {**environ, "MPISTRAT_HANG_ABORT_SECONDS": "10"}
     with clusters.Cluster(5, "SlurmdTimeout=20\n") as cluster:
         options = "--exclude=node0", "--nodes=2", "--ntasks-per-node=2"
         job = submitted(cluster, tmp_path, *options, SCRIPTS / "elastic.sbatch", program, "lost", "slow", **environ)
