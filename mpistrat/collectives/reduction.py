@@ -262,7 +262,7 @@ def fast_path_of(
     Return None if the algorithm does not have such steps for this length and dtype.
 
     With ``out``, a flat array, it is the result. Barriers and sums are as in the general steps, which take several
-    microseconds more: the time of five barriers of a node, and more where processes share a core.
+    microseconds more.
     """
     memory, ignoring_float_errors = topology.memory, topology.lock.ignoring_float_errors
     if memory is None:  # the ranks do not share it, or the communicator was freed

@@ -438,6 +438,5 @@ class FromFiles:
 
         if names is None:
             # This process opens the first file for the names of its columns.
-            listed: Any = form
-            names = {name: name for name in listed.columns(FileList(files, form.name).paths()[0])}
+            names = {name: name for name in form.columns(FileList(files, form.name).paths()[0])}
         return cls(FileSource.open(form, files, names, manifest, check_finite))  # type: ignore[call-arg, return-value]

@@ -130,9 +130,10 @@ class NodeMemory:
     A rank writes to its slot, waits at a barrier, and reads the slots of the other ranks. It may then write to its
     other slot at once: ranks finish reading that slot before they enter the barrier.
 
-    ``results`` are areas for the combination of all slots, two with several nodes, and ``result`` is the first: written
-    after one barrier, read after the next, as the number ``verdict`` is. ``generation`` is the slot, 0 or 1, that each
-    rank may write to now. ``meetings`` counts the barriers that this rank entered; an error before one leaves it alone.
+    ``results`` are areas for the combination of all slots, two with several nodes, and ``result`` is the first. It and
+    the number ``verdict`` are written after one barrier, and read after the next. ``generation`` is the slot, 0 or 1,
+    that each rank may write to now. ``meetings`` counts the barriers that this rank entered. An error before a barrier
+    does not count it.
     """
 
     def __init__(self, node: Any, slot_bytes: int, between_nodes: bool, same_place_bytes: int):

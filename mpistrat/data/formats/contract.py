@@ -27,6 +27,10 @@ class Format(Protocol):
     def describe(self, path: str, names: Sequence[str]) -> FileRecord:
         """Return the record of some columns of a file, if possible without its rows. Raise errors that name it."""
 
+    def columns(self, path: str) -> list[str]:
+        """Return the names in a file, for a `from_*` that can do without names."""
+        raise TypeError(f"{self} needs the names of {self.named}")
+
     def reader(self, most_decoded: int) -> Any:
         """Return a reader with the methods of `data.hdf5.reader.FileReader` that keeps ``most_decoded`` bytes."""
 

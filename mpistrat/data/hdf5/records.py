@@ -1,4 +1,4 @@
-"""Records of HDF5 files: types, lengths, and the places of the rows, known before rows are read.
+"""Records of data files: types, lengths, and the places of the rows, known before rows are read.
 
 Records are small, plain and without HDF5 objects, because they are sent to all ranks.
 """

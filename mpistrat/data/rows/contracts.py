@@ -160,7 +160,7 @@ class Source(AnySource, Protocol):
         return None
 
     def rows_in_two_reads(self, share: float) -> int:
-        """Return the best size of two reads of rows, of which ``share`` of each batch is wanted; 1 if none is better.
+        """Return how many rows to fetch by two reads, of which ``share`` of each batch is wanted; 1 if all is one.
 
         While the program uses the rows of one read, a thread makes the other.
         """

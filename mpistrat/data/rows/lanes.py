@@ -26,7 +26,7 @@ def piece(n: int, replicas: int, replica: int) -> tuple[int, int]:
 
 
 def pieces(n: int, replicas: int, block: range) -> tuple[int, int]:
-    """Return the first row of the pieces of consecutive replicas, and one past the last; `part_of` finds one."""
+    """Return the first row of the pieces of consecutive replicas, and one past the last. `part_of` cuts out one."""
     return piece(n, replicas, block[0])[0], piece(n, replicas, block[-1])[1]
 
 

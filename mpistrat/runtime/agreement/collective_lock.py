@@ -82,9 +82,9 @@ class CollectiveLock:
     that this rank has left where it cannot tell the other ranks, which may wait for it. ``mismatches`` counts how many
     times the ranks met in different collectives. Each waits for ``timeout_seconds``, unless told otherwise: `limited`.
 
-    ``is_shared_memory_only`` says whether the ranks wait for each other in `meet` alone until this collective ends: on
-    one node they then notice a rank that has left it. `collective` takes it from ``synchronizes``; the thread that
-    holds the lock may correct it. That thread calls functions without floating point errors by
+    ``is_shared_memory_only`` says whether the ranks wait for each other nowhere but in `meet` until this collective
+    ends: on one node they then notice a rank that has left it. `collective` takes it from ``synchronizes``; the thread
+    that holds the lock may correct it. That thread calls functions without floating point errors by
     ``ignoring_float_errors(function, *arguments)``.
     """
 

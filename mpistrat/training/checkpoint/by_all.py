@@ -258,7 +258,9 @@ _LONGEST_TEXT = 512  # characters of an error in a report, in JSON of up to 12 b
 _MOST_AT_END = 600.0  # seconds for which the end of a program waits for a rank, whose disk may be broken
 
 
-def _new_file(ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path) -> NewCheckpoint:
+def _begin_file(
+    ranks: Topology, arrays: Mapping[str, NewArray], values: Mapping[str, Any], path: Path
+) -> NewCheckpoint:
     """Return a file that all ranks write. Collective.
 
     Raise OSError on every rank if a directory is not seen by a rank with parts of its own.
@@ -379,7 +381,7 @@ def write_by_ranks(
     Raise OSError on every rank if it cannot be written, and ValueError if ``compared`` has not the same arrays on all.
     """
     digests: dict[str, int] = {}
-    with contextlib.closing(_new_file(ranks, arrays, values, path)) as new:
+    with contextlib.closing(_begin_file(ranks, arrays, values, path)) as new:
 
         def make(temporary: Path) -> list[int]:
             new.make(temporary)
@@ -457,7 +459,7 @@ def prepare_by_ranks(
     any of them raised. In a second temporary file rank 0 writes where the arrays lie, and the others write their
     checksums. ``lost`` is set if a rank could not write its report: rank 0 then waits no longer.
     """
-    new, rank = _new_file(ranks, arrays, values, path), ranks.rank
+    new, rank = _begin_file(ranks, arrays, values, path), ranks.rank
     most = max(map(len, new.shares.values()))
     # A 64-bit number takes up to 20 digits and ", " in JSON. Length and digest before it fit in the 64 bytes.
     pages = -(-(64 + max(12 * _LONGEST_TEXT, 22 * most, 22 * len(arrays))) // _PAGE)

@@ -89,7 +89,7 @@ def save(
     array([1., 2.])
     >>> folder.cleanup()
     """
-    file, topology, _, new = _new_file(state, path, "save", differing, own)
+    file, topology, _, new = _arrays_to_save(state, path, "save", differing, own)
     if new.alone:
         by_all.refuse_differing(topology, new.compared)
         topology.on_first(lambda: _write(new.values, file))
@@ -151,7 +151,7 @@ def save_async(
     array([1., 2.])
     >>> folder.cleanup()
     """
-    file, topology, replicas, new = _new_file(state, path, "save_async", differing, own)
+    file, topology, replicas, new = _arrays_to_save(state, path, "save_async", differing, own)
     by_all.refuse_differing(topology, new.compared)  # now, before training changes the arrays
     prepare: Prepare | None = partial(by_all.prepare_by_ranks, topology, new.arrays, new.values, file)
     if new.alone:
@@ -408,7 +408,7 @@ class _NewFile(NamedTuple):
     alone: bool
 
 
-def _new_file(
+def _arrays_to_save(
     state: Any, path: str | os.PathLike[str], call: str, differing: str, own: Any
 ) -> tuple[Path, Topology, ReplicaGroup, _NewFile]:
     """Return the path of a new file, the ranks that save it, and its arrays. Collective."""
@@ -438,7 +438,7 @@ def _contents(
     ``holder`` is the rank that gets the replicas' own values, None for all.
     """
     like = _types(named)
-    # Of what no comparison shows to be equal, the file has the values of rank 0, not a piece of each rank's.
+    # Without a comparison, ranks may have other values, and pieces of several would be no one's: rank 0 saves its own.
     owner = None if differing == "error" else 0
     new = {name: NewArray(*dtype_and_shape, owner) for name, dtype_and_shape in like.items()}
     alone = not parts and by_all.is_small(topology, new)

@@ -223,7 +223,7 @@ _ADAGRAD_KERNEL = EachElement(
 class Adam(Optimizer):
     """Gradient descent with adaptive moments (Kingma and Ba 2015).
 
-    The update is the efficient form of their section 2, which scales the rate by both bias corrections.
+    Both bias corrections are factors of the rate: the efficient form of their section 2.
 
     Parameters
     ----------

@@ -371,7 +371,7 @@ class Optimizer(ABC):
             If there are no gradients, one does not fit its variable, or a variable belongs to another strategy.
             On every replica, if the replicas give gradients of different variables, kinds, shapes or dtypes.
         """
-        # A function costs 3 us, cold: `merge_call` and the search of a step are written out below.
+        # A function costs 3 us, cold: from here on, `merge_call` and the search of a step are written out.
         modes = context.local.stack
         mode = modes[-1] if modes else context.current()
         if skip_gradients_aggregation:
