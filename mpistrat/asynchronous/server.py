@@ -82,7 +82,7 @@ def serve(contact: Contact) -> None:
     phase = flight_record.phase(Phase.SERVING)
     with phase, _exit_by_signal(), alone(f"{contact.role} runs a function alone"):
         if job == "ps":
-            with _interrupting(bool):
+            with _interrupting(lambda: False):
                 _serve_variables(contact)
             return
         with on_worker.worker(number) as parts:

@@ -322,7 +322,7 @@ guard() {
 }
 # Once a rank of this node was killed with its shell, the step is over. But srun waits for a lost node for KillWait (30
 # seconds), or longer.
-hurry() {  # STEP: the process of its srun
+end_killed() {  # STEP: the process of its srun
     local lock state over
     while sleep 1; do
         over=
@@ -364,7 +364,7 @@ for ((restart = 0; restart <= 100; restart++)); do
         --ntasks="$((used * SLURM_NTASKS_PER_NODE))" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" \
         bash -c "$rank" rank %(command)s </dev/null &
     step=$!
-    hurry "$step" 2>/dev/null &
+    end_killed "$step" 2>/dev/null &
     wait "$step" 2>/dev/null || status=$?
     kill $! 2>/dev/null || :
     [ -z "$guard" ] || kill "$guard" 2>/dev/null || :  # its node may be the lost one

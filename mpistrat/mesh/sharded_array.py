@@ -24,9 +24,8 @@ _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, type, np.dtype, type
 # Functions of NumPy that work on parts, and functions that are methods here.
 _OF_PARTS = {np.where, np.clip, np.round, np.isclose, np.nan_to_num, np.real, np.imag, np.copy}
 _OF_PARTS |= {np.zeros_like, np.ones_like, np.full_like, np.empty_like}
-_METHODS = {
-    getattr(np, name): name for name in ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "dot"]
-}
+_METHODS = {np.sum: "sum", np.prod: "prod", np.min: "min", np.max: "max", np.mean: "mean", np.dot: "dot"}
+_METHODS |= {np.var: "var", np.std: "std", np.any: "any", np.all: "all"}
 _UNSET = {"axis", "device", "dtype", "out", "shape", "where"}  # keywords that None leaves as they are
 _REMEDY = "use gather() for the whole array, local for the part of this rank, or halo() for a part and its neighbors"
 

@@ -258,10 +258,9 @@ class Manifests:
                 if isinstance(error, Exception):
                     if ranks.size == 1 or len(error.args) != 1:  # errors of the system have a number and a path
                         raise error
-                    attributes = vars(error)  # the file, and what is wrong with it
-                    error = type(error)(prefix(rank) + str(error))
-                    vars(error).update(attributes)
-                    raise error from None
+                    # Its attributes stay: the file, and what is wrong with it.
+                    error.args = (prefix(rank) + str(error),)
+                    raise error.with_traceback(None) from None
             return everyone
 
         def on_first(fn: Callable[[], Any]) -> Any:

@@ -160,9 +160,9 @@ class Source(AnySource, Protocol):
         return None
 
     def rows_in_two_reads(self, share: float) -> int:
-        """Return how many rows to fetch by two reads, of which ``share`` of each batch is wanted; 1 if all is one.
+        """Return how many rows to fetch by two reads, of which ``share`` of each batch is wanted.
 
-        While the program uses the rows of one read, a thread makes the other.
+        It is 1 if the number does not matter. While the program uses the rows of one read, a thread makes the other.
         """
         return 1
 

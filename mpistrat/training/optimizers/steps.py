@@ -278,8 +278,7 @@ class ShardedStep:
         self._slices = slices = [(i, span) for i, span in slices if span.start < span.stop]
         slots = [state.slots[id(variables[i])][1] for i, _ in slices]
         held = [
-            [weights[i][span], *(slot.own_copy() for slot in slots_of_one)]
-            for (i, span), slots_of_one in zip(slices, slots, strict=True)
+            [weights[i][span], *(slot.own_copy() for slot in own)] for (i, span), own in zip(slices, slots, strict=True)
         ]
         if not self._elementwise:
             # From the parts of all ranks, so that all raise.
