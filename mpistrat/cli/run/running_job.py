@@ -285,9 +285,15 @@ class RunningJob:
         Standard input goes to rank 0, and signals go to the ranks. What launchers print about a failure is left out.
         The status is 128 + signal if a rank was killed by one, and never 0 if the job failed.
         """
-        status = self._run(meanwhile)
+        self._run(meanwhile)
+        records = []
         if any(SHARED.glob(f"{layout.PREFIX}*")):
-            status = self._status_by_records(status)
+            from mpistrat.monitor import last  # a late import: seldom needed
+
+            records = last.left(self._started, self.ranks.keys())
+        status = self._status_of_output() or self._status(self._process.returncode, records)
+        if records:
+            status = self._status_by_records(status, records)
         self._failed = bool(status)
         return JobEnd(status, not self._passed_on.isdisjoint(_ENDING), self.lost)
 
@@ -313,7 +319,7 @@ class RunningJob:
             remove_leftovers(self._started)
         self._temporary.cleanup()
 
-    def _run(self, meanwhile: Callable[[], object]) -> int:
+    def _run(self, meanwhile: Callable[[], object]) -> None:
         self._streams.start(self._process.terminate)
         with handlers(self._pass_on, self._stop):
             # A thread waits for the launcher, so that its end is seen at once and handlers of signals run meanwhile.
@@ -335,12 +341,10 @@ class RunningJob:
         self._streams.finish()
         self._messages.join(_DRAINED)
         self._finished = True
-        code = self._process.returncode
-        if code < 0:  # the launcher was killed: end the ranks that still run
+        if self._process.returncode < 0:  # the launcher was killed: end the ranks that still run
             for process, rank in self.ranks.items():
                 if rank_of(process) == rank:
                     _kill(process, signal.SIGKILL)
-        return self._status_of_output() or self._status(code)
 
     def _hurry(self) -> None:
         """End the pauses of Open MPI, which sleeps for 0.25 s before each signal to the ranks that are left.
@@ -359,7 +363,7 @@ class RunningJob:
         deaths = self._messages.banners.deaths
         return self._name(deaths[0]) if deaths else ""
 
-    def _status_by_records(self, status: int) -> int:
+    def _status_by_records(self, status: int, records: Sequence[Record]) -> int:
         """Return the exit status by the flight records that ranks have left. `close` keeps these for ``mpistrat top``.
 
         A rank that ends without an error removes its record. A rank that leaves by ``os._exit`` lets some launchers
@@ -368,7 +372,6 @@ class RunningJob:
         from mpistrat.monitor import accounting, last  # a late import: seldom needed
 
         order = self._ends.close()
-        records = last.left(self._started, self.ranks.keys())
         left = self._messages.banners.left
         end = self._end(records, order)
         texts = last.unfinished(records, left, end.first)
@@ -456,12 +459,15 @@ class RunningJob:
         for rank in ranks:
             _kill(rank, signal.SIGCONT)
 
-    def _status(self, code: int) -> int:
+    def _status(self, code: int, records: Sequence[Record]) -> int:
         if deaths := self._messages.banners.deaths:
             death = deaths[0]
             for number in (death.signal, *death.or_signals):
                 if number in self._passed_on:
                     return 128 + number
+            exited = [record.exit_status for record in records if record.exit_status is not None]
+            if exited and self._rank_of(death) is None:  # MPICH has killed the others, and reports one of them
+                return next(filter(None, exited), 1)
             others = [number for number in death.or_signals if number in _USUAL]
             numbers = " or ".join(map(_signal, (death.signal, *others)))
             self._say(f"{self._name(death)} was killed by signal {numbers}")

@@ -197,6 +197,29 @@ def test_traceback_is_the_last_thing(write):
 
 
 @pytest.mark.fault
+@pytest.mark.mpich
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_rank_that_leaves_is_the_end_not_those_that_the_launcher_kills(write, left):
+    program = write(
+        f"""
+        import os
+        import mpistrat
+        from mpi4py import MPI
+        strategy = mpistrat.MultiWorkerMirroredStrategy()
+        for step in range(10**6):
+            if step == 30 and MPI.COMM_WORLD.rank == 1:
+                os._exit({left})
+            strategy.reduce("sum", 1.0, axis=None)
+        """,
+        start="",
+    )
+    for _ in range(5):  # MPICH calls it a kill in half of the jobs
+        status, _, err = run("-n", 3, program)
+        assert status == (left or 1), err
+        assert re.match(rf"mpistrat run: rank 1 \(.*\) ended by os._exit\({left}\) without telling the others", err)
+
+
+@pytest.mark.fault
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_killed_by_a_signal(write, number):
     program = write(
