@@ -20,7 +20,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from mpistrat.arrays.arrays import as_bytes
 from mpistrat.process import private_file, standby
 from mpistrat.runtime.environment import rc
 from mpistrat.runtime.topology import Topology
-from mpistrat.training.checkpoint.checkpoint import Checkpoint
+from mpistrat.training.checkpoint.checkpoint import Checkpoint, Status
 from mpistrat.training.checkpoint.format import dtype_of, stored
 from mpistrat.training.checkpoint.variables import arrays_of
 from mpistrat.verify import digest
@@ -67,6 +67,8 @@ class MemoryCopies:
         Raise OSError on every rank if the memory of a node has no room.
         """
         rank, ranks = self._topology.node.rank, self._topology.node.size
+        if self._begun == 1 and rank == 0:  # the first copy of this run is whole on all nodes
+            _remove_earlier(self._folder, self._run)
         total = sum(value.nbytes for value in arrays.values())
         start, stop = total * rank // ranks, total * (rank + 1) // ranks
         described = [[name, it.dtype.name, stored(it.dtype).str, it.shape] for name, it in arrays.items()]
@@ -96,11 +98,6 @@ class MemoryCopies:
         _HEADER.pack_into(memory, 0, _MAGIC, *header)
         self._begun += 1
         self.steps = [*self.steps[-1:], step]
-        if self._begun == 2 and rank == 0:  # the first copy of this run is whole on all nodes
-            for path, run, _ in _files(self._folder):
-                if run < self._run:
-                    path.unlink(missing_ok=True)
-                    restored_file(self._folder, run).unlink(missing_ok=True)
 
     def _reserve(self, slot: int, room: int, total: int) -> None:
         """Make the file of a slot with ``room`` bytes for this rank. All ranks of the node need ``total`` bytes."""
@@ -120,6 +117,15 @@ class MemoryCopies:
             os.close(descriptor)
 
 
+def _remove_earlier(folder: Path, run: int, kept: Sequence[Path] = ()) -> None:
+    """Remove what runs before ``run`` have left on this node, but for the files ``kept``."""
+    for of_run in range(run):  # a run that was lost early has one without a copy
+        restored_file(folder, of_run).unlink(missing_ok=True)
+    for path, of_run, _ in _files(folder):
+        if of_run < run and path not in kept:
+            path.unlink(missing_ok=True)
+
+
 def restored_file(folder: Path, run: int) -> Path:
     """Return the path of the checkpoint that a run makes of a copy when it begins."""
     return folder / f"restored-{run}.h5"
@@ -135,7 +141,10 @@ def newest(folder: Path, topology: Topology, run: int) -> tuple[int, dict[str, n
     def look() -> int | None:
         nonlocal newest_copy
         if topology.node.rank == 0:
-            newest_copy = next(_valid_copies(folder, run), None)
+            for step, paths, arrays in _valid_copies(folder, run):
+                newest_copy = step, arrays
+                _remove_earlier(folder, run, paths)  # before the run needs room for a copy of its own
+                break
         return newest_copy and newest_copy[0]
 
     steps = topology.on_all_ranks(look)
@@ -184,11 +193,11 @@ def _complete_copies(folder: Path, run: int | None = None) -> Iterator[tuple[int
             yield first.step, [path for _, path in parts]
 
 
-def _valid_copies(folder: Path, run: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Return the whole copies of earlier runs, the newest first."""
+def _valid_copies(folder: Path, run: int) -> Iterator[tuple[int, list[Path], dict[str, np.ndarray]]]:
+    """Return the step, the files and the arrays of the whole copies of earlier runs, the newest first."""
     for step, paths in sorted(_complete_copies(folder, run), reverse=True):
         try:
-            yield step, _read(paths)
+            yield step, paths, _read(paths)
         except (OSError, ValueError, TypeError, KeyError) as error:
             _log.warning("the copy of step %d in %s is not used: %s", step, folder, error)
 
@@ -241,6 +250,7 @@ class Copying:
         # One for each object that makes copies: a program may have two loops, one after the other.
         self._folder = Path(folder, str(next(_numbers))) if folder else None
         self._copies = MemoryCopies(self._folder, topology, rc.restart) if self._folder is not None else None
+        self._restored: Status | None = None
         self.seconds = 0.0
         self._last = time.monotonic(), 0  # the end of the last copy, and its step
         self.next = 1  # the step after which the next copy is made
@@ -269,7 +279,7 @@ class Copying:
                 except OSError as error:
                     _log.warning("the copy of step %d is not used: %s", copied[0], error)
                 else:
-                    self._checkpoint.restore(path)
+                    self._restored = self._checkpoint.restore(path)
                     step = copied[0]
         self._last = time.monotonic(), step
         self.next = step + 1
@@ -282,6 +292,10 @@ class Copying:
         if not self.seconds:
             # After the first step the program has imported its modules: a standby process imports them in advance.
             standby.note_imports(Path(rc.elastic), rc.restart, self._topology.rank)
+            if self._restored is not None and self._folder is not None:
+                with contextlib.suppress(AssertionError):  # an object that the program makes later needs the file
+                    self._restored.assert_consumed()
+                    restored_file(self._folder, rc.restart).unlink(missing_ok=True)
         began = time.monotonic()
         state, own = self._checkpoint.contents("a copy in memory", step)
         topology, arrays = arrays_of(state, own or None, "a copy in memory", step)

@@ -85,6 +85,22 @@ def test_a_copy_that_was_changed_is_not_used(comm, folder, seed):
     topology.barrier()
 
 
+def test_a_node_keeps_one_old_copy_until_a_new_one_is_whole(comm, folder):
+    topology = Topology.of(comm)
+
+    def write(copies, step):
+        topology.barrier()
+        copies.write(step, {"a": np.full(100, step)})
+        topology.barrier()
+        return sorted(path.name[:4] for path in folder.glob("*.0"))  # run and slot of rank 0's parts
+
+    before, after = MemoryCopies(folder, topology, 0), MemoryCopies(folder, topology, 1)
+    assert [write(before, step) for step in (1, 2)] == [["0.0."], ["0.0.", "0.1."]]
+    assert newest(folder, topology, 1)[0] == 2
+    assert [write(after, step) for step in (3, 4)] == [["0.1.", "1.0."], ["1.0.", "1.1."]]
+    assert newest(folder, topology, 2)[0] == 4
+
+
 def test_a_folder_of_others_is_refused_on_all_ranks(comm, folder):
     if comm.rank == 0:
         os.chmod(folder, 0o755)
