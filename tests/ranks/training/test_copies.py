@@ -92,7 +92,9 @@ def test_a_node_keeps_one_old_copy_until_a_new_one_is_whole(comm, folder):
         topology.barrier()
         copies.write(step, {"a": np.full(100, step)})
         topology.barrier()
-        return sorted(path.name[:4] for path in folder.glob("*.0"))  # run and slot of rank 0's parts
+        parts = sorted(path.name[:4] for path in folder.glob("*.0"))  # the run and the slot of rank 0's
+        topology.barrier()
+        return parts
 
     before, after = MemoryCopies(folder, topology, 0), MemoryCopies(folder, topology, 1)
     assert [write(before, step) for step in (1, 2)] == [["0.0."], ["0.0.", "0.1."]]
