@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import mpistrat
 from mpistrat.data import ChecksumError, DataFileError
+from mpistrat.storage import layout
 from mpistrat.training import load, save
-from mpistrat.training.checkpoint import format as checkpoint_format
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import write
 
@@ -24,7 +24,7 @@ def whole(tmp_path_factory):
     """The bytes of a file with several pieces for each array, and where each array lies."""
     path = tmp_path_factory.mktemp("checkpoint") / "v.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_format, "_PIECE", 4096)
+        patch.setattr(layout, "_PIECE", 4096)
         write(VALUES, path)
     with h5py.File(path) as file:
         places = {

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.write.shared_file import Block, Box
-from mpistrat.training.checkpoint import format as checkpoint_format
-from mpistrat.training.checkpoint.format import NewArray, checksum, parts_of_ranks, piece_of
+from mpistrat.data import Block, ChecksumError, DataFileError
+from mpistrat.storage import layout
+from mpistrat.storage.layout import Box, NewArray, checksum, parts_of_ranks, piece_of
 from mpistrat.training.checkpoint.read import read
 from mpistrat.training.checkpoint.write import NewCheckpoint, write
 from tests.selection import core
@@ -22,8 +21,8 @@ SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 @pytest.fixture(scope="module", autouse=True)
 def small_pieces():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_format, "_PIECE", 512)
-        patch.setattr(checkpoint_format, "_SMALL", 100)
+        patch.setattr(layout, "_PIECE", 512)
+        patch.setattr(layout, "_SMALL", 100)
         yield
 
 
@@ -44,7 +43,7 @@ def test_each_byte_has_one_writer(arrays, writers):
         assert parts[-1].stop == array.nbytes
         assert all(part.start % piece == 0 for part in parts)
     for parts in shares.values():
-        large = sum(part.stop - part.start for part in parts if new[part.name].nbytes >= checkpoint_format._SMALL)
+        large = sum(part.stop - part.start for part in parts if new[part.name].nbytes >= layout._SMALL)
         assert large <= total / len(writers) + piece
 
 

@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpistrat.data import ChecksumError, DataFileError
-from mpistrat.data.write.output_file import SparseFile
-from mpistrat.training.checkpoint import format as checkpoint_format
+from mpistrat.storage import layout
+from mpistrat.storage.hdf5 import SparseFile
+from mpistrat.storage.layout import NewArray, checksum
 from mpistrat.training.checkpoint import object_graph
 from mpistrat.training.checkpoint import write as write_module
-from mpistrat.training.checkpoint.format import NewArray, checksum
 from mpistrat.training.checkpoint.read import contents, described, read
 from mpistrat.training.checkpoint.write import NewCheckpoint, write
 
@@ -33,7 +33,7 @@ def some(shape=(5, 3), dtype="f4", seed=0):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(checkpoint_format, "_PIECE", 64)
+    monkeypatch.setattr(layout, "_PIECE", 64)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (1000,), (7, 600)])

@@ -10,10 +10,10 @@ from mpistrat.data import Block
 from mpistrat.runtime.topology import Limits
 from mpistrat.runtime.topology import Topology
 from mpistrat.training import load, save
-from mpistrat.training.checkpoint import format as checkpoint_format
+from mpistrat.storage import layout
 
 folder = sys.argv[1]
-checkpoint_format._PIECE = 4096
+layout._PIECE = 4096
 rank = MPI.COMM_WORLD.rank
 whole = np.random.default_rng(0).normal(size=(100, 30, 7))
 trained = np.random.default_rng(1).normal(size=20_000)

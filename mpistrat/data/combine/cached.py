@@ -25,6 +25,7 @@ from mpistrat.data.rows.contracts import ranks_of_node
 from mpistrat.data.rows.lanes import piece
 from mpistrat.process.files import replace_text
 from mpistrat.runtime.topology import Topology
+from mpistrat.storage.write import writers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,8 +164,6 @@ class CachedInFolder(CombinedSource):
         return f"{super().fingerprint()} in {str(self._folder)!r}"
 
     def agree(self, ranks: Topology) -> None:
-        from mpistrat.data.write.shared_file import writers  # late imports: load h5py
-
         super().agree(ranks)
         # Each rank has drawn seeds of its own: all take the order of rank 0.
         part = self._part.with_drawn(ranks.broadcast_object(self._part.seeds()))

@@ -37,9 +37,10 @@ import numpy as np
 from mpistrat.data.errors import DataFileError, naming
 from mpistrat.data.hdf5.locate import chunk_index
 from mpistrat.data.hdf5.open_file import opened
-from mpistrat.data.write.output_file import SparseFile, Storage, place_at_once
-from mpistrat.data.write.shared_file import Box, write_box
+from mpistrat.data.write.output_file import Storage
 from mpistrat.process.files import appearing, write_all
+from mpistrat.storage.hdf5 import SparseFile, place_at_once
+from mpistrat.storage.layout import Box, write_box
 
 _FIRST = 4096  # where the first commit begins, behind what HDF5 lays down when it makes a file
 _VERSION_0 = b"\x89HDF\r\n\x1a\n\0"  # of the superblock; it has no checksum

@@ -17,8 +17,8 @@ import numpy as np
 from mpistrat.data.errors import DataFileError, naming_damage
 from mpistrat.data.formats.contract import needed
 from mpistrat.data.write.growing import StepSeries, not_of_writer
-from mpistrat.data.write.shared_file import write_box
 from mpistrat.process.files import appearing, replace_text, to_disk
+from mpistrat.storage.layout import write_box
 
 _COMPRESSORS: dict[str | None, Any] = {
     None: None,

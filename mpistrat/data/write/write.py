@@ -25,7 +25,6 @@ from mpistrat.data.rows.lanes import piece
 from mpistrat.data.sources.files import FileSource
 from mpistrat.data.write.output_file import (
     COMPRESSIONS,
-    Hdf5Output,
     NewColumn,
     Storage,
     WritableRows,
@@ -35,10 +34,12 @@ from mpistrat.data.write.output_file import (
     put,
     random_access,
 )
-from mpistrat.data.write.shared_file import write_box, write_by_all
 from mpistrat.process import mpi
 from mpistrat.process.files import appearing_together, local_path
 from mpistrat.runtime.topology import Topology
+from mpistrat.storage.hdf5 import Hdf5Output
+from mpistrat.storage.layout import write_box
+from mpistrat.storage.write import write_by_all
 
 _TAG = 7302
 

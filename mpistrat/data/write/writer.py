@@ -25,7 +25,7 @@ from mpistrat.data.pipeline.transforms import integer
 from mpistrat.data.write.growing import GrowingHdf5, StepSeries, rows_of_a_chunk
 from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
 from mpistrat.data.write.output_file import column_of
-from mpistrat.data.write.shared_file import Block, Box, require_cover, writers
+from mpistrat.data.write.shared_file import Block
 from mpistrat.data.write.write import check_targets
 from mpistrat.mesh import ShardedArray
 from mpistrat.process import mpi
@@ -34,6 +34,8 @@ from mpistrat.representation import ranges
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.agreement.operation import MismatchError, Operation, operation
 from mpistrat.runtime.topology import Topology
+from mpistrat.storage.layout import Box, require_cover
+from mpistrat.storage.write import writers
 
 _SMALL = 64 << 10  # bytes of a chunk that has several steps
 _LARGEST, _LARGEST_COMPRESSED = (4 << 30) - 1, 16 << 20  # bytes of a chunk

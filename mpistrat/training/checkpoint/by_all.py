@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes, dtype_and_shape, numpy_or_cupy
-from mpistrat.data.write.shared_file import Box, require_cover, write_by_all, writers
 from mpistrat.memory.buffer_pool import new_memory
 from mpistrat.process import program_end
 from mpistrat.process.files import appearing, write_all
@@ -30,7 +29,9 @@ from mpistrat.representation import few, ranges
 from mpistrat.runtime.affinity import cores
 from mpistrat.runtime.agreement.operation import MismatchError, operation
 from mpistrat.runtime.topology import Slot, Topology
-from mpistrat.training.checkpoint.format import NewArray, comparable
+from mpistrat.storage.layout import Box, NewArray, require_cover
+from mpistrat.storage.write import write_by_all, writers
+from mpistrat.training.checkpoint.format import comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 from mpistrat.verify import digest, digest_of_all
 

@@ -15,15 +15,9 @@ HDF5 keeps checksums of its index, in the format that `FORMAT` chooses.
 from __future__ import annotations
 
 import importlib
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
-
-from mpistrat.data.write.shared_file import Box
 
 CHECKSUMS = "checksums"
 PIECE_BYTES = "checksum_bytes"
@@ -84,86 +78,3 @@ def comparable(value: Any) -> Any:
         # Only the padding of a copy is set to zero, not the memory of the caller.
         value.reshape(-1).view(np.uint8).reshape(-1, np.dtype(np.longdouble).itemsize)[:, 10:] = 0
     return value
-
-
-def checksum(data: memoryview, name: str) -> int:
-    """Return the checksum of a piece of the variable ``name``.
-
-    Examples
-    --------
-    >>> checksum(memoryview(b"ab"), "v") == checksum(memoryview(b"ba"), "v")
-    False
-    >>> checksum(memoryview(b"ab"), "v") == checksum(memoryview(b"ab"), "w")
-    False
-    """
-    return xxhash.xxh3_64_intdigest(data, xxhash.xxh3_64_intdigest(name.encode()))
-
-
-# --- the division of the arrays of a new file over the ranks that write it -------------------------------
-
-_PIECE = 4 << 20
-_MOST_PIECES = 4096  # of an array: HDF5 has room for 64 KiB in an attribute
-_SMALL = 4096  # bytes: several such arrays lie in one page, which only one rank writes
-
-
-class NewArray(NamedTuple):
-    """An array of a new file. All ranks write it, in pieces, unless one is its ``owner``, or each has its own boxes."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    owner: int | None = None
-    boxes: tuple[tuple[Box, ...], ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the values in the file, in bytes."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-
-class RankPart(NamedTuple):
-    """A part of an array with a checksum of its own, which one rank writes: a piece of its bytes, or a box."""
-
-    name: str
-    start: int
-    stop: int
-    box: Box | None = None
-
-
-def piece_of(arrays: Mapping[str, NewArray]) -> int:
-    """Return the bytes per checksum: more for an array with too many pieces."""
-    piece = _PIECE
-    largest = max((array.nbytes for array in arrays.values() if not array.boxes), default=0)
-    while piece * _MOST_PIECES < largest:
-        piece *= 2
-    return piece
-
-
-def parts_of_ranks(arrays: Mapping[str, NewArray], writers: Sequence[int], ranks: int) -> dict[int, list[RankPart]]:
-    """Return the parts that each rank writes. Arrays without owner are divided over ``writers``, in runs of pieces."""
-    shares: dict[int, list[RankPart]] = {rank: [] for rank in range(ranks)}
-    piece, before = piece_of(arrays), 0
-    total = sum(array.nbytes for array in arrays.values() if array.owner is None and not array.boxes)
-    for name, array in arrays.items():
-        nbytes = array.nbytes
-        for of_rank, boxes in zip(shares.values(), array.boxes, strict=False):
-            slabs = itertools.chain.from_iterable(_slabs(box, array.dtype.itemsize, piece) for box in boxes)
-            of_rank += [RankPart(name, 0, 0, slab) for slab in slabs]
-        for start in () if array.boxes else range(0, max(1, nbytes), piece):
-            rank = array.owner
-            if rank is None:
-                # By its position in all bytes, so that a rank writes a run of arrays and as many bytes as the others.
-                rank = writers[0 if nbytes < _SMALL else (before + start) * len(writers) // total]
-            shares[rank].append(RankPart(name, start, min(start + piece, nbytes)))
-        before += nbytes * (array.owner is None and not array.boxes)
-    return shares
-
-
-def _slabs(box: Box, itemsize: int, piece: int) -> Iterator[Box]:
-    """Yield a box in slabs of rows, each of about the bytes of a piece, with a checksum of its own."""
-    if not box.shape:
-        yield box
-        return
-    length, *inner = box.shape
-    rows = max(1, piece // max(1, itemsize * math.prod(inner)))
-    for first in range(0, 0 if 0 in box.shape else length, rows):
-        yield Box((box.offset[0] + first, *box.offset[1:]), (min(rows, length - first), *inner))

@@ -18,8 +18,8 @@ from mpistrat.data import ChecksumError, DataFileError
 from mpistrat.data.errors import check_bytes
 from mpistrat.data.hdf5.describe import opened
 from mpistrat.data.hdf5.open_file import has_no_links
-from mpistrat.data.write.shared_file import Box, read_box
 from mpistrat.representation import few
+from mpistrat.storage.layout import Box, checksum, read_box
 from mpistrat.training.checkpoint.format import (
     CHECKSUM,
     CHECKSUMS,
@@ -30,7 +30,6 @@ from mpistrat.training.checkpoint.format import (
     PIECE_BYTES,
     VERSION,
     XXH3,
-    checksum,
     dtype_of,
     stored,
 )

@@ -15,7 +15,6 @@ from mpistrat import context, nest, verify
 from mpistrat.arrays import arrays
 from mpistrat.collectives import structures
 from mpistrat.collectives.movement.moves import broadcast
-from mpistrat.data.write.shared_file import writers
 from mpistrat.engine import Engine
 from mpistrat.mesh import ShardedArray
 from mpistrat.messages import contact
@@ -27,10 +26,12 @@ from mpistrat.replicas import ReplicaGroup
 from mpistrat.runtime import affinity
 from mpistrat.runtime.agreement.collective_lock import collective_call
 from mpistrat.runtime.topology import Topology
+from mpistrat.storage.layout import NewArray
+from mpistrat.storage.write import writers
 from mpistrat.strategy import Variable, get_strategy
 from mpistrat.training.checkpoint import by_all, names
 from mpistrat.training.checkpoint.by_all import PendingSave, Prepare, SaveBuffer
-from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, NewArray, comparable
+from mpistrat.training.checkpoint.format import BLAS, BLAS_BYTES, PARTS, comparable
 from mpistrat.training.checkpoint.names import ArrayBlock, PerRank
 from mpistrat.values import PerReplica, VariableSynchronization
 

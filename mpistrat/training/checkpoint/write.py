@@ -20,25 +20,11 @@ import h5py
 import numpy as np
 
 from mpistrat.arrays.arrays import as_bytes, to_host
-from mpistrat.data.write.output_file import SparseFile, place_at_once
-from mpistrat.data.write.shared_file import Box, write_box
 from mpistrat.process.files import appearing, require_no_device, require_space, write_all
 from mpistrat.process.waiting import begin_call
-from mpistrat.training.checkpoint.format import (
-    CHECKSUM,
-    CHECKSUMS,
-    DTYPE,
-    FORMAT,
-    OF_BOXES,
-    PIECE_BYTES,
-    XXH3,
-    NewArray,
-    RankPart,
-    checksum,
-    parts_of_ranks,
-    piece_of,
-    stored,
-)
+from mpistrat.storage.hdf5 import SparseFile, place_at_once
+from mpistrat.storage.layout import Box, NewArray, RankPart, checksum, parts_of_ranks, piece_of, write_box
+from mpistrat.training.checkpoint.format import CHECKSUM, CHECKSUMS, DTYPE, FORMAT, OF_BOXES, PIECE_BYTES, XXH3, stored
 
 _PAGE = 4096
 _INDEX_BLOCK = 64 << 10

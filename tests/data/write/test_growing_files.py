@@ -10,10 +10,11 @@ import pytest
 
 from mpistrat.data import Writer
 from mpistrat.data.errors import DataFileError
-from mpistrat.data.write import growing, shared_file
+from mpistrat.data.write import growing
 from mpistrat.data.write.growing import GrowingHdf5, StepSeries
 from mpistrat.data.write.growing_zarr import GrowingZarr, GrowingZarr3
-from mpistrat.data.write.shared_file import Box
+from mpistrat.storage import layout
+from mpistrat.storage.layout import Box
 from tests.selection import core
 
 
@@ -87,7 +88,7 @@ def test_a_program_that_ends_at_any_write(file, tmp_path, monkeypatch):
         disk.write(data, offset)
         write(descriptor, data, offset)
 
-    for module in (growing, shared_file):
+    for module in (growing, layout):
         monkeypatch.setattr(module, "write_all", noted)
     monkeypatch.setattr(growing.os, "fdatasync", lambda descriptor: disk.sync())
     known = {"u": series_of("u", (3,), (1, 3)), "g/few": series_of("g/few", (), (8,))}

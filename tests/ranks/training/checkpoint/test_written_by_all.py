@@ -17,9 +17,9 @@ import mpistrat
 from mpistrat.data import Block, ChecksumError
 from mpistrat.runtime.agreement.operation import MismatchError
 from mpistrat.runtime.topology import Limits, Topology
+from mpistrat.storage import layout
 from mpistrat.training import Checkpoint, load, load_arrays, save, save_async
 from mpistrat.training.checkpoint import by_all
-from mpistrat.training.checkpoint import format as checkpoint_format
 from mpistrat.training.checkpoint.format import OF_BOXES
 from mpistrat.training.checkpoint.names import named
 from mpistrat.training.checkpoint.write import write
@@ -36,8 +36,8 @@ def save_by(request):
 @pytest.fixture(params=layouts("0101"))
 def ranks(request, monkeypatch):
     """A strategy whose saves are all divided, and in small pieces."""
-    monkeypatch.setattr(checkpoint_format, "_PIECE", 1 << 12)
-    monkeypatch.setattr(checkpoint_format, "_SMALL", 64)
+    monkeypatch.setattr(layout, "_PIECE", 1 << 12)
+    monkeypatch.setattr(layout, "_SMALL", 64)
     comm = on_nodes(request.param, save_alone_bytes=0)
     strategy = mpistrat.MultiWorkerMirroredStrategy(comm=comm)
     with strategy.scope():
